@@ -25,7 +25,7 @@ import grpc
 from figures import Figure, Result
 from script import main, say
 
-from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Frame, Kind
+from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
 
 TOKEN = "benchmark"
 LARGE = 16_000_000
@@ -50,9 +50,9 @@ Taken = dict[str, dict[str, dict[str, float]]]
 def serve_bulk(address: str, pipe: Connection) -> None:
     slab = memoryview(bytearray(LARGE))
 
-    def handle(frame: Frame) -> Answer:
+    def handle(frame: ReceivedFrame) -> OutgoingFrame:
         _, back = META.unpack(frame.meta)
-        return Answer(Kind.PUSHED, frame.meta, [slab[:back]])
+        return OutgoingFrame(FrameKind.PUSHED, frame.meta, [slab[:back]])
 
     server = BulkServer(address, TOKEN, handle, max_body=LARGE)
     server.start()
@@ -65,7 +65,7 @@ def serve_bulk(address: str, pipe: Connection) -> None:
 def bulk_calls(address: str) -> Iterator[Call]:
     slab = memoryview(bytearray(LARGE))
     with BulkClient(address, TOKEN, timeout=30.0) as client:
-        yield lambda body, back: client.request(Kind.PUSH, META.pack(body.nbytes, back), [body], into=slab[:back])
+        yield lambda body, back: client.request(FrameKind.PUSH, META.pack(body.nbytes, back), [body], into=slab[:back])
 
 
 def serve_bare(address: str, pipe: Connection) -> None:

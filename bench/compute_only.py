@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from peer import serve
 
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.worker.worker_process import set_threads
+from edl.worker.worker_process import set_thread_counts
 
 if TYPE_CHECKING:
     from edl.worker.feed_pipeline import Minibatch
@@ -40,27 +40,29 @@ class Limit:
         from click_job import BLOCKS, records_of
 
         from edl.keras import model_contract
-        from edl.keras.flat_buffer import Rows
-        from edl.keras.network import Network
-        from edl.worker.corrupt_records import Window
-        from edl.worker.feed_pipeline import Feeder
+        from edl.keras.flat_buffer import RowBatch
+        from edl.keras.network import KerasNetwork
+        from edl.worker.corrupt_records import RecordWindow
+        from edl.worker.feed_pipeline import FeedFunction
 
         params = {"vocabulary": vocabulary}
-        module = model_contract.load(SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params))
-        self._network = Network.build(
+        module = model_contract.load_model_module(
+            SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params)
+        )
+        self._network = KerasNetwork.build(
             module, seed=0, embedding_threshold=2 << 20, part=lambda _: 0, parts=1, sample=None
         )
         self._batch, self._slab = batch, _as_pulled(self._network.initial())
-        self._feeder = Feeder(module.feed, "training", None)
+        self._feeder = FeedFunction(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
-        self._windows = [Window(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
+        self._windows = [RecordWindow(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
         minibatches = (self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows))
         self._made = [made for made in minibatches if made is not None]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}
         self._rows = [
             {
-                name: Rows(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
+                name: RowBatch(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
                 for name, ids in self._network.ids(made.features).items()
             }
             for made in self._made
@@ -81,9 +83,9 @@ class Limit:
         return {"rate": steps * self._batch / passed}
 
     def _fed(self) -> Iterator[Minibatch]:
-        from edl.worker.feed_pipeline import fed
+        from edl.worker.feed_pipeline import feed_in_background
 
-        return fed(self._feeder, itertools.cycle(enumerate(self._windows)))
+        return feed_in_background(self._feeder, itertools.cycle(enumerate(self._windows)))
 
     def _step(self, made: Minibatch) -> None:
         self._network.train(self._slab, self._rows[made.tag], made.features, made.labels)
@@ -93,7 +95,7 @@ def _as_pulled(values: Any) -> Any:
     """The same values in memory that TensorFlow takes as it is, as a worker has what it pulls."""
     from edl.numerics import aligned_memory
 
-    found = aligned_memory.empty(*values.shape, dtype=values.dtype)
+    found = aligned_memory.allocate_aligned(*values.shape, dtype=values.dtype)
     found[...] = values
     return found
 
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True)
     given = parser.parse_args()
     import_tensorflow()
-    set_threads(workers=given.workers)
+    set_thread_counts(workers=given.workers)
     serve(Limit(given.training, given.zoo, given.vocabulary, given.batch).rate)
 
 

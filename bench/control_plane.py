@@ -4,8 +4,8 @@ The master's own parts (servicer, shell, core, a journal on disk with fsync) run
 of a million tasks; only pods and parameter servers are played. Clients work through real cycles: lease a task of four
 steps, report progress after two, report the end. Every one of the three requests is entered into the journal and
 answered when it is on disk. The echo server is gRPC alone: the same messages come back as the bytes that they are,
-with the same thread pool and options, no token, no journal. The same client processes, through the same ``Channel``,
-turn to one and then to the other, round by round.
+with the same thread pool and options, no token, no journal. The same client processes, through the same
+``ControlChannel``, turn to one and then to the other, round by round.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import psutil
 from figures import Figure, Result, percentile
 from script import main, say
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core.events import (
     AttachPs,
-    CheckpointSaved,
-    Command,
+    CheckpointSaveFinished,
+    CoreCommand,
+    CoreEvent,
     CutPrepared,
     DatasetDescribed,
-    Event,
     HoldUpdates,
     PodChanged,
     PodsSynced,
@@ -48,17 +48,17 @@ from edl.core.events import (
     TakeSnapshot,
     UpdatesHeld,
 )
-from edl.core.job import JobState
-from edl.core.state import Settings
-from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.gil_tuning import tune
-from edl.master.master_service import Servicer
-from edl.master.ps_client import ParameterServers
-from edl.master.shell import Shell
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
+from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.master.gil_tuning import tune_interpreter
+from edl.master.master_service import MasterService
+from edl.master.ps_client import PsControlClient
+from edl.master.shell import MasterShell
 from edl.storage.journal import Journal
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, connect, serve
-from edl.transport.control_methods import Master, Method, Reply, Request
+from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_methods import ControlMethod, MasterMethods, ReplyT, RequestT
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.grpc_options import SERVER_OPTIONS
 
@@ -80,17 +80,17 @@ class PlayedServers:
     """A parameter server that answers everything at once, from a thread of its own as the real ones do."""
 
     def __init__(self) -> None:
-        self.shell: Shell | None = None
+        self.shell: MasterShell | None = None
         self._pool = ThreadPoolExecutor(1)
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         answer = answer_to(command)
         if answer is not None:
             assert self.shell is not None
             self._pool.submit(self.shell.handle, answer)
 
 
-def answer_to(command: Command) -> Event | None:
+def answer_to(command: CoreCommand) -> CoreEvent | None:
     """What a parameter server says; None where it says nothing."""
     match command:
         case AttachPs():
@@ -102,29 +102,31 @@ def answer_to(command: Command) -> Event | None:
         case TakeSnapshot(cut):
             return SnapshotTaken("ps-0", cut, 0, 0.0)
         case SaveCheckpoint(cut):
-            return CheckpointSaved(cut)
+            return CheckpointSaveFinished(cut)
     return None
 
 
 class NoPods:
     """A cluster in which nothing is started or stopped."""
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         pass
 
 
 def serve_master(address: str, folder: str, pipe: Connection) -> None:
-    tune()  # as edl.master.master_process does
+    tune_interpreter()  # as edl.master.master_process does
     journal, _ = Journal.open(Path(folder), holder="benchmark")
-    settings = Settings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
+    settings = JobSettings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
     servers = PlayedServers()
-    shell = servers.shell = Shell(JobState(settings), journal, pods=NoPods(), ps=servers, tell=lambda what: None)
+    shell = servers.shell = MasterShell(
+        JobStateMachine(settings), journal, pods=NoPods(), ps=servers, tell=lambda what: None
+    )
     shell.begin(journal.incarnation)
     populate(shell)
-    checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1, protected=set)
-    unmet = ParameterServers(TOKEN, journal.incarnation, settings.ps, checkpoints)  # the played one has no address
-    servicer = Servicer(shell, unmet, journal.incarnation)
-    server = serve(
+    checkpoints = CheckpointCoordinator(Path(folder) / "checkpoints", keep=1, protected=set)
+    unmet = PsControlClient(TOKEN, journal.incarnation, settings.ps, checkpoints)  # the played one has no address
+    servicer = MasterService(shell, unmet, journal.incarnation)
+    server = start_control_server(
         lambda server: add_MasterServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
         address,
         TOKEN,
@@ -148,11 +150,11 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     pipe.send({"fsync_median": syncs.median, "fsync_p99": syncs.p99, "records_done": done})
 
 
-def populate(shell: Shell) -> None:
+def populate(shell: MasterShell) -> None:
     """A job whose pods are there and whose data set is a million tasks."""
-    shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     for index in range(CLIENTS):
-        shell.handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.RUNNING)))
+        shell.handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING)))
     shell.handle(PodsSynced())
     shell.handle(PsRegistered("ps-0"))
     shell.handle(DatasetDescribed(training=(("records", TASKS * MINIBATCH * STEPS),)))
@@ -174,35 +176,37 @@ def serve_echo(address: str, folder: str, pipe: Connection) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the clients
 
-Cycle = Callable[[Channel, pb.Member, list[float]], None]
+Cycle = Callable[[ControlChannel, pb.Member, list[float]], None]
 
 
-def timed(channel: Channel, method: Method[Request, Reply], request: Request, took: list[float]) -> Reply:
+def timed(
+    channel: ControlChannel, method: ControlMethod[RequestT, ReplyT], request: RequestT, took: list[float]
+) -> ReplyT:
     began = time.perf_counter()
     reply = channel.call(method, request, deadline=DEADLINE)
     took.append(time.perf_counter() - began)
     return reply
 
 
-def work(channel: Channel, member: pb.Member, took: list[float]) -> None:
+def work(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
     """One task of the real master."""
-    leased = timed(channel, Master.Lease, lease_request(member), took)
+    leased = timed(channel, MasterMethods.Lease, lease_request(member), took)
     if not leased.HasField("task"):
         raise AssertionError(f"the master has no work: {leased}")
     number = leased.task.lease
-    timed(channel, Master.Progress, progress_request(member, number), took)
-    report = timed(channel, Master.Report, report_request(member, number), took)
+    timed(channel, MasterMethods.Progress, progress_request(member, number), took)
+    report = timed(channel, MasterMethods.Report, report_request(member, number), took)
     if not report.accepted:
         raise AssertionError(f"the master refused a report: {report.reason}")
 
 
-_ECHOES: dict[str, Method[Any, Any]] = {
-    name: Method(f"/{ECHO}/{name}", message, message)
+_ECHOES: dict[str, ControlMethod[Any, Any]] = {
+    name: ControlMethod(f"/{ECHO}/{name}", message, message)
     for name, message in zip(REQUESTS, (pb.LeaseRequest, pb.ProgressRequest, pb.ReportRequest), strict=True)
 }
 
 
-def echo(channel: Channel, member: pb.Member, took: list[float]) -> None:
+def echo(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
     """The same three messages to the echo server."""
     number = (1 << 32) + len(took)
     timed(channel, _ECHOES["Lease"], lease_request(member), took)
@@ -230,7 +234,7 @@ CYCLES: dict[str, Cycle] = {"master": work, "echo": echo}
 def client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
     """Serve commands ``(target, begin, end)``, times of the shared monotonic clock, until told None."""
     member = pb.Member(role="worker", index=index, uid=f"worker-{index}")
-    channels = {name: connect(address, TOKEN) for name, address in addresses.items()}
+    channels = {name: open_control_channel(address, TOKEN) for name, address in addresses.items()}
     pipe.send("ready")
     while (command := pipe.recv()) is not None:
         target, begin, end = command

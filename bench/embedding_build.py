@@ -37,11 +37,15 @@ def build(model: str, rows: int) -> Built:
 
     before, began = status("VmRSS"), time.perf_counter()
     from edl.keras import model_contract
-    from edl.keras.network import Network
+    from edl.keras.network import KerasNetwork
 
-    module = model_contract.load(SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows}))
+    module = model_contract.load_model_module(
+        SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows})
+    )
     sample = tf.zeros([2, 26], tf.int64)
-    network = Network.build(module, seed=0, embedding_threshold=THRESHOLD, part=lambda _: 0, parts=1, sample=sample)
+    network = KerasNetwork.build(
+        module, seed=0, embedding_threshold=THRESHOLD, part=lambda _: 0, parts=1, sample=sample
+    )
     seconds, memory = time.perf_counter() - began, status("VmHWM") - before
     return {"seconds": seconds, "megabytes": memory / 1e6, "tables": len(network.tables)}
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.api.tables import TableSpec
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.parameter_store import PushGradients, RowGradients
 
 ROWS, DIM, BATCH, EXPONENT, NOISE = 5000, 8, 256, 1.1, 0.5
 TABLE = TableSpec("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)
@@ -91,21 +91,21 @@ class Accesses:
 
 def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense: bool) -> NDArray[np.float32]:
     """The table at the end."""
-    store = NumpyStore(Declaration((), (TABLE,), optimizer, "lazy_dense"), NOTHING)
+    store = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, "lazy_dense"), NOTHING)
     for step, (ids, noise) in enumerate(zip(accesses.ids, accesses.noise, strict=True), start=1):
         gradients = (store.read_rows(TABLE.name, ids) - accesses.targets[ids] + noise) / np.float32(BATCH)
         if dense:
             whole = np.zeros((ROWS, DIM), np.float32)
             np.add.at(whole, ids, gradients)
             ids, gradients = EVERY, whole
-        store.apply(Gradients(NOTHING, {TABLE.name: RowGradients(ids, gradients)}, rate, 1.0), step)
+        store.apply(PushGradients(NOTHING, {TABLE.name: RowGradients(ids, gradients)}, rate, 1.0), step)
     return store.read_rows(TABLE.name, EVERY)
 
 
 def row(accesses: Accesses, name: str, optimizer: OptimizerSpec, rate: float) -> str:
     """A line of the table: distances of lazy from dense, as shares of the way that dense went."""
     lazy, dense = (trained(accesses, optimizer, rate, dense=which) for which in (False, True))
-    start = NumpyStore(Declaration((), (TABLE,), optimizer, ""), NOTHING).read_rows(TABLE.name, EVERY)
+    start = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, ""), NOTHING).read_rows(TABLE.name, EVERY)
     far = [distance(lazy[g], dense[g], start[g]) for g in accesses.groups()]
     losses = [accesses.loss(values) for values in (lazy, dense)]
     return f"| {name} | {rate:g} | {' | '.join(map(percent, far))} | {' | '.join(f'{x:.3f}' for x in losses)} |"
@@ -126,7 +126,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     accesses = Accesses.make(parser.parse_args().steps)
     often, sometimes, rarely, never = (int(group.sum()) for group in accesses.groups())
-    start = NumpyStore(Declaration((), (TABLE,), OptimizerSpec("sgd"), ""), NOTHING).read_rows(TABLE.name, EVERY)
+    start = NumpyParameterStore(ModelDeclaration((), (TABLE,), OptimizerSpec("sgd"), ""), NOTHING).read_rows(
+        TABLE.name, EVERY
+    )
     print(f"{len(accesses.ids)} steps, {ROWS} rows of width {DIM}, batches of {BATCH} ids, Zipf exponent {EXPONENT};")
     print(f"loss before training {accesses.loss(start):.3f}.\n")
     groups = f"{often} rows in most steps | {sometimes} in 1 of 2 to 1 of 100 | {rarely} rarer | {never} never"

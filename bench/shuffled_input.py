@@ -23,16 +23,16 @@ from figures import Figure, Result
 from mnist_job import ZOO
 from script import main, say
 
-from edl.core.ledger import Ledger, Work
-from edl.core.shards import Plan, Source
+from edl.core.ledger import Ledger, RecordRange
+from edl.core.shards import RecordSource, ShardPlan
 from edl.core.shuffle import choose_window
-from edl.core.task_kinds import shuffled
+from edl.core.task_kinds import shuffled_ledger
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader
-from edl.data.record_blocks import blocks_of, order_of
+from edl.data.record_blocks import read_reader_blocks, shuffled_order
 from edl.data.recordio.writer import Writer
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.worker.worker_process import set_threads
+from edl.worker.worker_process import set_thread_counts
 
 WORKERS = 2
 MOST_SLOWER = 1.05
@@ -52,22 +52,25 @@ class Input:
     def __init__(self, folder: Path, feeder: Any, *, portion: int, batch: int) -> None:
         self._reader: Reader = open_reader((str(folder),))
         self._feeder, self._portion, self._batch = feeder, portion, batch
-        sources = tuple(Source(source.name, source.records) for source in self._reader.sources())
-        self._plan = Plan(sources, portion, 0)
-        self.window = choose_window(None, self._plan.records, portion, blocks_of(self._reader))
+        sources = tuple(RecordSource(source.name, source.records) for source in self._reader.sources())
+        self._plan = ShardPlan(sources, portion, 0)
+        self.window = choose_window(None, self._plan.records, portion, read_reader_blocks(self._reader))
 
     def measure(self, window: int) -> tuple[float, float]:
         """Seconds, and seconds of processors, for a million records."""
-        from edl.worker.corrupt_records import CorruptRecords
-        from edl.worker.feed_pipeline import fed
+        from edl.worker.corrupt_records import CorruptRecordSkipper
+        from edl.worker.feed_pipeline import feed_in_background
         from edl.worker.record_stream import RecordStream
 
-        order = order_of(self._reader, window, 0) if window else None
+        order = shuffled_order(self._reader, window, 0) if window else None
         ledger = Ledger(self._plan, 1, self._batch)
         if order is not None:
-            ledger = shuffled(order, 1, self._batch, self._portion)
+            ledger = shuffled_ledger(order, 1, self._batch, self._portion)
         stream = RecordStream(
-            lambda: self._reader, CorruptRecords(0), lambda windows: fed(self._feeder, windows), lambda lease: True
+            lambda: self._reader,
+            CorruptRecordSkipper(0),
+            lambda windows: feed_in_background(self._feeder, windows),
+            lambda lease: True,
         )
         tasks = [self._task(number, work, order) for number, work in enumerate(_of_one_worker(ledger))]
         began, used = time.perf_counter(), time.process_time()
@@ -78,14 +81,14 @@ class Input:
         stream.close()
         return 1e6 * took / records, 1e6 * busy / records
 
-    def _task(self, number: int, work: Work, order: Any) -> Any:
-        from edl.worker.lease_client import Leased
+    def _task(self, number: int, work: RecordRange, order: Any) -> Any:
+        from edl.worker.lease_client import LeasedTask
 
         shuffle = {} if order is None else {"shuffle_window": order.window, "order": order.fingerprint}
-        return Leased(number, "training", work.source, work.start, work.end, self._batch, work.epoch, **shuffle)
+        return LeasedTask(number, "training", work.source, work.start, work.end, self._batch, work.epoch, **shuffle)
 
 
-def _of_one_worker(ledger: Ledger) -> Iterator[Work]:
+def _of_one_worker(ledger: Ledger) -> Iterator[RecordRange]:
     """The leases of the first of some workers that are equally fast; each holds two, as a worker does."""
     held: list[list[int]] = [[] for _ in range(WORKERS)]
     number = 0
@@ -105,13 +108,15 @@ def _of_one_worker(ledger: Ledger) -> Iterator[Work]:
 
 def measure(given: argparse.Namespace) -> Result:
     import_tensorflow()
-    set_threads(workers=WORKERS)
+    set_thread_counts(workers=WORKERS)
     from edl.keras import model_contract
-    from edl.worker.feed_pipeline import Feeder
+    from edl.worker.feed_pipeline import FeedFunction
 
     params = {"vocabulary": given.vocabulary}
-    module = model_contract.load(SimpleNamespace(zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params))
-    feeder = Feeder(module.feed, "training", None)
+    module = model_contract.load_model_module(
+        SimpleNamespace(zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params)
+    )
+    feeder = FeedFunction(module.feed, "training", None)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     with click_place(given.records, given.vocabulary) as place, TemporaryDirectory(prefix="edl-bench-") as folder:
         _with_chunks(place.training, Path(folder))

@@ -13,10 +13,10 @@ from e2e.faults import ready
 from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
-from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
+from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
 from edl.cluster.kubernetes.resource_kinds import NODES, PODS
-from edl.ops.cluster_capacity import requests_of
-from edl.ops.resource_quantities import quantity
+from edl.ops.cluster_capacity import pod_requests
+from edl.ops.resource_quantities import parse_quantity
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -34,18 +34,18 @@ class Offer:
     cpu: float
 
 
-def offers(api: Api) -> list[Offer]:
+def offers(api: KubeClient) -> list[Offer]:
     """What each node that takes pods has left."""
     used: dict[str, float] = {}
-    for pod in api.list(PODS, namespace=EVERYWHERE).items:
+    for pod in api.list(PODS, namespace=ALL_NAMESPACES).items:
         node = pod["spec"].get("nodeName")
         if node and pod["status"].get("phase") not in _ENDED:
-            used[node] = used.get(node, 0.0) + float(requests_of(pod).get("cpu", 0))
+            used[node] = used.get(node, 0.0) + float(pod_requests(pod).get("cpu", 0))
     usable = set(site.nodes())
     return [
         Offer(
             node["metadata"]["name"],
-            float(quantity(node["status"]["allocatable"]["cpu"])) - used.get(node["metadata"]["name"], 0.0),
+            float(parse_quantity(node["status"]["allocatable"]["cpu"])) - used.get(node["metadata"]["name"], 0.0),
         )
         for node in api.list(NODES).items
         if node["metadata"]["name"] in usable
@@ -87,7 +87,7 @@ def only(nodes: Sequence[str]) -> Iterator[None]:
             ready(node)
 
 
-def homes(api: Api) -> list[str]:
+def homes(api: KubeClient) -> list[str]:
     """The nodes; last those that run the cluster's DNS, which a test must not break."""
     dns = {
         pod["spec"].get("nodeName") for pod in api.list(PODS, namespace="kube-system", labels="k8s-app=kube-dns").items

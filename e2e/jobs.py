@@ -138,7 +138,7 @@ class Job:
     @property
     def batch_job(self) -> Manifest:
         """The master's Job; empty if there is none."""
-        return self.place.observer.job(names.master(self.name)) or {}
+        return self.place.observer.job(names.master_name(self.name)) or {}
 
     @property
     def uid(self) -> str:
@@ -147,7 +147,7 @@ class Job:
 
     def page(self, name: str) -> Any:
         """A page of the status ConfigMap, such as ``summary.json``; None while the master has not published it."""
-        text = self.place.observer.pages(names.status(self.name)).get(name)
+        text = self.place.observer.pages(names.status_configmap(self.name)).get(name)
         return json.loads(text) if text else None
 
     def status(self) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ class Job:
     def workers(self) -> dict[int, Manifest]:
         """The workers' pods by index."""
         found = self.place.observer.pods(job=self.name, role=Role.WORKER.value)
-        return {int(pod["metadata"]["labels"][names.INDEX]): pod for pod in found}
+        return {int(pod["metadata"]["labels"][names.INDEX_LABEL]): pod for pod in found}
 
     def in_phase(self, *phases: str) -> list[int]:
         """Indices of the workers whose pods are in one of these phases."""
@@ -178,10 +178,10 @@ class Job:
 
     def pod_name(self, role: Role, index: int) -> str:
         """Name of a worker's or PS's pod."""
-        return names.pod(self.name, role, index)
+        return names.pod_name(self.name, role, index)
 
     def ended(self) -> str | None:
-        """``Complete`` or ``Failed`` when the Job has ended."""
+        """``Complete`` or ``FailureHandler`` when the Job has ended."""
         return next(
             (kind for kind in ("Complete", "Failed") if self.batch_job and condition(self.batch_job, kind)), None
         )
@@ -214,7 +214,7 @@ class Job:
         self.place.volume.touch(_hurry(self.name))
 
     def wait_end(self, seconds: float = END_SECONDS) -> str:
-        """Wait until the Job has ended: ``Complete`` or ``Failed``."""
+        """Wait until the Job has ended: ``Complete`` or ``FailureHandler``."""
         return self.wait("its end", self.ended, seconds)
 
     def wait_incarnation(self, beyond: int, seconds: float = START_SECONDS) -> Mapping[str, Any]:
@@ -226,13 +226,13 @@ class Job:
 
     def change(self, wanted: Callable[[Change], bool]) -> Change | None:
         """The first wanted change of a pod of this job."""
-        own = lambda change: change.labels.get(names.JOB) == self.name  # noqa: E731
+        own = lambda change: change.labels.get(names.JOB_LABEL) == self.name  # noqa: E731
         return self.place.observer.first(lambda change: own(change) and wanted(change))
 
     def leftovers(self) -> list[str]:
         """Everything that still has the job's label, of all kinds that a job is made of."""
         kinds = "jobs,pods,services,configmaps,secrets,leases"
-        return self.place.kubectl("get", kinds, "-l", names.selector(self.name), "-o", "name").split()
+        return self.place.kubectl("get", kinds, "-l", names.label_selector(self.name), "-o", "name").split()
 
     def wait_removed(self, seconds: float = 60.0) -> None:
         """Wait until nothing with the job's label is left."""

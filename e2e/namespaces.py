@@ -16,8 +16,8 @@ from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
 from e2e.volume import CLAIM, SharedVolume
 
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.kubeconfig import connected
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.kubeconfig import make_client
 
 LABELS = {
     "pod-security.kubernetes.io/enforce": "restricted",
@@ -42,7 +42,7 @@ class Namespace:
     site: Site
     images: Images
     folder: Path
-    api: Api
+    api: KubeClient
     observer: Observer
     person: Person
     volume: SharedVolume = field(repr=False)
@@ -92,7 +92,7 @@ def fresh(folder: Path) -> str:
 def opened(site: Site, images: Images, folder: Path, name: str) -> Iterator[Namespace]:
     """A namespace that is there, whoever made it; it goes when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    api = connected(namespace=name)
+    api = make_client(namespace=name)
     observer = Observer(api, name)
     shared = SharedVolume(site, name, images.submitter)
     try:

@@ -14,9 +14,9 @@ from typing import TypeVar
 from e2e.waiting import until
 
 from edl.api.errors import EdlError
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Kind, Manifest
-from edl.cluster.kubernetes.response_stream import Stream
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest, ResourceKind
+from edl.cluster.kubernetes.response_stream import ResponseStream
 
 Found = TypeVar("Found")
 
@@ -60,12 +60,12 @@ class Change:
 class Observer:
     """Follows one namespace until ``close``."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: KubeClient, namespace: str) -> None:
         self._api, self._namespace = api, namespace
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, Manifest]] = {kind.name: {} for kind in _KINDS}
         self._changes: dict[str, list[Change]] = {kind.name: [] for kind in _KINDS}
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ResponseStream] = {}
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in _KINDS]
         for thread in self._threads:
@@ -89,12 +89,12 @@ class Observer:
         """The data of a ConfigMap; empty if there is none."""
         return (self._one(CONFIGMAPS, config_map) or {}).get("data") or {}
 
-    def changes(self, kind: Kind = PODS) -> list[Change]:
+    def changes(self, kind: ResourceKind = PODS) -> list[Change]:
         """Every change so far, in order."""
         with self._lock:
             return list(self._changes[kind.name])
 
-    def first(self, wanted: Callable[[Change], bool], kind: Kind = PODS) -> Change | None:
+    def first(self, wanted: Callable[[Change], bool], kind: ResourceKind = PODS) -> Change | None:
         """The first change that is wanted."""
         return next((change for change in self.changes(kind) if wanted(change)), None)
 
@@ -122,7 +122,7 @@ class Observer:
         for thread in self._threads:
             thread.join(5)
 
-    def _follow(self, kind: Kind) -> None:
+    def _follow(self, kind: ResourceKind) -> None:
         while not self._closed.is_set():
             try:
                 listing = self._api.list(kind, namespace=self._namespace)
@@ -137,7 +137,7 @@ class Observer:
             except EdlError:
                 self._closed.wait(_AGAIN_SECONDS)
 
-    def _relist(self, kind: Kind, items: Iterable[Manifest]) -> None:
+    def _relist(self, kind: ResourceKind, items: Iterable[Manifest]) -> None:
         there = {item["metadata"]["uid"]: item for item in items}
         for known in self._current(kind):
             if known["metadata"]["uid"] not in there:
@@ -149,7 +149,7 @@ class Observer:
             elif before[uid]["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
                 self._see(kind, MODIFIED, item)
 
-    def _see(self, kind: Kind, change: str, found: Manifest) -> None:
+    def _see(self, kind: ResourceKind, change: str, found: Manifest) -> None:
         with self._lock:
             self._changes[kind.name].append(Change(time.time(), change, found))
             objects, name = self._objects[kind.name], found["metadata"]["name"]
@@ -158,11 +158,11 @@ class Observer:
             else:
                 objects[name] = found
 
-    def _current(self, kind: Kind) -> list[Manifest]:
+    def _current(self, kind: ResourceKind) -> list[Manifest]:
         with self._lock:
             return [found for _, found in sorted(self._objects[kind.name].items())]
 
-    def _one(self, kind: Kind, name: str) -> Manifest | None:
+    def _one(self, kind: ResourceKind, name: str) -> Manifest | None:
         with self._lock:
             return self._objects[kind.name].get(name)
 

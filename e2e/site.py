@@ -14,7 +14,7 @@ from pathlib import Path
 from e2e.faults import Faults, KindFaults, LocalClusterFaults, NoFaults
 from e2e.programs import call, must
 
-from edl.cluster.kubernetes.kubeconfig import connected
+from edl.cluster.kubernetes.kubeconfig import make_client
 
 
 class Delivery(StrEnum):
@@ -63,7 +63,7 @@ def detect() -> Site:
     """
     images, storage = os.environ.get("E2E_IMAGES", ""), os.environ.get("E2E_STORAGE_CLASS") or None
     script = _local_cluster()
-    context = connected().context or ""
+    context = make_client().context or ""
     if script is not None and images in ("", Delivery.LOCAL_CLUSTER):
         return Site(
             Delivery.LOCAL_CLUSTER, LocalClusterFaults(script), storage_class=storage or "shared", script=script
@@ -99,7 +99,7 @@ def nodes() -> list[str]:
 
     return sorted(
         node["metadata"]["name"]
-        for node in connected().list(NODES).items
+        for node in make_client().list(NODES).items
         if not any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ())
     )
 

@@ -13,13 +13,13 @@ from e2e.programs import kubectl
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names, security_context
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.pod_spec import RunAs
+from edl.jobfile.pod_spec import RunAsSpec
 
 OWN, OTHER = "mine", "other"
 """The two jobs."""
-MASTER_POD = f"{names.master(OWN)}-x7k2p"
+MASTER_POD = f"{names.master_name(OWN)}-x7k2p"
 COPY_POD = "edl-data-0123abcd"
 ENDED = "ended"
 """A job of which nothing is left but its token."""
@@ -46,11 +46,11 @@ class Stage:
 
     def owner(self, job: str) -> Manifest:
         """The reference to a master's Job."""
-        return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(job), "uid": self.uids[job]}
+        return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master_name(job), "uid": self.uids[job]}
 
     def worker(self, name: str, job: str = OWN, **spec: Any) -> Manifest:
         """A worker's pod, owned by its job's Job."""
-        found = pod(name, names.labels(job, Role.WORKER, 0), **spec)
+        found = pod(name, names.object_labels(job, Role.WORKER, 0), **spec)
         found["metadata"]["ownerReferences"] = [self.owner(job)]
         return found
 
@@ -67,13 +67,17 @@ def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Manifes
 
 def pod_spec(**fields: Any) -> Manifest:
     """The spec of such a pod, under the account without rights."""
-    container = {"name": "edl", "image": "registry.invalid/none", "securityContext": security_context.of_container()}
+    container = {
+        "name": "edl",
+        "image": "registry.invalid/none",
+        "securityContext": security_context.container_security_context(),
+    }
     container |= fields.pop("container", {})
     return {
         "serviceAccountName": names.POD_ACCOUNT,
         "priorityClassName": "low",
         "automountServiceAccountToken": False,
-        "securityContext": security_context.of_pod(RunAs()),
+        "securityContext": security_context.pod_security_context(RunAsSpec()),
         "restartPolicy": "Never",
         "nodeSelector": _NOWHERE,
         "containers": [container],
@@ -91,12 +95,12 @@ def job(name: str, labels: dict[str, str] | None = None, own: dict[str, str] | N
 def master_job(of: str, **spec: Any) -> Manifest:
     """The Job of a job's master."""
     account = {"serviceAccountName": names.MASTER_ACCOUNT, **spec}
-    return job(names.master(of), names.labels(of, Role.MASTER), **account)
+    return job(names.master_name(of), names.object_labels(of, Role.MASTER), **account)
 
 
 def secret(name: str, of: str | None, kind: str = "Opaque", **metadata: Any) -> Manifest:
     """A Secret; with a job's label."""
-    meta = {"name": name, "labels": names.labels(of) if of else {}, **metadata}
+    meta = {"name": name, "labels": names.object_labels(of) if of else {}, **metadata}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -108,13 +112,13 @@ def secret(name: str, of: str | None, kind: str = "Opaque", **metadata: Any) -> 
 
 def config(name: str, of: str | None) -> Manifest:
     """A ConfigMap; with a job's label."""
-    meta = {"name": name, "labels": names.labels(of) if of else {}}
+    meta = {"name": name, "labels": names.object_labels(of) if of else {}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"page": "1"}}
 
 
 def lease(of: str) -> Manifest:
     """The Lease of a job's master."""
-    meta = {"name": names.master(of), "labels": names.labels(of)}
+    meta = {"name": names.master_name(of), "labels": names.object_labels(of)}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -125,15 +129,15 @@ def lease(of: str) -> Manifest:
 
 def service(name: str, spec: Manifest, of: str | None = None) -> Manifest:
     """A Service; with a job's label."""
-    meta = {"name": name, "labels": names.labels(of) if of else {}}
+    meta = {"name": name, "labels": names.object_labels(of) if of else {}}
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
 def _service(of: str) -> Manifest:
-    return service(names.master(of), {"ports": [{"name": "control", "port": 7070}]}, of)
+    return service(names.master_name(of), {"ports": [{"name": "control", "port": 7070}]}, of)
 
 
-def build(api: Api, image: str) -> Stage:
+def build(api: KubeClient, image: str) -> Stage:
     """Put the objects into the namespace of ``api``, with the rights of an admin.
 
     Args:
@@ -143,11 +147,16 @@ def build(api: Api, image: str) -> Stage:
     uids = {each: str(_put(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
     found = Stage(api.namespace, uids)
     for each in (OWN, OTHER):
-        things = [secret(names.token(each), each), config(names.status(each), each), _service(each), lease(each)]
-        _put(api, [*things, found.worker(names.pod(each, Role.WORKER, 0), each)])
-    master = pod(MASTER_POD, names.labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
+        things = [
+            secret(names.token_secret(each), each),
+            config(names.status_configmap(each), each),
+            _service(each),
+            lease(each),
+        ]
+        _put(api, [*things, found.worker(names.pod_name(each, Role.WORKER, 0), each)])
+    master = pod(MASTER_POD, names.object_labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": STRANGER}}
-    tokens = [secret(names.token(ENDED), ENDED), secret(FOREIGN, None)]
+    tokens = [secret(names.token_secret(ENDED), ENDED), secret(FOREIGN, None)]
     _put(api, [master, account, *tokens, config(STRANGER, None), pod(STRANGER)])
     sleeping = {"image": image, "command": ["sleep", "3600"]}
     _put(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
@@ -155,6 +164,6 @@ def build(api: Api, image: str) -> Stage:
     return found
 
 
-def _put(api: Api, things: Sequence[Manifest]) -> Manifest:
+def _put(api: KubeClient, things: Sequence[Manifest]) -> Manifest:
     made = [api.create(thing) for thing in things]
     return made[-1]

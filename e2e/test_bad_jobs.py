@@ -19,7 +19,7 @@ FEW = 40
 def asked_for(job: Job) -> int:
     """Pods that were ever made for a job."""
     made = (change for change in job.place.observer.changes() if change.type == ADDED)
-    return len({change.uid for change in made if change.labels.get(names.JOB) == job.name})
+    return len({change.uid for change in made if change.labels.get(names.JOB_LABEL) == job.name})
 
 
 def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:

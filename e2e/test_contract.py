@@ -16,12 +16,12 @@ from e2e.namespaces import Namespace
 from e2e.pods import pod
 from e2e.site import Site
 
-from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
-from edl.cluster.kubernetes.kubeconfig import connect
-from edl.cluster.kubernetes.rate_limiter import Pace
+from edl.cluster.kubernetes.kubeconfig import load_connection
+from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest
 
 pytestmark = pytest.mark.xdist_group("contract")
@@ -52,32 +52,32 @@ class PodStand:
         self.place = place
         self.job = f"contract-{next(_numbers)}"
         self.script, self.image, self.extra = OBEDIENT, place.images.submitter, {}
-        template = pod(names.master(self.job), place.images.submitter, "true", restartPolicy="OnFailure")
+        template = pod(names.master_name(self.job), place.images.submitter, "true", restartPolicy="OnFailure")
         job = {"suspend": True, "template": {"spec": template["spec"]}}
-        meta = {"name": names.master(self.job), "labels": names.labels(self.job)}
+        meta = {"name": names.master_name(self.job), "labels": names.object_labels(self.job)}
         created = place.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job})
         self._job_uid = created["metadata"]["uid"]
         self._clusters: list[KubeCluster] = []
         self.cluster = self.connect()
 
     def connect(self) -> KubeCluster:
-        api = Api(connect(namespace=self.place.name), pace=Pace())
+        api = KubeClient(load_connection(namespace=self.place.name), pace=TokenBucketLimiter())
         self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.place.name, self._render))
         return self._clusters[-1]
 
-    def _render(self, role: Role, index: int, wish: Wish) -> Manifest:
-        labels = names.labels(self.job, role, index) | ({names.ELEVATED: "true"} if wish.elevated else {})
-        name = names.pod(self.job, role, index)
+    def _render(self, role: Role, index: int, wish: PodOptions) -> Manifest:
+        labels = names.object_labels(self.job, role, index) | ({names.ELEVATED_LABEL: "true"} if wish.elevated else {})
+        name = names.pod_name(self.job, role, index)
         manifest = pod(name, self.image, "sh", "-c", self.script, labels=labels, restartPolicy="Never", **self.extra)
         container = manifest["spec"]["containers"][0]
-        container["name"] = names.CONTAINER
+        container["name"] = names.ROLE_CONTAINER
         container["resources"]["limits"] = {"memory": container["resources"]["requests"]["memory"]}
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(self.job), "uid": self._job_uid}
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": names.master_name(self.job), "uid": self._job_uid}
         manifest["metadata"]["ownerReferences"] = [owner | {"controller": False, "blockOwnerDeletion": False}]
         return manifest
 
     def name(self, uid: str) -> str:
-        found = self.place.api.list(PODS, labels=names.selector(self.job)).items
+        found = self.place.api.list(PODS, labels=names.label_selector(self.job)).items
         return next(each["metadata"]["name"] for each in found if each["metadata"]["uid"] == uid)
 
     def do(self, uid: str, script: str) -> None:
@@ -122,9 +122,9 @@ class PodStand:
     def close(self) -> None:
         for cluster in self._clusters:
             cluster.close()
-        self.place.api.delete(JOBS, names.master(self.job))
+        self.place.api.delete(JOBS, names.master_name(self.job))
         self.place.kubectl(
-            "delete", "pods", "-l", names.selector(self.job), "--grace-period=0", "--force", "--wait=false"
+            "delete", "pods", "-l", names.label_selector(self.job), "--grace-period=0", "--force", "--wait=false"
         )
 
 
@@ -144,12 +144,12 @@ def begin(stand: PodStand) -> tuple[Watching, str]:
     """A watch, and a worker that runs."""
     watching = Watching(stand.cluster)
     watching.synced()
-    uid = stand.cluster.start(Role.WORKER, 0, PLAIN)
+    uid = stand.cluster.start(Role.WORKER, 0, DEFAULT_OPTIONS)
     stand.await_running(uid)
     return watching, uid
 
 
-def the_way_out(watching: Watching, uid: str) -> tuple[PodSeen, PodSeen]:
+def the_way_out(watching: Watching, uid: str) -> tuple[PodStatus, PodStatus]:
     """What was said while it was leaving, and of its end."""
     last = watching.ended(uid)
     return next(seen for seen in watching.seen if seen.uid == uid and seen.leaving), last
@@ -159,16 +159,16 @@ def test_deletion_by_hand(stand: PodStand) -> None:
     watching, uid = begin(stand)
     stand.place.kubectl("delete", "pod", stand.name(uid), "--wait=false")
     leaving, last = the_way_out(watching, uid)
-    assert (leaving.cause, last.cause) == (Cause.DELETED, Cause.DELETED)
-    assert (last.phase, last.exit_code) == (Phase.GONE, 143)
+    assert (leaving.cause, last.cause) == (TerminationCause.DELETED, TerminationCause.DELETED)
+    assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)
 
 
 def test_eviction(stand: PodStand) -> None:
     watching, uid = begin(stand)
     evict(stand.place, stand.name(uid))
     leaving, last = the_way_out(watching, uid)
-    assert (leaving.cause, last.cause) == (Cause.EVICTED, Cause.EVICTED)
-    assert (last.phase, last.exit_code) == (Phase.GONE, 143)
+    assert (leaving.cause, last.cause) == (TerminationCause.EVICTED, TerminationCause.EVICTED)
+    assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)
 
 
 def test_end_for_want_of_memory_is_told_apart_from_a_kill(stand: PodStand) -> None:
@@ -177,10 +177,10 @@ def test_end_for_want_of_memory_is_told_apart_from_a_kill(stand: PodStand) -> No
     watching.synced()
     last = watching.ended(stand.cluster.start(Role.WORKER, 0))
     assert (last.phase, last.exit_code, last.reason, last.cause) == (
-        Phase.FAILED,
+        PodPhase.FAILED,
         137,
         "OOMKilled",
-        Cause.OUT_OF_MEMORY,
+        TerminationCause.OUT_OF_MEMORY,
     )
 
 

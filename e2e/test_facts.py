@@ -24,7 +24,7 @@ from e2e.site import Site
 from e2e.talking import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.volume import CLAIM, MOUNT, READER
 
-from edl.cluster.kubernetes.api_errors import GoneError
+from edl.cluster.kubernetes.api_errors import ResourceExpiredError
 from edl.cluster.kubernetes.resource_kinds import PODS, SECRETS, Manifest
 
 pytestmark = pytest.mark.xdist_group("facts")
@@ -426,7 +426,7 @@ def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare: Namespace
 
 
 def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
-    with pytest.raises(GoneError), bare.api.watch(PODS, resource_version="1", seconds=10) as stream:
+    with pytest.raises(ResourceExpiredError), bare.api.watch(PODS, resource_version="1", seconds=10) as stream:
         for _ in stream.events():
             pass
 

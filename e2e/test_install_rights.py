@@ -32,9 +32,9 @@ from e2e.tries import (
 )
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import ApiError, QuotaError
-from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, SECRETS, Manifest, kind_of
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, QuotaExceededError
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, SECRETS, Manifest, manifest_kind
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
 
@@ -63,20 +63,20 @@ def token(place: Namespace, account: str, *options: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def person(place: Namespace) -> Api:
+def person(place: Namespace) -> KubeClient:
     """A data scientist."""
     return by_hand(place.api, token(place, ACCOUNT))
 
 
 @pytest.fixture(scope="module")
-def master(place: Namespace, at: Stage) -> Api:
+def master(place: Namespace, at: Stage) -> KubeClient:
     """The master of the job ``mine``."""
     bound = ("--bound-object-kind", "Pod", "--bound-object-name", MASTER_POD)
     return by_hand(place.api, token(place, names.MASTER_ACCOUNT, *bound))
 
 
 @pytest.fixture
-def patching(place: Namespace, at: Stage, master: Api) -> Iterator[None]:
+def patching(place: Namespace, at: Stage, master: KubeClient) -> Iterator[None]:
     """Somebody has given masters the right to patch Secrets."""
     asked = merge(SECRETS.path(place.name, FOREIGN), {})
     said = lambda wanted: lambda: answer(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
@@ -136,7 +136,7 @@ def test_the_rights_are_those_of_the_table_and_no_others(
 # ---------------------------------------------------------------------- every request
 
 
-def compare(at: Stage, admin: Api, api: Api, tried: dict[str, Try], wanted: dict[str, str]) -> None:
+def compare(at: Stage, admin: KubeClient, api: KubeClient, tried: dict[str, Try], wanted: dict[str, str]) -> None:
     """Try all requests; what was created goes at once."""
     assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
     wrong = []
@@ -151,19 +151,19 @@ def compare(at: Stage, admin: Api, api: Api, tried: dict[str, Try], wanted: dict
     assert wrong == []
 
 
-def _take_back(admin: Api, found: Manifest) -> None:
-    kind, meta = kind_of(found), found["metadata"]
+def _take_back(admin: KubeClient, found: Manifest) -> None:
+    kind, meta = manifest_kind(found), found["metadata"]
     if kind.plural not in ("leases", "events"):
         admin.delete(kind, meta["name"], uid=meta["uid"], grace=0)
 
 
-def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: Stage, person: Api) -> None:
+def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: Stage, person: KubeClient) -> None:
     compare(at, place.api, person, tries_of_people.tries(at), rights_page.answers("a data scientist"))
 
 
 def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: Stage) -> None:
     strangers = ("--bound-object-kind", "Pod", "--bound-object-name", "imposter")
-    place.api.create(stage.pod("imposter", names.labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
+    place.api.create(stage.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
     for options in ((), strangers):
         by = by_hand(place.api, token(place, names.MASTER_ACCOUNT, *options))
         changes = {row: tried for row, tried in tries_of_masters.tries(at).items() if _would_be_allowed(row)}
@@ -176,8 +176,8 @@ def _would_be_allowed(row: str) -> bool:
     return rights_page.answers("a master")[row] == ALLOWED and row != "write an event"
 
 
-def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master: Api) -> None:
-    place.kubectl("delete", "lease", names.master(OWN))
+def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master: KubeClient) -> None:
+    place.kubectl("delete", "lease", names.master_name(OWN))
     compare(at, place.api, master, tries_of_masters.tries(at), rights_page.answers("a master"))
 
 
@@ -185,7 +185,9 @@ def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master
 
 
 @pytest.mark.usefixtures("patching")
-def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(place: Namespace, at: Stage, master: Api) -> None:
+def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
+    place: Namespace, at: Stage, master: KubeClient
+) -> None:
     """Kubernetes applies a JSON patch before it asks any policy, and says what is wrong with the result."""
     path = SECRETS.path(place.name, FOREIGN)
     with pytest.raises(ApiError) as refused:
@@ -235,7 +237,7 @@ def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(p
     try:
         for name, told in (("low", "exceeded quota: edl-low"), ("without-class", "exceeded quota: edl-without-class")):
             fields = {} if name == "low" else {"priorityClassName": ""}
-            with pytest.raises(QuotaError, match=told):
+            with pytest.raises(QuotaExceededError, match=told):
                 [place.api.create(stage.pod(f"{name}-{index}", **fields)) for index in range(2)]
     finally:
         place.kubectl("delete", "resourcequotas", "--all")
@@ -282,7 +284,7 @@ def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
     done = job.edl("submit", "--dry-run", "server")
     assert done.returncode == 0, done.stdout + done.stderr
     env = [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": FOREIGN, "key": "token"}}}]
-    overrides = {"spec": {"containers": [{"name": names.CONTAINER, "env": env}]}}
+    overrides = {"spec": {"containers": [{"name": names.ROLE_CONTAINER, "env": env}]}}
     foreign = Job.write(place, spec | {"name": "foreign", "pod": {"overrides": overrides}})
     refused = foreign.edl("submit", "--yes")
     assert refused.returncode == 2

@@ -20,7 +20,7 @@ from e2e.volume import MOUNT
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.jobfile.loader import loads
+from edl.jobfile.loader import load_job_text
 
 CHART = ROOT / "helm" / "edl-job"
 HELM_SECONDS = 420
@@ -88,7 +88,7 @@ class Training:
         return self.job.wait("a submitter runs", found)
 
     def ended(self) -> str:
-        """Waits until the submitter's Job has ended: ``Complete`` or ``Failed``."""
+        """Waits until the submitter's Job has ended: ``Complete`` or ``FailureHandler``."""
 
         def end() -> str | None:
             jobs = [change.object for change in self.place.observer.changes(JOBS) if self._submits(change)]
@@ -99,7 +99,7 @@ class Training:
     def left(self) -> list[str]:
         """All that this release and its job have in the namespace."""
         listed = lambda selector: self.place.kubectl("get", KINDS, "-l", selector, "-o", "name").split()  # noqa: E731
-        return listed(f"{INSTANCE}={self.release.name}") + listed(names.JOB)
+        return listed(f"{INSTANCE}={self.release.name}") + listed(names.JOB_LABEL)
 
     def wait_left(self) -> None:
         """Wait until nothing is left of it."""
@@ -109,7 +109,7 @@ class Training:
         return (found["metadata"].get("labels") or {}).get(INSTANCE) == self.release.name
 
     def _submits(self, change: Change) -> bool:
-        return self._own(change.object) and change.labels.get(names.ROLE) == "submitter"
+        return self._own(change.object) and change.labels.get(names.ROLE_LABEL) == "submitter"
 
     def _noted(self, done: Done) -> Done:
         with (self.place.folder / "commands.txt").open("a") as log:
@@ -127,7 +127,7 @@ def small(place: Namespace, name: str, *, seconds: float, **fields: Any) -> Mani
 def masters(training: Training) -> list[Manifest]:
     """Every master Job that there ever was, by uid."""
     made = (change for change in training.place.observer.changes(JOBS) if change.type == ADDED)
-    found = {change.uid: change.object for change in made if change.labels.get(names.ROLE) == "master"}
+    found = {change.uid: change.object for change in made if change.labels.get(names.ROLE_LABEL) == "master"}
     return list(found.values())
 
 
@@ -196,7 +196,7 @@ def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
     assert first["metadata"]["uid"] == old["metadata"]["uid"]
     assert training.job.uid == second["metadata"]["uid"], "nobody touched the new one"
     assert training.job.wait_end(10) == "Complete"
-    changes = [change for change in place.observer.changes() if change.labels.get(names.JOB) == "mnist"]
+    changes = [change for change in place.observer.changes() if change.labels.get(names.JOB_LABEL) == "mnist"]
     started = next(at for at, change in enumerate(changes) if of(second, change))
     before = {change.uid for change in changes[:started]}
     gone = {change.uid for change in changes[:started] if change.type == DELETED}
@@ -227,7 +227,7 @@ def test_an_upgrade_goes_on_with_a_job_that_was_stopped(place: Namespace) -> Non
 
 def of(master: Manifest, change: Change) -> bool:
     """Whether a pod is that of a master Job."""
-    return change.labels.get(names.CONTROLLER_UID) == master["metadata"]["uid"]
+    return change.labels.get(names.CONTROLLER_UID_LABEL) == master["metadata"]["uid"]
 
 
 @pytest.mark.long  # what it renders is checked with the charts; it waits for the minute
@@ -237,7 +237,7 @@ def test_a_schedule_starts_a_job(place: Namespace) -> None:
     done = training.install(schedule="* * * * *", successfulJobsHistoryLimit=0)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = training.job.wait("the first job", lambda: masters(training) or None, 60 + START_SECONDS)
-    name = seen[0]["metadata"]["labels"][names.JOB]
+    name = seen[0]["metadata"]["labels"][names.JOB_LABEL]
     assert name.startswith("nightly-")
     assert name.removeprefix("nightly-").isdecimal()
     complete = lambda: any(  # noqa: E731
@@ -260,7 +260,7 @@ def test_values_that_are_kept_keep_their_nulls(places: Places) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     pages = lambda: place.observer.pages("nightly-submit").get(names.SPEC_KEY)  # noqa: E731
     kept = training.job.wait("the change", lambda: text if '"epochs":7' in (text := pages() or "") else None, 10)
-    spec = loads(kept, "the ConfigMap")
+    spec = load_job_text(kept, "the ConfigMap")
     assert (spec.checkpoint, spec.export, spec.train.epochs) == (None, None, 7)
     assert spec.train.minibatch_size == training.job.spec["train"]["minibatch_size"]
 

@@ -13,8 +13,8 @@ from e2e.volume import MOUNT, READER
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes.spec_validation import SHORTEST_TTL
-from edl.ops.resource_quantities import quantity
+from edl.cluster.kubernetes.spec_validation import MIN_TTL_SECONDS
+from edl.ops.resource_quantities import parse_quantity
 
 VALUE = "of-the-bucket"
 ROLES = (Role.MASTER, Role.PS, Role.WORKER)
@@ -31,7 +31,7 @@ def test_a_job_from_its_pods_to_its_removal(place: Namespace) -> None:
     spec["pod"]["env"]["E2E_BUCKET"] = {"secret": SECRET, "key": "key"}
     for role, part in zip(ROLES, (spec["master"], spec["ps"], spec["workers"]), strict=True):
         part["resources"] = part["resources"] | {"ephemeral_storage": SIZES[role]}
-    job = Job.write(place, spec | {"ttl_after_finished": SHORTEST_TTL})
+    job = Job.write(place, spec | {"ttl_after_finished": MIN_TTL_SECONDS})
     job.submit()
     job.wait_training(workers=1)
     pods = {Role.MASTER: job.master(), **{role: place.observer.pod(job.pod_name(role, 0)) for role in ROLES[1:]}}
@@ -44,15 +44,17 @@ def test_a_job_from_its_pods_to_its_removal(place: Namespace) -> None:
     assert job.wait_end() == "Complete"
     assert "secret/" in " ".join(job.leftovers()), "the token is there as long as the Job"
     ended = time.monotonic()
-    job.wait_removed(SHORTEST_TTL + REMOVED_SECONDS)
-    assert time.monotonic() - ended > SHORTEST_TTL / 2
+    job.wait_removed(MIN_TTL_SECONDS + REMOVED_SECONDS)
+    assert time.monotonic() - ended > MIN_TTL_SECONDS / 2
     assert job.name not in place.person.edl("list").stdout
 
 
 def _is_bounded(pod: Manifest, size: str) -> None:
     for container in pod["spec"]["containers"]:
-        asked, most = (quantity(container["resources"][kind]["ephemeral-storage"]) for kind in ("requests", "limits"))
-        assert 0 < asked <= most == quantity(size), pod["metadata"]["name"]
+        asked, most = (
+            parse_quantity(container["resources"][kind]["ephemeral-storage"]) for kind in ("requests", "limits")
+        )
+        assert 0 < asked <= most == parse_quantity(size), pod["metadata"]["name"]
 
 
 def _is_for_its_group(job: Job) -> None:

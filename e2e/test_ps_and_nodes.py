@@ -22,7 +22,7 @@ from e2e.volume import MOUNT, READER
 from e2e.waiting import until
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes.kubeconfig import connected
+from edl.cluster.kubernetes.kubeconfig import make_client
 
 AWAY_SECONDS = 60.0
 REPLACED_SECONDS = 45.0
@@ -102,7 +102,7 @@ def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
 @pytest.mark.breaks
 def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(places: Places) -> None:
     """Nobody waits for its pod's tolerations and grace: the master deletes what neither it nor workers hear of."""
-    dead, *safe = homes(connected())
+    dead, *safe = homes(make_client())
     with only(safe):
         job = start(places(), "bereft-of-ps", seconds=300)
         job.wait_training(workers=2)
@@ -187,7 +187,7 @@ def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> Non
     The one that is cut off has the master of ``headless`` and a worker of ``crippled``.
     """
     baseline = undisturbed(2)  # with all nodes, if nobody has asked for it before
-    dead, cut, *safe = homes(connected())
+    dead, cut, *safe = homes(make_client())
     assert safe, "this takes three nodes"
     with only(safe):
         place = places()

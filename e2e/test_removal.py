@@ -16,7 +16,7 @@ from edl.cluster.kubernetes import names
 SUBMIT = {"submitted": Job.submit, "applied": Job.submit_applied, "created": Job.submit_created}
 REMOVE = {
     "edl-delete": lambda job: job.must("delete", "--yes"),
-    "kubectl-delete": lambda job: job.place.person.kubectl("delete", "job", names.master(job.name)),
+    "kubectl-delete": lambda job: job.place.person.kubectl("delete", "job", names.master_name(job.name)),
 }
 
 
@@ -79,7 +79,7 @@ def test_a_stopped_job_goes_on_later(place: Namespace) -> None:
     job.must("stop")
     assert job.wait_end() == "Failed"
     done = job.status()["records_done"]
-    assert f"secret/{names.token(job.name)}" not in job.leftovers()
+    assert f"secret/{names.token_secret(job.name)}" not in job.leftovers()
     REMOVE["kubectl-delete"](job)
     job.wait_removed()
     job.must("submit", "--yes", "--resume", run)

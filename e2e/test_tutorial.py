@@ -141,5 +141,7 @@ def _measure_end(job: Job, run: Run) -> None:
     """From the end of the job's last work to the end of its last worker or PS."""
     job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
     roles = (Role.WORKER, Role.PS)
-    gone = max(c.at for c in job.place.observer.changes() if c.type == DELETED and c.labels.get(names.ROLE) in roles)
+    gone = max(
+        c.at for c in job.place.observer.changes() if c.type == DELETED and c.labels.get(names.ROLE_LABEL) in roles
+    )
     figures.record("pods_gone", gone - run.of("evaluation_ended")[-1]["time"])

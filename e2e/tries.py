@@ -8,9 +8,9 @@ from typing import Any
 
 import urllib3
 
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, InvalidError, NoRightError
-from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, InvalidObjectError, RbacDeniedError
+from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
 
 ALLOWED, NO_RIGHT, POLICY = "allowed", "no right", "policy"
 _CERTIFICATES = ("cert_file", "key_file", "key_password")
@@ -44,7 +44,7 @@ def delete_shown(path: str) -> Try:
 
 def create(namespace: str, manifest: Manifest, *, dry_run: bool = False) -> Try:
     """Create an object of a kind that EDL knows."""
-    return Try("POST", kind_of(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None)
+    return Try("POST", manifest_kind(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None)
 
 
 def post(path: str, api_version: str, kind: str, **content: Any) -> Try:
@@ -64,22 +64,22 @@ def operations(path: str, *each: tuple[str, str, Any]) -> Try:
     return Try("PATCH", path, named, "application/json-patch+json")
 
 
-def by_hand(admin: Api, token: str) -> Api:
+def by_hand(admin: KubeClient, token: str) -> KubeClient:
     """The API server, asked with a token and nothing else."""
     ours = admin.connection
     told = {key: value for key, value in ours.pool.connection_pool_kw.items() if key not in _CERTIFICATES}
     proof = {"Authorization": f"Bearer {token}"}
-    return Api(replace(ours, pool=urllib3.PoolManager(**told), headers=lambda: proof))
+    return KubeClient(replace(ours, pool=urllib3.PoolManager(**told), headers=lambda: proof))
 
 
-def acting_as(admin: Api, user: str) -> Api:
+def acting_as(admin: KubeClient, user: str) -> KubeClient:
     """The API server, asked by an admin in the name of a user without any group."""
     ours = admin.connection
     who = {"Impersonate-User": user, "Impersonate-Group": "system:authenticated"}
-    return Api(replace(ours, headers=lambda: {**ours.headers(), **who}))
+    return KubeClient(replace(ours, headers=lambda: {**ours.headers(), **who}))
 
 
-def answer(api: Api, asked: Try) -> tuple[str, Manifest, str]:
+def answer(api: KubeClient, asked: Try) -> tuple[str, Manifest, str]:
     """What the server says to a request.
 
     Returns:
@@ -100,8 +100,8 @@ def answer(api: Api, asked: Try) -> tuple[str, Manifest, str]:
 def _meaning(error: ApiError) -> str:
     if isinstance(error, ForbiddenError) and "ValidatingAdmissionPolicy 'edl-" in error.message:
         return POLICY
-    if isinstance(error, NoRightError):
+    if isinstance(error, RbacDeniedError):
         return NO_RIGHT
-    if isinstance(error, InvalidError) and "Upgrade request required" in error.message:
+    if isinstance(error, InvalidObjectError) and "Upgrade request required" in error.message:
         return ALLOWED  # exec, attach: past all that decides, and then it is no stream
     raise error

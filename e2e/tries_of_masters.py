@@ -13,7 +13,7 @@ from e2e.tries_of_people import ANNOTATION, role_binding, run, takes, token_of, 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 
-_OTHER_JOB = {"metadata": {"labels": {names.JOB: OTHER}}}
+_OTHER_JOB = {"metadata": {"labels": {names.JOB_LABEL: OTHER}}}
 
 
 def tries(at: Stage) -> dict[str, Try]:
@@ -26,41 +26,41 @@ def _core(at: Stage, plural: str, name: str = "") -> str:
 
 
 def _job(at: Stage, job: str) -> str:
-    return f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master(job)}"
+    return f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master_name(job)}"
 
 
 def _lease(at: Stage, job: str) -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{at.namespace}/leases/{names.master(job)}"
+    return f"/apis/coordination.k8s.io/v1/namespaces/{at.namespace}/leases/{names.master_name(job)}"
 
 
 def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
-    token = _core(at, "secrets", names.token(OWN))
+    token = _core(at, "secrets", names.token_secret(OWN))
     yield "read the token of its job", get(token)
     yield "list Secrets", get(_core(at, "secrets"))
-    yield "create a Secret", create(at.namespace, stage.secret(names.token("tried"), OWN))
+    yield "create a Secret", create(at.namespace, stage.secret(names.token_secret("tried"), OWN))
     yield "change the token of its job", merge(token, {"metadata": {"ownerReferences": [at.owner(OWN)]}})
     yield "list ConfigMaps", get(_core(at, "configmaps"))
     yield "create a ConfigMap", create(at.namespace, stage.config("tried", OWN))
-    yield "create a Job", create(at.namespace, stage.job("tried", names.labels(OWN)))
+    yield "create a Job", create(at.namespace, stage.job("tried", names.object_labels(OWN)))
     yield "delete its Job", delete(_job(at, OWN))
     yield "delete its Lease", delete(_lease(at, OWN))
     yield "create a RoleBinding", role_binding(at)
     yield "create a token of its account", token_request(at)
-    yield "exec into its worker", run(_core(at, "pods", names.pod(OWN, Role.WORKER, 0)))
+    yield "exec into its worker", run(_core(at, "pods", names.pod_name(OWN, Role.WORKER, 0)))
     yield "list nodes", get("/api/v1/nodes")
     yield "list pods of another namespace", get("/api/v1/namespaces/kube-system/pods")
 
 
 def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
-    yield "delete the token of another job", delete(_core(at, "secrets", names.token(OTHER)))
+    yield "delete the token of another job", delete(_core(at, "secrets", names.token_secret(OTHER)))
     yield "delete an unlabelled Secret", delete(_core(at, "secrets", FOREIGN))
     yield "delete an unlabelled Secret such that it is shown", delete_shown(_core(at, "secrets", FOREIGN))
-    yield "delete the token of its job", delete(_core(at, "secrets", names.token(OWN)))
+    yield "delete the token of its job", delete(_core(at, "secrets", names.token_secret(OWN)))
 
 
 def _services(at: Stage) -> Iterator[tuple[str, Try]]:
     owned = {"metadata": {"ownerReferences": [at.owner(OWN)]}}
-    own, other = (_core(at, "services", names.master(job)) for job in (OWN, OTHER))
+    own, other = (_core(at, "services", names.master_name(job)) for job in (OWN, OTHER))
     yield "own the Service of its job", merge(own, owned)
     yield "own the Service of another job", merge(other, owned)
     ports = operations(own, ("replace", "/spec/ports/0/port", 7071))
@@ -68,7 +68,7 @@ def _services(at: Stage) -> Iterator[tuple[str, Try]]:
 
 
 def _published(at: Stage) -> Iterator[tuple[str, Try]]:
-    own, other = (_core(at, "configmaps", names.status(job)) for job in (OWN, OTHER))
+    own, other = (_core(at, "configmaps", names.status_configmap(job)) for job in (OWN, OTHER))
     page = {"data": {"page": "2"}}
     yield "publish in the status of its job", merge(own, page)
     yield "publish in the status of another job", merge(other, page)
@@ -98,10 +98,10 @@ def _leases(at: Stage) -> Iterator[tuple[str, Try]]:
 
 
 def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
-    own, other = (_core(at, "pods", names.pod(job, Role.WORKER, 0)) for job in (OWN, OTHER))
-    yield "label its worker", merge(own, {"metadata": {"labels": {names.ELEVATED: "true"}}})
+    own, other = (_core(at, "pods", names.pod_name(job, Role.WORKER, 0)) for job in (OWN, OTHER))
+    yield "label its worker", merge(own, {"metadata": {"labels": {names.ELEVATED_LABEL: "true"}}})
     yield "give its worker to another job", merge(own, _OTHER_JOB)
-    yield "label the worker of another job", merge(other, {"metadata": {"labels": {names.ELEVATED: "true"}}})
+    yield "label the worker of another job", merge(other, {"metadata": {"labels": {names.ELEVATED_LABEL: "true"}}})
     yield "delete its worker", delete(own)
     yield "delete the worker of another job", delete(other)
     yield "delete an unlabelled pod", delete(_core(at, "pods", STRANGER))
@@ -110,13 +110,19 @@ def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
 
 def _workers(at: Stage) -> Iterator[tuple[str, Try]]:
     def one(of: str = OWN, owner: str | None = OWN, **spec: Any) -> Try:
-        made = at.worker(names.pod(of, Role.WORKER, 1), of, **spec)
+        made = at.worker(names.pod_name(of, Role.WORKER, 1), of, **spec)
         made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
         return create(at.namespace, made)
 
     def controlled(kind: str, of: str) -> Try:
-        made = at.worker(names.pod(OWN, Role.WORKER, 1), OWN)
-        keeper = {"apiVersion": "v1", "kind": kind, "name": names.spec(of), "uid": at.uids[of], "controller": True}
+        made = at.worker(names.pod_name(OWN, Role.WORKER, 1), OWN)
+        keeper = {
+            "apiVersion": "v1",
+            "kind": kind,
+            "name": names.spec_configmap(of),
+            "uid": at.uids[of],
+            "controller": True,
+        }
         made["metadata"]["ownerReferences"] = [at.owner(OWN), keeper]
         return create(at.namespace, made)
 

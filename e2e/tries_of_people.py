@@ -75,14 +75,14 @@ def variable(secret: str) -> Manifest:
 
 def token_of(job: str) -> Manifest:
     """A pod's spec with the token of a job."""
-    return volume({"secret": {"secretName": names.token(job)}})
+    return volume({"secret": {"secretName": names.token_secret(job)}})
 
 
 def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
     core = f"/api/v1/namespaces/{at.namespace}"
     yield "read a Secret", get(f"{core}/secrets/{FOREIGN}")
     yield "list Secrets", get(f"{core}/secrets")
-    yield "change a Secret", merge(f"{core}/secrets/{names.token(OWN)}", ANNOTATION)
+    yield "change a Secret", merge(f"{core}/secrets/{names.token_secret(OWN)}", ANNOTATION)
     yield "list pods of another namespace", get(f"{_ELSEWHERE}/pods")
     yield "create a Job in another namespace", create("kube-system", stage.job("tried"))
     yield "list namespaces", get("/api/v1/namespaces")
@@ -98,7 +98,7 @@ def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
 
 def _reaching(at: Stage) -> Iterator[tuple[str, Try]]:
     core = f"/api/v1/namespaces/{at.namespace}"
-    worker = f"{core}/pods/{names.pod(OWN, Role.WORKER, 0)}"
+    worker = f"{core}/pods/{names.pod_name(OWN, Role.WORKER, 0)}"
     yield "create a RoleBinding", role_binding(at)
     yield "create a ServiceAccount", post(f"{core}/serviceaccounts", "v1", "ServiceAccount")
     yield "create a token of an account", token_request(at)
@@ -131,7 +131,7 @@ def token_request(at: Stage) -> Try:
 
 def run(pod: str) -> Try:
     """Run a program in a pod."""
-    return Try("POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.CONTAINER})
+    return Try("POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.ROLE_CONTAINER})
 
 
 def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
@@ -172,14 +172,14 @@ _ACCOUNTS = {
 
 def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
     made = _job_maker(at)
-    tried, as_master = names.labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
+    tried, as_master = names.object_labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
     yield "a Job", made()
     yield "a Job of a submitter", made(serviceAccountName="edl-data-scientist")
     yield "a Job of a master", create(at.namespace, stage.master_job("tried", **token_of("tried")))
     yield "a Job under no account", made(serviceAccountName="")
     yield "a Job under another account", made(serviceAccountName=STRANGER)
     yield "a Job under the account of masters that is none", made(**as_master)
-    other = stage.job(names.master("tried"), tried, names.labels(OTHER, Role.MASTER), **as_master)
+    other = stage.job(names.master_name("tried"), tried, names.object_labels(OTHER, Role.MASTER), **as_master)
     yield "a Job of a master of another job than its label says", create(at.namespace, other)
     yield "a Job of another PriorityClass", made(priorityClassName=OTHER_CLASS)
     yield "a Job with the token of its job", made(**token_of(OWN))
@@ -191,14 +191,14 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
     many = stage.master_job("tried")
     many["spec"]["parallelism"] = 2
     yield "a Job of a master with two pods at once", create(at.namespace, many)
-    path = f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master(OWN)}"
+    path = f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master_name(OWN)}"
     yield "have a master's Job run two pods at once", merge(path, {"spec": {"parallelism": 2}})
     yield "annotate a master's Job", merge(path, ANNOTATION)
-    yield "label a master's Job with another job", merge(path, {"metadata": {"labels": {names.JOB: OTHER}}})
+    yield "label a master's Job with another job", merge(path, {"metadata": {"labels": {names.JOB_LABEL: OTHER}}})
 
 
 def _job_maker(at: Stage) -> Callable[..., Try]:
-    return lambda **spec: create(at.namespace, stage.job("tried", names.labels(OWN), **spec))
+    return lambda **spec: create(at.namespace, stage.job("tried", names.object_labels(OWN), **spec))
 
 
 def _services(at: Stage) -> Iterator[tuple[str, Try]]:
@@ -210,17 +210,17 @@ def _services(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "a Service at a port of every node", one(type="NodePort")
     yield "a Service that is a name elsewhere", one(type="ExternalName", externalName="elsewhere.invalid")
     yield "a Service with addresses outside the cluster", one(externalIPs=["192.0.2.1"])
-    path = f"/api/v1/namespaces/{at.namespace}/services/{names.master(OWN)}"
+    path = f"/api/v1/namespaces/{at.namespace}/services/{names.master_name(OWN)}"
     yield "make the Service of a job a load balancer", merge(path, {"spec": {"type": "LoadBalancer"}})
 
 
 def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
     path = f"/api/v1/namespaces/{at.namespace}/secrets"
-    yield "a token of a job", create(at.namespace, stage.secret(names.token("tried"), "tried"))
+    yield "a token of a job", create(at.namespace, stage.secret(names.token_secret("tried"), "tried"))
     yield "a Secret of another name", create(at.namespace, stage.secret("tried", "tried"))
     account = {"annotations": {"kubernetes.io/service-account.name": STRANGER}}
-    disguised = stage.secret(names.token("tried"), "tried", "kubernetes.io/service-account-token", **account)
+    disguised = stage.secret(names.token_secret("tried"), "tried", "kubernetes.io/service-account-token", **account)
     yield "a Secret with the token of an account, named like that of a job", create(at.namespace, disguised)
-    yield "delete the token of a job", delete(f"{path}/{names.token(ENDED)}")
+    yield "delete the token of a job", delete(f"{path}/{names.token_secret(ENDED)}")
     yield "delete another Secret", delete(f"{path}/{FOREIGN}")
     yield "delete another Secret such that it is shown", delete_shown(f"{path}/{FOREIGN}")

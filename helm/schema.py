@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.jobfile.job_spec import API_VERSION
-from edl.jobfile.json_schema import job_schema
+from edl.jobfile.json_schema import build_job_schema
 
 OWN = Path(__file__).with_name("edl-job") / "values.own.schema.json"
 """What the chart takes besides a job; kept by hand."""
@@ -24,7 +24,7 @@ def values_schema() -> dict[str, Any]:
     No field of the job is required here: a template says that there is no job in one sentence, and `name` may be the
     release's. The chart's own are: they have defaults in values.yaml, and who takes one away with null is told.
     """
-    job, own = job_schema(), json.loads(OWN.read_text(encoding="utf-8"))
+    job, own = build_job_schema(), json.loads(OWN.read_text(encoding="utf-8"))
     clash = job["properties"].keys() & own["properties"].keys()
     assert not clash, f"fields of a job, and values of the chart: {', '.join(sorted(clash))}"
     return {

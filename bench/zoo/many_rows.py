@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from step_diary import StepDiary
 
-from edl.core.shards import Source
+from edl.core.shards import RecordSource
 from edl.data.reader import Metadata, Reader
 
 EACH = 100
@@ -21,7 +21,7 @@ class Numbers:
         self.records = records
 
     def sources(self):
-        return [Source("numbers", self.records)]
+        return [RecordSource("numbers", self.records)]
 
     def read(self, source, start, end, on_corrupt=None):
         return [number.to_bytes(8, "little") for number in range(start, end)]

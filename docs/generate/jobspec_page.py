@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
-from edl.jobfile.composite_types import ListOf, Nullable
+from edl.jobfile.composite_types import ListType, NullableType
 from edl.jobfile.job_spec import API_VERSION, JobSpec
-from edl.jobfile.json_schema import job_schema
-from edl.jobfile.quantities import SIZE, size_text
-from edl.jobfile.scalar_types import Kind
-from edl.jobfile.section_type import Option, Section, options
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.quantities import SIZE_TYPE, format_size
+from edl.jobfile.scalar_types import FieldType
+from edl.jobfile.section_type import FieldOption, SectionType, field_options
 
 _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->
 
@@ -60,16 +60,16 @@ class Field:
     """
 
     path: str
-    option: Option
+    option: FieldOption
     schema: Mapping[str, object]
     required: bool
 
 
 def page() -> str:
     """The whole page."""
-    schema = job_schema()
+    schema = build_job_schema()
     found = list(fields(JobSpec, schema))
-    tops = [field for field in found if field.path in options(JobSpec)]
+    tops = [field for field in found if field.path in field_options(JobSpec)]
     simple = [field for field in tops if _inside(field.option.kind) is None]
     parts = [_HEAD, "## The whole", _table(simple, constants=True)]
     for top in tops:
@@ -86,20 +86,20 @@ def fields(section: type, schema: Mapping[str, object], prefix: str = "") -> Ite
     properties, required = schema["properties"], schema.get("required", ())
     assert isinstance(properties, dict)
     assert isinstance(required, list | tuple)
-    for name, option in options(section).items():
+    for name, option in field_options(section).items():
         field = Field(f"{prefix}{name}", option, properties[name], name in required)
         yield field
         inner = _inside(option.kind)
         if inner is not None:
-            mark = "[]" if isinstance(option.kind, ListOf) else ""
+            mark = "[]" if isinstance(option.kind, ListType) else ""
             yield from fields(inner, _object(field.schema), f"{field.path}{mark}.")
 
 
-def _inside(kind: Kind) -> type | None:
+def _inside(kind: FieldType) -> type | None:
     """The section that a kind is about, if it is about one."""
-    if isinstance(kind, Nullable | ListOf):
+    if isinstance(kind, NullableType | ListType):
         return _inside(kind.kind)
-    return kind.section if isinstance(kind, Section) else None
+    return kind.section if isinstance(kind, SectionType) else None
 
 
 def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
@@ -113,7 +113,7 @@ def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
 
 def _sentence(top: Field) -> str:
     absent = "It must be given." if top.required else ""
-    kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListOf) else ""
+    kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListType) else ""
     return " ".join(part for part in (top.option.doc, kind, absent) if part)
 
 
@@ -141,8 +141,8 @@ def _default(field: Field) -> str:
     value = field.schema["default"]
     if _inside(field.option.kind) is not None and value:
         return "as below"
-    if field.option.kind is SIZE and isinstance(value, int):
-        return f"`{size_text(value)}`"
+    if field.option.kind is SIZE_TYPE and isinstance(value, int):
+        return f"`{format_size(value)}`"
     return f"`{_plain(value)}`"
 
 

@@ -1,4 +1,4 @@
-"""What every implementation of the port ``edl.api.cluster_port.Cluster`` promises.
+"""What every implementation of the port ``edl.api.cluster_port.JobCluster`` promises.
 
 A test class derives from ``ClusterContract`` and gives a fixture ``stand``, which has the cluster and can do to its
 pods what a test needs done.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from edl.api.cluster_port import Cause, Cluster, Phase, PodSeen, Role, Synced, Wish
+from edl.api.cluster_port import JobCluster, PodOptions, PodPhase, PodStatus, Role, TerminationCause, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 
 PATIENCE = 20.0
@@ -22,9 +22,9 @@ PATIENCE = 20.0
 class Stand(Protocol):
     """A cluster and the hands of a test on it."""
 
-    cluster: Cluster
+    cluster: JobCluster
 
-    def connect(self) -> Cluster:
+    def connect(self) -> JobCluster:
         """Return the port again, as a restarted master has it."""
 
     def await_running(self, uid: str) -> None:
@@ -58,52 +58,52 @@ class Stand(Protocol):
 class Watching:
     """Follows one watch in a thread."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.seen: list[PodSeen] = []
-        self._items: queue.SimpleQueue[PodSeen | Synced | None] = queue.SimpleQueue()
+    def __init__(self, cluster: JobCluster) -> None:
+        self.seen: list[PodStatus] = []
+        self._items: queue.SimpleQueue[PodStatus | WatchSynced | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, args=(cluster,), daemon=True)
         self._thread.start()
 
-    def _follow(self, cluster: Cluster) -> None:
+    def _follow(self, cluster: JobCluster) -> None:
         for item in cluster.watch():
             self._items.put(item)
         self._items.put(None)
 
-    def synced(self) -> list[PodSeen]:
+    def synced(self) -> list[PodStatus]:
         """Wait for the end of the first list and return it."""
-        while not isinstance(item := self._items.get(timeout=PATIENCE), Synced):
+        while not isinstance(item := self._items.get(timeout=PATIENCE), WatchSynced):
             assert item is not None, "the watch ended before it was synced"
             self.seen.append(item)
         return list(self.seen)
 
-    def ended(self, uid: str) -> PodSeen:
+    def ended(self, uid: str) -> PodStatus:
         """Wait for the end of a pod and return its last state."""
         return self._until(lambda pod: pod.uid == uid and pod.ended)
 
-    def running(self, uid: str) -> PodSeen:
+    def running(self, uid: str) -> PodStatus:
         """Wait until a pod runs."""
-        return self._until(lambda pod: pod.uid == uid and pod.phase == Phase.RUNNING)
+        return self._until(lambda pod: pod.uid == uid and pod.phase == PodPhase.RUNNING)
 
-    def leaving(self, uid: str) -> PodSeen:
+    def leaving(self, uid: str) -> PodStatus:
         """Wait until a pod is leaving."""
         return self._until(lambda pod: pod.uid == uid and pod.leaving)
 
-    def waiting(self, uid: str, reason: str) -> PodSeen:
+    def waiting(self, uid: str, reason: str) -> PodStatus:
         """Wait until a pod waits for that reason."""
-        return self._until(lambda pod: pod.uid == uid and pod.phase == Phase.PENDING and pod.reason == reason)
+        return self._until(lambda pod: pod.uid == uid and pod.phase == PodPhase.PENDING and pod.reason == reason)
 
-    def _until(self, wanted) -> PodSeen:  # type: ignore[no-untyped-def]
+    def _until(self, wanted) -> PodStatus:  # type: ignore[no-untyped-def]
         for pod in self.seen:
             if wanted(pod):
                 return pod
         while True:
             item = self._items.get(timeout=PATIENCE)
-            assert isinstance(item, PodSeen), f"the watch said {item}"
+            assert isinstance(item, PodStatus), f"the watch said {item}"
             self.seen.append(item)
             if wanted(item):
                 return item
 
-    def unreachable(self, uid: str, *, since: float) -> PodSeen:
+    def unreachable(self, uid: str, *, since: float) -> PodStatus:
         """Wait until the newest state of a pod says that its node is unreachable since then; 0: it is not."""
         newest = [pod for pod in self.seen if pod.uid == uid][-1:]
         self.seen = [pod for pod in self.seen if pod.uid != uid] + newest
@@ -149,9 +149,9 @@ class ClusterContract:
         assert (seen.role, seen.index, seen.exit_code) == (Role.PS, 7, None)
 
     @pytest.mark.parametrize(
-        ("code", "phase", "reason"), [(0, Phase.SUCCEEDED, "Completed"), (3, Phase.FAILED, "Error")]
+        ("code", "phase", "reason"), [(0, PodPhase.SUCCEEDED, "Completed"), (3, PodPhase.FAILED, "Error")]
     )
-    def test_exit_is_seen_with_its_code(self, stand: Stand, code: int, phase: Phase, reason: str) -> None:
+    def test_exit_is_seen_with_its_code(self, stand: Stand, code: int, phase: PodPhase, reason: str) -> None:
         watching = Watching(stand.cluster)
         uid = stand.cluster.start(Role.WORKER, 0)
         stand.await_running(uid)
@@ -167,7 +167,7 @@ class ClusterContract:
         stand.kill(uid)
         watching.synced()
         last = watching.ended(uid)
-        assert (last.phase, last.exit_code) == (Phase.FAILED, 137)
+        assert (last.phase, last.exit_code) == (PodPhase.FAILED, 137)
         assert last.reason.startswith("Killed")
 
     def test_sigterm_from_outside_is_seen_as_143(self, stand: Stand) -> None:
@@ -177,7 +177,7 @@ class ClusterContract:
         stand.terminate(uid)
         watching.synced()
         last = watching.ended(uid)
-        assert (last.phase, last.exit_code) == (Phase.FAILED, 143)
+        assert (last.phase, last.exit_code) == (PodPhase.FAILED, 143)
         assert last.reason.startswith("Terminated")
 
     def test_deleted_pod_may_leave_in_its_own_way(self, stand: Stand) -> None:
@@ -188,7 +188,7 @@ class ClusterContract:
         stand.polite(uid, 7)
         stand.cluster.delete(uid, grace=PATIENCE)
         last = watching.ended(uid)
-        assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 7, "Deleted")
+        assert (last.phase, last.exit_code, last.reason) == (PodPhase.GONE, 7, "Deleted")
 
     def test_stubborn_pod_is_killed_after_the_grace(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
@@ -199,7 +199,7 @@ class ClusterContract:
         stand.cluster.delete(uid, grace=0.2)
         stand.let_pass(0.2)
         last = watching.ended(uid)
-        assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 137, "Deleted")
+        assert (last.phase, last.exit_code, last.reason) == (PodPhase.GONE, 137, "Deleted")
 
     def test_delete_without_grace_kills(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
@@ -209,7 +209,7 @@ class ClusterContract:
         stand.polite(uid, 7)
         stand.cluster.delete(uid, grace=0)
         last = watching.ended(uid)
-        assert last.phase == Phase.GONE
+        assert last.phase == PodPhase.GONE
         assert last.exit_code in (137, None), "a cluster that removes the object at once does not know the code"
 
     def test_delete_of_unknown_and_ended_pods_is_ignored(self, stand: Stand) -> None:
@@ -315,10 +315,10 @@ class PodContract(ClusterContract):
         stand.stubborn(uid)
         stand.cluster.delete(uid, grace=1)
         leaving = watching.leaving(uid)
-        assert (leaving.phase, leaving.exit_code, leaving.cause) == (Phase.RUNNING, None, Cause.NONE)
+        assert (leaving.phase, leaving.exit_code, leaving.cause) == (PodPhase.RUNNING, None, TerminationCause.NONE)
         stand.let_pass(1)
         last = watching.ended(uid)
-        assert (last.phase, last.leaving, last.cause) == (Phase.GONE, False, Cause.NONE)
+        assert (last.phase, last.leaving, last.cause) == (PodPhase.GONE, False, TerminationCause.NONE)
 
     def test_name_of_a_leaving_pod_is_not_free_yet(self, stand: Stand) -> None:
         uid = stand.cluster.start(Role.PS, 0)
@@ -336,15 +336,15 @@ class PodContract(ClusterContract):
         assert watching.running(uid).unreachable == 0
         stand.lose_node(uid)
         lost = watching.unreachable(uid, since=1_700_000_000)
-        assert (lost.phase, lost.leaving, lost.cause) == (Phase.RUNNING, False, Cause.NONE)
+        assert (lost.phase, lost.leaving, lost.cause) == (PodPhase.RUNNING, False, TerminationCause.NONE)
         stand.find_node(uid)
-        assert watching.unreachable(uid, since=0).phase == Phase.RUNNING
+        assert watching.unreachable(uid, since=0).phase == PodPhase.RUNNING
         stand.lose_node(uid)
         stand.cluster.delete(uid, grace=0)
-        assert watching.ended(uid).phase == Phase.GONE
+        assert watching.ended(uid).phase == PodPhase.GONE
         assert stand.cluster.start(Role.PS, 0) != uid, "its name is free at once"
 
     def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
-        stand.cluster.start(Role.WORKER, 0, Wish(elevated=True))
+        stand.cluster.start(Role.WORKER, 0, PodOptions(elevated=True))
         stand.cluster.start(Role.WORKER, 1)
         assert {pod.index: pod.elevated for pod in Watching(stand.cluster).synced()} == {0: True, 1: False}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edl.numerics.aligned_memory import is_aligned
-from edl.numerics.unique_ids import Distinct, Find
+from edl.numerics.unique_ids import FindUnique, UniqueIdFinder
 
-Make = Callable[[], Find]
+Make = Callable[[], FindUnique]
 ANY_ID = st.integers(-(2**63), 2**63 - 1)
 IDS = st.one_of(
     arrays.arrays(np.int64, st.integers(0, 60), elements=st.integers(0, 20)),
@@ -43,14 +43,14 @@ class DistinctContract:
     @SHARED
     @given(tables=st.lists(IDS, max_size=4))
     def test_every_lookup_finds_its_id_among_those_that_come_once(self, make: Make, tables: list[Any]) -> None:
-        distinct = Distinct(make)
+        distinct = UniqueIdFinder(make)
         for ids, found in zip(tables, distinct.each(tables), strict=True):
             check(found, ids)
 
     @pytest.mark.parametrize("count", [1, 15, 16, 17, 5000, 70_000])
     @pytest.mark.parametrize("stride", [1, -1, 26, 1 << 20, 1 << 32, (1 << 32) + 1, 102_334_155])
     def test_ids_with_equal_distances_are_told_apart(self, make: Make, count: int, stride: int) -> None:
-        distinct, ids = Distinct(make), np.arange(count, dtype=np.int64) % 50_000 * stride
+        distinct, ids = UniqueIdFinder(make), np.arange(count, dtype=np.int64) % 50_000 * stride
         check(distinct.of(ids), ids)
         check(distinct.of(ids[: count // 2]), ids[: count // 2])
 
@@ -58,13 +58,13 @@ class DistinctContract:
         """Features are TensorFlow's memory."""
         ids = np.array([7, 7, 5])
         ids.flags.writeable = False
-        check(Distinct(make).of(ids), ids)
+        check(UniqueIdFinder(make).of(ids), ids)
 
     def test_positions_go_to_tensorflow_without_a_copy(self, make: Make) -> None:
-        assert is_aligned(Distinct(make).of(np.arange(100)).positions)
+        assert is_aligned(UniqueIdFinder(make).of(np.arange(100)).positions)
 
     def test_threads_do_not_disturb_each_other(self, make: Make) -> None:
-        distinct, random = Distinct(make), np.random.default_rng(1)
+        distinct, random = UniqueIdFinder(make), np.random.default_rng(1)
         batches = [random.integers(0, 3000, 4000) for _ in range(8)]
         failed: list[BaseException] = []
 

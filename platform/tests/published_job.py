@@ -13,8 +13,8 @@ from edl.api.events import RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.published_status import Moment, Publication
-from edl.ops.job_view import JobSeen, find
+from edl.jobfile.published_status import PublishedStatus, TimelinePoint
+from edl.ops.job_view import JobView, find_job
 
 SPEC: dict[str, Any] = {
     "image": "registry.example/mnist:1",
@@ -34,12 +34,17 @@ STATUS = Status(
         RoleStatus(4, None, "pending", reason="0/2 nodes are available: 2 Insufficient cpu."),
     ),
 )  # fmt: skip
-TIMELINE = (Moment(NOW - 100, 0, 4), Moment(NOW - 80, 4), Moment(NOW - 40, 2, 2), Moment(NOW - 20, 4))
+TIMELINE = (
+    TimelinePoint(NOW - 100, 0, 4),
+    TimelinePoint(NOW - 80, 4),
+    TimelinePoint(NOW - 40, 2, 2),
+    TimelinePoint(NOW - 20, 4),
+)
 EVENTS = (
     RoleStarted("worker", 0, None, time=NOW - 90),
     RoleEnded("worker", 0, None, "preempted", 143, time=NOW - 40),
 )
-TOLD = Publication(STATUS, EVENTS, TIMELINE)
+TOLD = PublishedStatus(STATUS, EVENTS, TIMELINE)
 
 
 def conditions(**types: str) -> Manifest:
@@ -55,7 +60,7 @@ def conditions(**types: str) -> Manifest:
 def put_job(
     cluster: SmallCluster,
     name: str = "mnist",
-    told: Publication | dict[str, str] = TOLD,
+    told: PublishedStatus | dict[str, str] = TOLD,
     *,
     status: Manifest | None = None,
     spec: Manifest | None = None,
@@ -65,7 +70,7 @@ def put_job(
     """Place a job that was submitted 200 s ago."""
 
     def thing(kind: str, called: str, version: str, role: Role | None = None, **content: Any) -> None:
-        meta = {"name": called, "namespace": namespace, "labels": names.labels(name, role)}
+        meta = {"name": called, "namespace": namespace, "labels": names.object_labels(name, role)}
         meta |= {"creationTimestamp": when(NOW - 200), "resourceVersion": "7"}
         if annotations and kind == "Job":
             meta["annotations"] = annotations
@@ -73,9 +78,9 @@ def put_job(
 
     pages = told if isinstance(told, dict) else told.to_pages()
     status = {"active": 1, "ready": 1} if status is None else status
-    thing("Job", names.master(name), "batch/v1", Role.MASTER, spec=spec or {}, status=status)
-    thing("ConfigMap", names.status(name), "v1", data=pages)
-    thing("ConfigMap", names.spec(name), "v1", data={names.SPEC_KEY: json.dumps({"name": name, **SPEC})})
+    thing("Job", names.master_name(name), "batch/v1", Role.MASTER, spec=spec or {}, status=status)
+    thing("ConfigMap", names.status_configmap(name), "v1", data=pages)
+    thing("ConfigMap", names.spec_configmap(name), "v1", data={names.SPEC_KEY: json.dumps({"name": name, **SPEC})})
 
 
 def put_pod(
@@ -83,10 +88,10 @@ def put_pod(
 ) -> Manifest:
     """Place a pod of the job ``mnist``; one that runs by default."""
     master = role is Role.MASTER
-    name = f"{names.master('mnist')}-abcde" if master else names.pod("mnist", role, index)
-    meta = {"name": name, "labels": names.labels("mnist", role, None if master else index)}
+    name = f"{names.master_name('mnist')}-abcde" if master else names.pod_name("mnist", role, index)
+    meta = {"name": name, "labels": names.object_labels("mnist", role, None if master else index)}
     requests = {"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}
-    spec: Manifest = {"containers": [{"name": names.CONTAINER, **requests}]}
+    spec: Manifest = {"containers": [{"name": names.ROLE_CONTAINER, **requests}]}
     status = {"phase": "Running", **ran()} if status is None else status
     if node or status["phase"] == "Running":
         spec["nodeName"] = node or "n1"
@@ -94,7 +99,7 @@ def put_pod(
 
 
 def ran() -> Manifest:
-    return {"containerStatuses": [{"name": names.CONTAINER, "state": {"running": {}}}]}
+    return {"containerStatuses": [{"name": names.ROLE_CONTAINER, "state": {"running": {}}}]}
 
 
 def unscheduled(message: str) -> Manifest:
@@ -105,7 +110,7 @@ def unscheduled(message: str) -> Manifest:
 
 def container(image: str = "img:1", **state: Any) -> Manifest:
     """Status of a pod whose container is in this state."""
-    return {"phase": "Pending", "containerStatuses": [{"name": names.CONTAINER, "image": image, "state": state}]}
+    return {"phase": "Pending", "containerStatuses": [{"name": names.ROLE_CONTAINER, "image": image, "state": state}]}
 
 
 def put_event(cluster: SmallCluster, about: str, reason: str, message: str, **more: Any) -> None:
@@ -125,13 +130,13 @@ def put_event(cluster: SmallCluster, about: str, reason: str, message: str, **mo
     )
 
 
-def seen(told: Publication = TOLD, **more: Any) -> JobSeen:
+def seen(told: PublishedStatus = TOLD, **more: Any) -> JobView:
     """The job as `find` gives it."""
     cluster = SmallCluster()
     put_job(cluster, told=told, **more)
-    return find(cluster, "mnist")
+    return find_job(cluster, "mnist")
 
 
-def with_status(**changes: Any) -> Publication:
+def with_status(**changes: Any) -> PublishedStatus:
     """What the master told, with another status."""
     return replace(TOLD, status=replace(STATUS, **changes))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from table_contract import OPTIMIZERS, PATIENT, ROWS, Make, array, declared, dyadic, initial
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.row_retention import Retention, TableFullError
+from edl.numerics.row_retention import RowRetention, TableFullError
 
 SGD = OPTIMIZERS[0]
 ADAGRAD = OptimizerSpec("adagrad")
@@ -61,7 +61,7 @@ class RetentionContract:
     @PATIENT
     @given(st.integers(1, 9), pushes, st.data())
     def test_rows_that_no_push_named_are_dropped_on_time_and_stay_in_snapshots(self, make: Make, span, pushes, data):
-        table, model = make(SHAPE, SGD, retention=Retention(evict_after_steps=span)), Model(span)
+        table, model = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=span)), Model(span)
         kept, step = [], 0
         for ahead, ids in [*pushes, (1, [])]:
             if data.draw(st.integers(0, 2)) == 0:
@@ -86,7 +86,7 @@ class RetentionContract:
     @PATIENT
     @given(st.integers(1, 9), pushes, pushes)
     def test_what_is_restored_drops_the_same_rows(self, make: Make, span, before, after):
-        policy = Retention(evict_after_steps=span)
+        policy = RowRetention(evict_after_steps=span)
         one, model, step = make(SHAPE, SGD, retention=policy), Model(span), 0
         for ahead, ids in before:
             step += ahead
@@ -106,14 +106,14 @@ class RetentionContract:
     def test_rows_that_do_not_say_when_they_were_named_count_as_named_when_they_were_saved(self, make: Make):
         before = make(SHAPE, SGD)
         before.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
-        table = make(SHAPE, SGD, retention=Retention(evict_after_steps=10))
+        table = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=10))
         table.load(before.snapshot().whole(), 1000)
         for step, left in ((1001, [1, 2, 5]), (1010, [1, 2, 5]), (1011, [5])):
             table.apply(array([5]), gradients_of(step, [5]), 0.5, step)
             assert sorted(table.snapshot().whole().ids.tolist()) == left
 
     def test_a_dropped_row_comes_back_as_it_was_at_first(self, make: Make):
-        table = make(SHAPE, ADAGRAD, retention=Retention(evict_after_steps=2))
+        table = make(SHAPE, ADAGRAD, retention=RowRetention(evict_after_steps=2))
         fresh = make(SHAPE, ADAGRAD)
         for step in (1, 2):
             table.apply(array([7, 8]), gradients_of(step, [7, 8]), 0.5, step)
@@ -125,7 +125,7 @@ class RetentionContract:
         np.testing.assert_array_equal(ours.slots["accumulator"], theirs.slots["accumulator"])
 
     def test_positions_of_dropped_rows_serve_others_and_nobody_moves(self, make: Make):
-        table = make(SHAPE, SGD, retention=Retention(evict_after_steps=5))
+        table = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=5))
         kept = [3, 2000]
         for step in range(1, 300):
             ids = [*kept, *(np.arange(10) + 10 * step).tolist()]
@@ -137,7 +137,7 @@ class RetentionContract:
         assert table.extent <= 2 + 10 * 7
 
     def test_a_push_beyond_the_bound_is_refused_before_it_begins(self, make: Make):
-        table = make(SHAPE, SGD, retention=Retention(max_rows=3))
+        table = make(SHAPE, SGD, retention=RowRetention(max_rows=3))
         table.admit(array([1, 2, 2, 1]), 1)
         table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         before = table.read(EVERY)
@@ -156,7 +156,7 @@ class RetentionContract:
         np.testing.assert_array_equal(table.read(EVERY), before)
 
     def test_dropped_rows_make_room(self, make: Make):
-        table = make(SHAPE, SGD, retention=Retention(max_rows=2, evict_after_steps=3))
+        table = make(SHAPE, SGD, retention=RowRetention(max_rows=2, evict_after_steps=3))
         table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         with pytest.raises(TableFullError, match="1 more") as refused:
             table.admit(array([3]), 4)

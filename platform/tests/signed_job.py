@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from edl.core.partition import placement, slot_of_row
+from edl.core.partition import initial_placement, slot_of_row
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
 from edl.testing.jobs import JobProcess
@@ -179,7 +179,7 @@ class SignedJob:
 
 def owned(part: int, parts: int) -> Any:
     """Row ids of one parameter server, increasing."""
-    slots = placement(parts)
+    slots = initial_placement(parts)
     return (row for row in count() if slots[slot_of_row(row)] == part)
 
 

@@ -1,4 +1,7 @@
-"""A cluster in memory behind `Api`: objects, owners, admission and rights, as far as submitting and deleting go."""
+"""A cluster in memory behind `KubeClient`: objects, owners, admission and rights.
+
+As far as submitting and deleting go.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from typing import Any
 import urllib3
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Answer, Api, Connection
-from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes.resource_kinds import BY_NAME, EVENTS, PODS, Kind, Manifest
-from edl.cluster.kubernetes.response_stream import Stream
+from edl.cluster.kubernetes.api_client import ApiResponse, KubeClient, KubeConnection
+from edl.cluster.kubernetes.api_errors import error_from_response
+from edl.cluster.kubernetes.resource_kinds import EVENTS, KIND_BY_NAME, PODS, Manifest, ResourceKind
+from edl.cluster.kubernetes.response_stream import ResponseStream
 
 NOW = 1_800_000_000.0
 Key = tuple[str, str, str]
@@ -31,7 +34,7 @@ def when(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class SmallCluster(Api):
+class SmallCluster(KubeClient):
     """Everything happens at once, inside the request that causes it.
 
     Attributes:
@@ -47,7 +50,7 @@ class SmallCluster(Api):
     """
 
     def __init__(self, namespace: str = "team") -> None:
-        super().__init__(Connection("https://cluster.test", urllib3.PoolManager(), dict, namespace, "lab"))
+        super().__init__(KubeConnection("https://cluster.test", urllib3.PoolManager(), dict, namespace, "lab"))
         self.objects: dict[Key, Manifest] = {}
         self.now = NOW
         self.admissions: list[Admission] = []
@@ -69,7 +72,7 @@ class SmallCluster(Api):
     def put(self, manifest: Manifest) -> Manifest:
         """Place an object, as others would have created it."""
         with self._lock:
-            kind = BY_NAME[manifest["kind"]]
+            kind = KIND_BY_NAME[manifest["kind"]]
             thing = copy.deepcopy(manifest)
             meta = thing["metadata"]
             meta.setdefault("uid", f"uid-{next(self._uids)}")
@@ -96,7 +99,7 @@ class SmallCluster(Api):
         spec, kind = {"accessModes": [mode]}, "PersistentVolumeClaim"
         return self.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
 
-    def of(self, kind: Kind) -> list[Manifest]:
+    def of(self, kind: ResourceKind) -> list[Manifest]:
         return [thing for (plural, _, _), thing in self.objects.items() if plural == kind.plural]
 
     def labelled(self) -> list[str]:
@@ -104,10 +107,10 @@ class SmallCluster(Api):
         return [
             f"{thing['kind']} {thing['metadata']['name']}"
             for thing in self.objects.values()
-            if names.JOB in (thing["metadata"].get("labels") or {})
+            if names.JOB_LABEL in (thing["metadata"].get("labels") or {})
         ]
 
-    def deny(self, verb: str, *kinds: Kind) -> None:
+    def deny(self, verb: str, *kinds: ResourceKind) -> None:
         self.denied |= {(verb, kind.plural) for kind in kinds}
 
     # ------------------------------------------------------------------ requests
@@ -120,7 +123,7 @@ class SmallCluster(Api):
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
-    ) -> Answer:
+    ) -> ApiResponse:
         if path.endswith("/selfsubjectaccessreviews"):
             return self._reviewed(body["spec"]["resourceAttributes"])
         with self._lock:
@@ -136,25 +139,25 @@ class SmallCluster(Api):
                 found = {"items": self._listed(kind, namespace, query), "metadata": {"resourceVersion": "1"}}
             else:
                 found = self._one(method, kind, namespace, name, body)
-            return Answer(copy.deepcopy(found), self.now)
+            return ApiResponse(copy.deepcopy(found), self.now)
 
-    def logs(self, pod: str, *, container: str = "", **_: Any) -> Stream:
+    def logs(self, pod: str, *, container: str = "", **_: Any) -> ResponseStream:
         self.logs_asked.append((pod, container))
         text = "\n".join(self.logged.get(pod, [])).encode()
         response = urllib3.HTTPResponse(io.BytesIO(text), preload_content=False)
-        return Stream(response, "logs")
+        return ResponseStream(response, "logs")
 
-    def _reviewed(self, asked: Mapping[str, str]) -> Answer:
+    def _reviewed(self, asked: Mapping[str, str]) -> ApiResponse:
         resource = "/".join(part for part in (asked["resource"], asked["subresource"]) if part)
-        return Answer({"status": {"allowed": (asked["verb"], resource) not in self.denied}}, self.now)
+        return ApiResponse({"status": {"allowed": (asked["verb"], resource) not in self.denied}}, self.now)
 
-    def _authorize(self, verb: str, kind: Kind, namespace: str) -> None:
+    def _authorize(self, verb: str, kind: ResourceKind, namespace: str) -> None:
         if (verb, kind.plural) in self.denied:
             where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             resource = f'resource "{kind.plural}" in API group "{kind.group}" {where}'
             _refuse(403, f'{kind.plural} is forbidden: User "ann" cannot {verb} {resource}')
 
-    def _create(self, kind: Kind, namespace: str, thing: Manifest, *, dry_run: bool) -> Manifest:
+    def _create(self, kind: ResourceKind, namespace: str, thing: Manifest, *, dry_run: bool) -> Manifest:
         meta = thing["metadata"]
         name = meta.setdefault("name", f"{meta.get('generateName', '')}x7")
         for admission in self.admissions:
@@ -169,7 +172,7 @@ class SmallCluster(Api):
         self.created.append((kind.name, name))
         return made
 
-    def _one(self, method: str, kind: Kind, namespace: str, name: str, body: Any) -> Manifest:
+    def _one(self, method: str, kind: ResourceKind, namespace: str, name: str, body: Any) -> Manifest:
         thing = self.objects.get((kind.plural, namespace, name))
         if thing is None:
             _refuse(404, f'{kind.plural} "{name}" not found')
@@ -198,13 +201,13 @@ class SmallCluster(Api):
             template["metadata"] |= {"name": f"{meta['name']}-abcde", "ownerReferences": owners}
             template["spec"]["nodeName"] = "n1"
             self.put({"apiVersion": "v1", "kind": "Pod", **template, "status": self.master})
-        for page in self.of(BY_NAME["ConfigMap"]):
+        for page in self.of(KIND_BY_NAME["ConfigMap"]):
             if page["metadata"]["name"].endswith("-status"):
                 page["data"] = self.published
         if self.conditions:
             job["status"] = {"conditions": self.conditions}
 
-    def _delete(self, kind: Kind, thing: Manifest, grace: int | None) -> None:
+    def _delete(self, kind: ResourceKind, thing: Manifest, grace: int | None) -> None:
         meta = thing["metadata"]
         if kind is PODS and meta["name"] in self.held and grace != 0:
             meta.setdefault("deletionTimestamp", when(self.now + 30))
@@ -212,9 +215,9 @@ class SmallCluster(Api):
         del self.objects[kind.plural, meta.get("namespace", ""), meta["name"]]
         for owned in list(self.objects.values()):
             if any(owner["uid"] == meta["uid"] for owner in owned["metadata"].get("ownerReferences") or ()):
-                self._delete(BY_NAME[owned["kind"]], owned, None)
+                self._delete(KIND_BY_NAME[owned["kind"]], owned, None)
 
-    def _listed(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> list[Manifest]:
+    def _listed(self, kind: ResourceKind, namespace: str, query: Mapping[str, str]) -> list[Manifest]:
         wanted = [part.partition("=") for part in (query.get("labelSelector") or "").split(",") if part]
         uid = (query.get("fieldSelector") or "").partition("involvedObject.uid=")[2].partition(",")[0]
         return [
@@ -232,13 +235,13 @@ def _has(thing: Manifest, name: str, value: str, equals: bool) -> bool:
     return labels.get(name) == value if equals else name in labels
 
 
-def _parsed(path: str) -> tuple[Kind, str, str]:
+def _parsed(path: str) -> tuple[ResourceKind, str, str]:
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
-    kind = next(kind for kind in BY_NAME.values() if kind.plural == rest[0])
+    kind = next(kind for kind in KIND_BY_NAME.values() if kind.plural == rest[0])
     return kind, namespace, rest[1] if len(rest) > 1 else ""
 
 
@@ -253,4 +256,4 @@ def _merge(into: Manifest, patch: Manifest) -> None:
 
 
 def _refuse(code: int, message: str) -> None:
-    raise translate(code, json.dumps({"message": message}).encode(), where="https://cluster.test")
+    raise error_from_response(code, json.dumps({"message": message}).encode(), where="https://cluster.test")

@@ -13,9 +13,9 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.array_types import Floats
 from edl.numerics.initializers import initial_rows
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
+from edl.numerics.parameter_store import ParameterStore, PushGradients, RowGradients
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)
@@ -28,25 +28,25 @@ PATIENT = settings(
 NOTHING = np.empty(0, np.float32)
 pushes = st.lists(st.lists(st.integers(0, TABLE.rows - 1), max_size=40), max_size=12)
 
-Make = Callable[[Declaration, Floats], ParameterStore]
+Make = Callable[[ModelDeclaration, Floats], ParameterStore]
 
 
-def rows_only(*tables: TableSpec) -> Declaration:
-    return Declaration((), tables, SGD, "model")
+def rows_only(*tables: TableSpec) -> ModelDeclaration:
+    return ModelDeclaration((), tables, SGD, "model")
 
 
-def ones(ids: list[int]) -> Gradients:
+def ones(ids: list[int]) -> PushGradients:
     rows = RowGradients(np.array(ids, np.int64), np.ones((len(ids), TABLE.dim), np.float32))
-    return Gradients(NOTHING, {"emb": rows}, 1.0, 1.0)
+    return PushGradients(NOTHING, {"emb": rows}, 1.0, 1.0)
 
 
-def drawn(declared: Declaration, random: np.random.Generator) -> Gradients:
+def drawn(declared: ModelDeclaration, random: np.random.Generator) -> PushGradients:
     """A push of everything that a model has; the ids of a table do not repeat."""
     rows = {}
     for table in declared.tables:
         ids = random.permutation(table.rows)[: random.integers(table.rows // 3)].astype(np.int64)
         rows[table.name] = RowGradients(ids, random.standard_normal((len(ids), table.dim)).astype(np.float32))
-    return Gradients(random.standard_normal(declared.size).astype(np.float32), rows, 0.03, 0.5)
+    return PushGradients(random.standard_normal(declared.size).astype(np.float32), rows, 0.03, 0.5)
 
 
 class StoreContract:
@@ -88,15 +88,15 @@ class StoreContract:
         assert sorted(np.concatenate(chunks).tolist()) == list(range(5000))
 
     def test_the_slab_moves_by_gradients_and_statistics_by_weighted_deltas(self, make: Make):
-        held = make(Declaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
-        held.apply(Gradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
+        held = make(ModelDeclaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
+        held.apply(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
         slab = np.empty(4, np.float32)
         held.read_dense(slab)
         np.testing.assert_array_equal(slab, [0.5, 0, -0.5, 2])
 
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
     def test_a_snapshot_does_not_change_with_the_store(self, make: Make, optimizer):
-        declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
+        declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(1)
         held = make(declared, np.ones(4, np.float32))
         held.apply(drawn(declared, random), 1)
@@ -116,7 +116,7 @@ class StoreContract:
 
     def test_room_that_was_made_before_is_used_once(self, make: Make):
         """The copy in it is of the moment in which it is taken, and the next one has memory of its own."""
-        declared = Declaration(DENSE, (), OptimizerSpec("adam"), "model")
+        declared = ModelDeclaration(DENSE, (), OptimizerSpec("adam"), "model")
         random = np.random.default_rng(3)
         held = make(declared, np.ones(4, np.float32))
         held.make_room()
@@ -135,7 +135,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
     def test_what_a_snapshot_is_loaded_into_goes_on_alike(self, make: Make, optimizer):
-        declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
+        declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(2)
         one = make(declared, np.ones(4, np.float32))
         one.apply(drawn(declared, random), 1)

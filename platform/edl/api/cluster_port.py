@@ -25,7 +25,7 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
-class Phase(StrEnum):
+class PodPhase(StrEnum):
     """Where a pod is in its life; the names of Kubernetes' pod phases, plus ``GONE`` for a deleted pod."""
 
     PENDING = "Pending"
@@ -35,7 +35,7 @@ class Phase(StrEnum):
     GONE = "Gone"
 
 
-class Cause(StrEnum):
+class TerminationCause(StrEnum):
     """Why a pod is going or gone, as far as the cluster says; ``NONE``: by itself, or because its master wanted it."""
 
     NONE = ""
@@ -47,7 +47,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PodOptions:
     """What a pod is asked for beyond its role's part of the spec.
 
     Attributes:
@@ -59,11 +59,11 @@ class Wish:
     elevated: bool = False
 
 
-PLAIN = Wish()
+DEFAULT_OPTIONS = PodOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
+class PodStatus:
     """What a cluster says about one pod at one moment.
 
     Attributes:
@@ -84,12 +84,12 @@ class PodSeen:
     uid: str
     role: Role
     index: int
-    phase: Phase
+    phase: PodPhase
     exit_code: int | None = None
     reason: str = ""
     pid: int | None = None
     leaving: bool = False
-    cause: Cause = Cause.NONE
+    cause: TerminationCause = TerminationCause.NONE
     message: str = ""
     node: str = ""
     elevated: bool = False
@@ -98,18 +98,18 @@ class PodSeen:
     @property
     def ended(self) -> bool:
         """Whether the pod runs no more and never will again."""
-        return self.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class WatchSynced:
     """Marks, in a watch, that every pod that existed when the watch began has been yielded."""
 
 
-class Cluster(Protocol):
+class JobCluster(Protocol):
     """Start, delete and watch the pods of one job."""
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
         """Ask for a pod and return its uid. Asking again for a live (role, index) returns the uid it has.
 
         Raises:
@@ -122,8 +122,8 @@ class Cluster(Protocol):
         """Tell the pod to go (SIGTERM) and kill it after ``grace`` seconds (0: at once). Unknown uids are ignored."""
         ...
 
-    def watch(self) -> Iterator[PodSeen | Synced]:
-        """Yield every existing pod, then ``Synced``, then every change, until ``close`` is called.
+    def watch(self) -> Iterator[PodStatus | WatchSynced]:
+        """Yield every existing pod, then ``WatchSynced``, then every change, until ``close`` is called.
 
         Ended pods that the cluster still remembers are listed too, so that a restarted master learns how they ended.
         The master's own pod is not part of the view. Every pod that was yielded alive is yielded ended exactly once,

@@ -12,7 +12,8 @@ class TableSpec:
     """A float32 table of which each parameter server owns some rows.
 
     Slot variables follow from the job's optimizer and limits from the job's ``ps`` section: they are the same for all
-    tables of a job, and not a table's own. What a table may be is checked by ``edl.numerics.table_limits.check_table``.
+    tables of a job, and not a table's own. What a table may be is checked by
+    ``edl.numerics.table_limits.check_table_shape``.
 
     Attributes:
         name: the path of the Embedding's variable.

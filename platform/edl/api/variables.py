@@ -13,7 +13,7 @@ class VariableSpec:
     """A float32 variable whose values lie whole on one parameter server.
 
     There is no other type: a worker refuses to train one, and keeps what is not trained to itself. What a shape may be
-    is checked where a model is declared (:class:`edl.numerics.model_declaration.Declaration`).
+    is checked where a model is declared (:class:`edl.numerics.model_declaration.ModelDeclaration`).
 
     Attributes:
         name: its path in the model; unique, and the same in every process.

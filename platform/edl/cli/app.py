@@ -17,7 +17,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from edl.api.errors import EdlError
-from edl.reporting.terminal_text import guarded
+from edl.reporting.terminal_text import sanitize_standard_streams
 
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",
@@ -45,7 +45,7 @@ COMMANDS = {
 """The commands, each with its line in the help, in the order of the help."""
 
 
-class Deferred(TyperCommand):
+class DeferredCommand(TyperCommand):
     """A command known by name and help only: its module is imported when it is called."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Exit codes: 0 done, 1 job failed, 2 bad input or usage, 130 interrupted.
     """
-    with guarded():
+    with sanitize_standard_streams():
         try:
             typer.main.get_command(app).main(None if args is None else list(args), prog_name="edl")
         except EdlError as error:
@@ -76,13 +76,14 @@ def main(args: Sequence[str] | None = None) -> None:
 @app.callback()
 def edl(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=lambda wanted: _version(wanted))
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=lambda wanted: _print_version(wanted)),
     ] = False,
 ) -> None:
     """Train Keras models with a varying number of workers, on this machine and on Kubernetes."""
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version  # costs 20 ms, and only this option needs it
 
@@ -90,12 +91,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _placeholder() -> None:
+def _fail_without_context() -> None:
     raise AssertionError("a deferred command was called without its context")
 
 
 for _name, _help in COMMANDS.items():
-    app.command(_name, cls=Deferred, help=_help)(_placeholder)
+    app.command(_name, cls=DeferredCommand, help=_help)(_fail_without_context)
 
 if __name__ == "__main__":
     main()

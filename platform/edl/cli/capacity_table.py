@@ -7,62 +7,63 @@ from itertools import groupby
 from typing import Any
 
 from edl.api.cluster_port import Role
-from edl.ops.job_forecast import Fit, Forecast
-from edl.ops.resource_quantities import Resources, all_said
-from edl.reporting.text_table import aligned
+from edl.ops.job_forecast import GroupPlacement, JobForecast
+from edl.ops.resource_quantities import ResourceAmounts, format_amounts
+from edl.reporting.text_table import align_columns
 
 _COLUMNS = ("role", "pods", "priority", "each")
-_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}
+_ROLE_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}
 _VICTIMS_SHOWN = 3
 
 
-def table(forecast: Forecast, least_workers: int) -> list[str]:
+def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
     """The job's pods, a line for each kind; how many start at once only where that is known."""
     rows = [
-        [fit.crowd.role.value, _count(fit, forecast, least_workers), priority(fit), _each(fit)] for fit in forecast.fits
+        [fit.crowd.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
+        for fit in forecast.fits
     ]
     head = [*_COLUMNS]
     if forecast.free is not None:
         head = [*head, "at once"]
         rows = [[*row, str(fit.at_once)] for row, fit in zip(rows, forecast.fits, strict=True)]
-    return [f"  {line}" for line in aligned([head, *rows])]
+    return [f"  {line}" for line in align_columns([head, *rows])]
 
 
-def waits(forecast: Forecast) -> Iterator[str]:
+def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
     """What can never start on today's nodes, what will not start at once, by reason, who gives way; a sentence each."""
-    yield from _never(forecast)
+    yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
     for role, found in groupby((fit for fit in forecast.fits if not fit.never), key=lambda fit: fit.crowd.role):
         fits = list(found)
         count = sum(fit.crowd.count for fit in fits)
         if late := count - sum(fit.at_once for fit in fits):
-            by_reason.setdefault(_for_what(fits), []).append((_so_many(role, late, count), late))
+            by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
-        yield f"{_listed([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
+        yield f"{_join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
     if victims := [name for fit in forecast.fits for name in fit.victims]:
         pods = "1 pod" if len(victims) == 1 else f"{len(victims)} pods"
         more = " …" if len(victims) > _VICTIMS_SHOWN else ""
         yield f"{pods} of lower priority would give way: {', '.join(victims[:_VICTIMS_SHOWN])}{more}"
 
 
-def _never(forecast: Forecast) -> Iterator[str]:
-    by_reason: dict[str, list[Fit]] = {}
+def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
+    by_reason: dict[str, list[GroupPlacement]] = {}
     for fit in forecast.fits:
         if fit.never:
             by_reason.setdefault(fit.never, []).append(fit)
     for reason, fits in by_reason.items():
-        who = _listed([_so_many(fit.crowd.role, fit.crowd.count, fit.crowd.count) for fit in fits])
+        who = _join_words([_pods_text(fit.crowd.role, fit.crowd.count, fit.crowd.count) for fit in fits])
         yield f"{who} can never start on today's nodes: {reason}"
 
 
-def fit_json(fit: Fit) -> dict[str, Any]:
+def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
     """One kind of pods, for programs."""
     return {
         "role": fit.crowd.role.value,
         "count": fit.crowd.count,
-        "priority": priority(fit),
-        "requests": numbers(fit.each),
+        "priority": priority_class(fit),
+        "requests": amounts_json(fit.each),
         "allowed_by_quota": fit.allowed,
         "at_once": fit.placed,
         "gives_way": list(fit.victims),
@@ -70,28 +71,28 @@ def fit_json(fit: Fit) -> dict[str, Any]:
     }
 
 
-def numbers(amounts: Resources) -> dict[str, float]:
+def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
     """Amounts as JSON has them."""
     return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}
 
 
-def priority(fit: Fit) -> str:
+def priority_class(fit: GroupPlacement) -> str:
     """The PriorityClass; empty for none."""
     return str(fit.crowd.pod["spec"].get("priorityClassName", ""))
 
 
-def _count(fit: Fit, forecast: Forecast, least_workers: int) -> str:
+def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
     """So many pods, or from so many to so many, where that is about all workers."""
     count = fit.crowd.count
     elastic = len(forecast.of(Role.WORKER)) == 1 and fit.crowd.role is Role.WORKER and least_workers < count
     return f"{least_workers}-{count}" if elastic else str(count)
 
 
-def _each(fit: Fit) -> str:
-    return all_said({name: amount for name, amount in fit.each.items() if name != "pods"})
+def _requests_text(fit: GroupPlacement) -> str:
+    return format_amounts({name: amount for name, amount in fit.each.items() if name != "pods"})
 
 
-def _for_what(fits: Sequence[Fit]) -> str:
+def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
     """What the first pod that waits is waiting for."""
     fit = next(fit for fit in fits if fit.at_once < fit.crowd.count)
     if fit.at_once == fit.allowed and fit.refusal is not None:
@@ -101,12 +102,12 @@ def _for_what(fits: Sequence[Fit]) -> str:
     return "for a node that takes such pods (taints, node selector, affinity)"
 
 
-def _so_many(role: Role, late: int, count: int) -> str:
-    word = _WORDS[role]
+def _pods_text(role: Role, late: int, count: int) -> str:
+    word = _ROLE_WORDS[role]
     if late == count:
         return f"the {word}" if count == 1 else f"all {count} {word}s"
     return f"{late} of {count} {word}s"
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.ops.checkpoint_choice import chosen, reading
-from edl.ops.checkpoint_lookup import find
+from edl.ops.checkpoint_choice import choose_checkpoint, storage_errors_as_bad_input
+from edl.ops.checkpoint_lookup import find_checkpoints
 
 if TYPE_CHECKING:
-    from edl.storage.checkpoint_contents import Contents
-    from edl.storage.checkpoint_manifest import Manifest, Skipped
+    from edl.storage.checkpoint_contents import CheckpointContents
+    from edl.storage.checkpoint_manifest import CheckpointManifest, SkippedCheckpoint
 
 app = typer.Typer(
     help="List the checkpoints of a run, look into them, write them as files for other programs.",
@@ -44,7 +44,7 @@ NumberOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _PIPE_WIDTH = 10_000
 """Characters of a line that no terminal breaks."""
-_SUFFIXES = (".npz", ".safetensors")
+_EXPORT_SUFFIXES = (".npz", ".safetensors")
 
 
 @app.command()
@@ -59,17 +59,17 @@ def ls(
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
-    from edl.ops.checkpoint_list import listed, newest_usable, table
+    from edl.ops.checkpoint_list import checkpoint_table, list_checkpoints, newest_usable
 
-    place = find(run)
-    with reading():
-        found = listed(place.directory, verified=verify)
+    place = find_checkpoints(run)
+    with storage_errors_as_bad_input():
+        found = list_checkpoints(place.directory, verified=verify)
     best = newest_usable(found)
     if as_json:
         print(json.dumps([{**each.to_json(), "newest_usable": each is best} for each in found]))
     elif found:
         print(f"{place.name[0].upper()}{place.name[1:]}, {place.directory}\n")
-        print("\n".join(table(found, time.time())))
+        print("\n".join(checkpoint_table(found, time.time())))
         if not verify:
             print("\nOnly manifests and sizes were looked at; --verify reads every byte.")
     else:
@@ -87,18 +87,18 @@ def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption =
 
     Exit codes: 0 done, 2 bad input or a damaged checkpoint.
     """
-    place = find(run)
-    manifest, contents = _opened(run, number)
-    with _needing_numpy(), reading():
-        from edl.cli.checkpoint_view import inspected, lines, to_read, told
+    place = find_checkpoints(run)
+    manifest, contents = _open_checkpoint(run, number)
+    with _numpy_required(), storage_errors_as_bad_input():
+        from edl.cli.checkpoint_view import bytes_to_read, inspect_checkpoint, inspection_json, inspection_lines
 
-        with _progress("Reading", to_read(contents)) as advance:
-            seen = inspected(manifest, contents, advance)
+        with _byte_progress_bar("Reading", bytes_to_read(contents)) as advance:
+            seen = inspect_checkpoint(manifest, contents, advance)
     if as_json:
-        print(json.dumps(told(seen)))
+        print(json.dumps(inspection_json(seen)))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-        print("\n".join(lines(seen, place.name, width)))
+        print("\n".join(inspection_lines(seen, place.name, width)))
 
 
 @app.command()
@@ -116,44 +116,44 @@ def export(
 
     Exit codes: 0 done, 1 it cannot be written, 2 bad input or a damaged checkpoint.
     """
-    _check_output(output, force=force)
-    manifest, contents = _opened(run, number)
-    with _needing_numpy():
-        from edl.cli.checkpoint_view import counted
+    _check_output_file(output, force=force)
+    manifest, contents = _open_checkpoint(run, number)
+    with _numpy_required():
+        from edl.cli.checkpoint_view import pluralize
         from edl.storage import checkpoint_export
 
-        with reading():
-            columns = checkpoint_export.columns(contents, slots=slots)
+        with storage_errors_as_bad_input():
+            columns = checkpoint_export.export_columns(contents, slots=slots)
         strings = {
             "checkpoint": str(manifest.cut),
             "version": str(manifest.version),
-            **checkpoint_export.described(contents),
+            **checkpoint_export.export_metadata(contents),
         }
-        with _progress("Writing", sum(column.nbytes for column in columns)) as advance:
-            checkpoint_export.write(output, columns, strings, advance)
-    many = counted(len(contents.variables), "variable")
+        with _byte_progress_bar("Writing", sum(column.nbytes for column in columns)) as advance:
+            checkpoint_export.write_export(output, columns, strings, advance)
+    many = pluralize(len(contents.variables), "variable")
     if contents.tables:
-        rows = counted(sum(table.rows for table in contents.tables), "row")
-        many += f", {counted(len(contents.tables), 'table')} with {rows}"
+        rows = pluralize(sum(table.rows for table in contents.tables), "row")
+        many += f", {pluralize(len(contents.tables), 'table')} with {rows}"
     print(f"Checkpoint {manifest.cut}: {many} in {output}")
 
 
-def _opened(run: str, number: int | None) -> tuple[Manifest, Contents]:
+def _open_checkpoint(run: str, number: int | None) -> tuple[CheckpointManifest, CheckpointContents]:
     """The checkpoint that is wanted, intact, and what it holds; newer ones that cannot be used are told of."""
-    from edl.storage.checkpoint_contents import contents_of
+    from edl.storage.checkpoint_contents import read_checkpoint_contents
 
-    skipped: list[Skipped] = []
-    manifest = chosen(find(run), number, skipped)
+    skipped: list[SkippedCheckpoint] = []
+    manifest = choose_checkpoint(find_checkpoints(run), number, skipped)
     for each in skipped:
         print(f"checkpoint {each.cut} is left out: {each.reason}", file=sys.stderr)
     assert manifest.directory is not None
     directory = manifest.directory
-    with reading():
-        return manifest, contents_of(directory / shard.file for shard in manifest.shards)
+    with storage_errors_as_bad_input():
+        return manifest, read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
 
 
-def _check_output(output: Path, *, force: bool) -> None:
-    if output.suffix not in _SUFFIXES:
+def _check_output_file(output: Path, *, force: bool) -> None:
+    if output.suffix not in _EXPORT_SUFFIXES:
         raise BadInputError("is neither a .npz nor a .safetensors", where=str(output), hint="The name says the format.")
     if not output.absolute().parent.is_dir():
         raise BadInputError("there is no such folder", where=str(output.absolute().parent))
@@ -162,7 +162,7 @@ def _check_output(output: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def _needing_numpy() -> Iterator[None]:
+def _numpy_required() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
@@ -171,16 +171,16 @@ def _needing_numpy() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _byte_progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on the terminal, for what takes seconds."""
     if not sys.stderr.isatty() or total < 1 << 28:
         yield lambda _: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from edl.reporting.rich_console import console
+    from edl.reporting.rich_console import make_console
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
+    with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda count: progress.advance(task, count)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edl.ops.checkpoint_list import size_text, when
-from edl.reporting.text_table import age, aligned, labelled
-from edl.storage.checkpoint_contents import Contents, Table
-from edl.storage.checkpoint_manifest import Manifest
+from edl.ops.checkpoint_list import format_size, parse_created
+from edl.reporting.text_table import align_columns, format_age, wrap_labelled
+from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
+from edl.storage.checkpoint_manifest import CheckpointManifest
 
 if TYPE_CHECKING:
-    from edl.storage.array_statistics import Statistics
+    from edl.storage.array_statistics import ArrayStatistics
 
-_NUMBERS = ("MIN", "MEAN", "MAX", "NAN")
+_STATISTICS_COLUMNS = ("MIN", "MEAN", "MAX", "NAN")
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class CheckpointInspection:
     """A checkpoint and what its values are like.
 
     Attributes:
@@ -29,32 +29,34 @@ class Inspected:
         tables: those of all rows of each table, by name.
     """
 
-    manifest: Manifest
-    contents: Contents
-    variables: Mapping[str, Statistics]
-    tables: Mapping[str, Statistics]
+    manifest: CheckpointManifest
+    contents: CheckpointContents
+    variables: Mapping[str, ArrayStatistics]
+    tables: Mapping[str, ArrayStatistics]
 
 
-def inspected(manifest: Manifest, contents: Contents, on_read: Callable[[int], None]) -> Inspected:
+def inspect_checkpoint(
+    manifest: CheckpointManifest, contents: CheckpointContents, on_read: Callable[[int], None]
+) -> CheckpointInspection:
     """Look at all values, which takes NumPy.
 
     Raises:
         StorageError: a file is gone.
     """
-    from edl.storage.array_statistics import statistics
+    from edl.storage.array_statistics import compute_statistics
 
-    variables = {each.spec.name: statistics([each.values], on_read) for each in contents.variables}
-    tables = {each.name: statistics([part.values for part in each.parts], on_read) for each in contents.tables}
-    return Inspected(manifest, contents, variables, tables)
+    variables = {each.spec.name: compute_statistics([each.values], on_read) for each in contents.variables}
+    tables = {each.name: compute_statistics([part.values for part in each.parts], on_read) for each in contents.tables}
+    return CheckpointInspection(manifest, contents, variables, tables)
 
 
-def to_read(contents: Contents) -> int:
-    """Bytes that ``inspected`` looks at."""
+def bytes_to_read(contents: CheckpointContents) -> int:
+    """Bytes that ``inspect_checkpoint`` looks at."""
     parts = [part.values for each in contents.tables for part in each.parts]
     return sum(array.nbytes for array in (*(each.values for each in contents.variables), *parts))
 
 
-def told(seen: Inspected) -> dict[str, Any]:
+def inspection_json(seen: CheckpointInspection) -> dict[str, Any]:
     """For programs."""
     manifest, contents = seen.manifest, seen.contents
     return {
@@ -73,7 +75,7 @@ def told(seen: Inspected) -> dict[str, Any]:
                 "dtype": each.values.dtype,
                 "statistic": each.spec.statistic,
                 "slots": sorted(each.slots),
-                **_json(seen.variables[each.spec.name]),
+                **_statistics_json(seen.variables[each.spec.name]),
             }
             for each in contents.variables
         ],
@@ -86,7 +88,7 @@ def told(seen: Inspected) -> dict[str, Any]:
                 "dtype": each.parts[0].values.dtype,
                 "slots": list(each.slots),
                 "initializer": each.described_initializer,
-                **_json(seen.tables[each.name]),
+                **_statistics_json(seen.tables[each.name]),
             }
             for each in contents.tables
         ],
@@ -94,18 +96,18 @@ def told(seen: Inspected) -> dict[str, Any]:
     }
 
 
-def lines(seen: Inspected, run: str, width: int) -> Iterator[str]:
+def inspection_lines(seen: CheckpointInspection, run: str, width: int) -> Iterator[str]:
     """For people; facts are within ``width`` characters, tables may be wider."""
     yield f"Checkpoint {seen.manifest.cut} of {run}, {seen.manifest.directory}"
-    for name, text in _facts(seen, time.time()):
-        yield from labelled(name, text, width)
+    for name, text in _fact_rows(seen, time.time()):
+        yield from wrap_labelled(name, text, width)
     if seen.contents.variables:
         yield ""
-        yield from _variables(seen)
+        yield from _variable_lines(seen)
     if seen.contents.tables:
         yield ""
-        yield from aligned(
-            [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_NUMBERS], *_tables(seen)],
+        yield from align_columns(
+            [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_STATISTICS_COLUMNS], *_table_rows(seen)],
             right=(1, 2, 3, *range(6, 10)),
         )
     if seen.contents.others:
@@ -113,27 +115,27 @@ def lines(seen: Inspected, run: str, width: int) -> Iterator[str]:
         yield f"\nand {many} arrays of strategy Local: its optimizer's variables (slot/…), random generators (state/…)."
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """``1 row``, ``2 rows``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _facts(seen: Inspected, now: float) -> Iterator[tuple[str, str]]:
+def _fact_rows(seen: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:
     manifest = seen.manifest
-    taken = when(manifest.created)
-    ago = "" if taken is None else f" ({age(now - taken)} ago)"
+    taken = parse_created(manifest.created)
+    ago = "" if taken is None else f" ({format_age(now - taken)} ago)"
     created = manifest.created.replace("T", " ").replace("+00:00", " UTC")
     yield "taken", f"{created or 'at an unknown time'}{ago}"
-    size = size_text(sum(shard.size for shard in manifest.shards))
-    yield "files", f"{counted(len(manifest.shards), 'shard')}, {size}, intact"
+    size = format_size(sum(shard.size for shard in manifest.shards))
+    yield "files", f"{pluralize(len(manifest.shards), 'shard')}, {size}, intact"
     try:
-        yield "position", ", ".join(_position(manifest))
+        yield "position", ", ".join(_position_parts(manifest))
     except (ValueError, TypeError):  # right checksum, but no ledger of a master
         yield "position", f"not known: {manifest.ledger}"
-    yield "optimizer", _optimizer(seen.contents)
+    yield "optimizer", _optimizer_text(seen.contents)
 
 
-def _position(manifest: Manifest) -> Iterator[str]:
+def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
     ledger = manifest.ledger if isinstance(manifest.ledger, dict) else {}
     yield f"step {ledger.get('done_steps', manifest.version):,}"
     records = ledger.get("done_records", ledger.get("records_done"))
@@ -142,14 +144,14 @@ def _position(manifest: Manifest) -> Iterator[str]:
     left = sum(end - start for _, _, start, end in ledger.get("returned", ()))
     if "epoch" in ledger:
         within = left or ledger.get("index")
-        yield f"in epoch {ledger['epoch'] + 1}" if within else f"{counted(ledger['epoch'], 'epoch')} done"
+        yield f"in epoch {ledger['epoch'] + 1}" if within else f"{pluralize(ledger['epoch'], 'epoch')} done"
     if left:
         yield f"{left:,} records handed back, to be done again"
     if ledger.get("quarantined"):
-        yield f"{counted(len(ledger['quarantined']), 'range')} given up"
+        yield f"{pluralize(len(ledger['quarantined']), 'range')} given up"
 
 
-def _optimizer(contents: Contents) -> str:
+def _optimizer_text(contents: CheckpointContents) -> str:
     if contents.optimizer is None:
         return "not known: Keras' own, of strategy Local"
     given = dict(contents.optimizer.get("hyperparameters") or {})
@@ -161,31 +163,33 @@ def _optimizer(contents: Contents) -> str:
     return f"{text}, slots {', '.join(slots)}" if slots else f"{text}, no slots"
 
 
-def _variables(seen: Inspected) -> Sequence[str]:
+def _variable_lines(seen: CheckpointInspection) -> Sequence[str]:
     rows = []
     for each in seen.contents.variables:
         shape = "x".join(map(str, each.spec.shape)) or "scalar"
         kind = "statistic" if each.spec.statistic else "trained"
-        rows.append([each.spec.name, shape, each.values.dtype, kind, *_cells(seen.variables[each.spec.name])])
-    return aligned([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_NUMBERS], *rows], right=range(4, 8))
+        rows.append(
+            [each.spec.name, shape, each.values.dtype, kind, *_statistics_cells(seen.variables[each.spec.name])]
+        )
+    return align_columns([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_STATISTICS_COLUMNS], *rows], right=range(4, 8))
 
 
-def _tables(seen: Inspected) -> Iterator[list[str]]:
+def _table_rows(seen: CheckpointInspection) -> Iterator[list[str]]:
     for each in seen.contents.tables:
         kind = [str(each.width), each.parts[0].values.dtype, ", ".join(each.slots) or "-"]
-        yield [each.name, f"{each.rows:,}", _vocabulary(each), *kind, *_cells(seen.tables[each.name])]
+        yield [each.name, f"{each.rows:,}", _vocabulary_text(each), *kind, *_statistics_cells(seen.tables[each.name])]
 
 
-def _vocabulary(table: Table) -> str:
+def _vocabulary_text(table: StoredTable) -> str:
     return "-" if table.spec is None else f"{table.spec.rows:,}"
 
 
-def _cells(found: Statistics) -> list[str]:
+def _statistics_cells(found: ArrayStatistics) -> list[str]:
     values = ["-" if value is None else f"{value:.4g}" for value in (found.minimum, found.mean, found.maximum)]
     return [*values, f"{found.nan:,}" + (f" and {found.infinite:,} infinite" if found.infinite else "")]
 
 
-def _json(found: Statistics) -> dict[str, Any]:
+def _statistics_json(found: ArrayStatistics) -> dict[str, Any]:
     return {
         "min": found.minimum,
         "mean": found.mean,

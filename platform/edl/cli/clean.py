@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError, StorageError
-from edl.cli.local_runs import RunHere, find_here, runs_here
-from edl.cli.options import YesOption, agreed
-from edl.reporting.ps_statistics_text import size
-from edl.reporting.text_table import age, aligned
+from edl.cli.local_runs import LocalRun, find_local_run, list_local_runs
+from edl.cli.options import YesOption, confirm_action
+from edl.reporting.ps_statistics_text import format_bytes
+from edl.reporting.text_table import align_columns, format_age
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -40,56 +40,62 @@ def clean(
     """
     import time
 
-    chosen = _chosen(jobs or [], keep)
+    chosen = _select_runs(jobs or [], keep)
     if not chosen:
-        typer.echo(f"There is nothing to remove: {_why_nothing(jobs or [], keep)}.")
+        typer.echo(f"There is nothing to remove: {_explain_nothing_to_remove(jobs or [], keep)}.")
         return
     now = time.time()
     rows = [
-        [f"{run.name}/{run.uid}", run.phase, _model(run) or "-", size(_bytes(run.run.path)), age(now - run.created)]
+        [
+            f"{run.name}/{run.uid}",
+            run.phase,
+            _model_kind(run) or "-",
+            format_bytes(_directory_size(run.run.path)),
+            format_age(now - run.created),
+        ]
         for run in chosen
     ]
-    typer.echo("\n".join(aligned([["RUN", "PHASE", "MODEL", "SIZE", "AGE"], *rows], right=(3, 4))))
-    if not agreed(f"Remove {'it' if len(chosen) == 1 else 'them'} for good?", yes=yes, command="edl clean"):
+    typer.echo("\n".join(align_columns([["RUN", "PHASE", "MODEL", "SIZE", "AGE"], *rows], right=(3, 4))))
+    if not confirm_action(f"Remove {'it' if len(chosen) == 1 else 'them'} for good?", yes=yes, command="edl clean"):
         typer.echo("Nothing was removed.")
         raise typer.Exit(1)
     for run in chosen:
-        _remove(run)
+        _remove_run(run)
     typer.echo(f"{len(chosen)} {'run' if len(chosen) == 1 else 'runs'} removed.")
 
 
-def _chosen(names: Sequence[str], keep: int) -> list[RunHere]:
-    named = [find_here(name) for name in names if "/" in name]
+def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
+    named = [find_local_run(name) for name in names if "/" in name]
     for run in named:
         if not run.ended:
             raise BadInputError(f"run {run.uid} of {run.name} goes on", hint="Stop it first: Ctrl-C where it runs.")
-    jobs = [find_here(name).name for name in names if "/" not in name]
-    there = [run for run in runs_here() if run.ended and (not names or run.name in jobs)]
-    surplus = [run for job in dict.fromkeys(run.name for run in there) for run in _but_newest(job, there, keep)]
+    jobs = [find_local_run(name).name for name in names if "/" not in name]
+    there = [run for run in list_local_runs() if run.ended and (not names or run.name in jobs)]
+    surplus = [run for job in dict.fromkeys(run.name for run in there) for run in _find_surplus_runs(job, there, keep)]
     return [*named, *(run for run in surplus if run.run not in [each.run for each in named])]
 
 
-def _why_nothing(names: Sequence[str], keep: int) -> str:
-    if not any(run.ended and (not names or run.name in names) for run in runs_here()):
+def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
+    if not any(run.ended and (not names or run.name in names) for run in list_local_runs()):
         return f"no ended runs{' of ' + ' and '.join(names) if names else ''} are below ./.edl"
     many = "ended run" if keep == 1 else f"{keep} ended runs"
     command = " ".join(["edl clean", *names, "--keep 0"])
     return f"of each job the newest {many} and the newest with a model stay; `{command}` removes them too"
 
 
-def _but_newest(job: str, there: Sequence[RunHere], keep: int) -> list[RunHere]:
+def _find_surplus_runs(job: str, there: Sequence[LocalRun], keep: int) -> list[LocalRun]:
     """A run that failed at once, or only predicted, must not push out the one that was trained."""
     runs = [run for run in there if run.name == job]
-    newest = (_newest(runs, keep), _newest([run for run in runs if _model(run)], keep))
+    newest = (_newest_runs(runs, keep), _newest_runs([run for run in runs if _model_kind(run)], keep))
     kept = {run.uid for some in newest for run in some}
     return [run for run in runs if run.uid not in kept]
 
 
-def _newest(runs: Sequence[RunHere], count: int) -> Sequence[RunHere]:
+def _newest_runs(runs: Sequence[LocalRun], count: int) -> Sequence[LocalRun]:
     return runs[max(0, len(runs) - count) :]
 
 
-def _model(run: RunHere) -> str:
+def _model_kind(run: LocalRun) -> str:
     """What a run has of a trained model: ``export``, ``checkpoint`` or nothing."""
     if run.run.export.is_dir() and any(run.run.export.iterdir()):
         return "export"
@@ -97,11 +103,11 @@ def _model(run: RunHere) -> str:
     return "checkpoint" if trained and any(run.run.checkpoints.glob("*/manifest.json")) else ""
 
 
-def _bytes(folder: Path) -> int:
+def _directory_size(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
 
 
-def _remove(run: RunHere) -> None:
+def _remove_run(run: LocalRun) -> None:
     """Renamed first, so that nobody goes on with a half of it.
 
     Raises:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-PATIENCE_SECONDS = 1.5
+COMPLETION_SECONDS = 1.5
 
 
 def complete_contexts(incomplete: str) -> list[str]:
     """Names of the kubeconfig's contexts that begin with ``incomplete``; no cluster is asked."""
-    from edl.cluster.kubernetes.kubeconfig import contexts
+    from edl.cluster.kubernetes.kubeconfig import list_contexts
 
-    return [name for name in contexts() if name.startswith(incomplete)]
+    return [name for name in list_contexts() if name.startswith(incomplete)]
 
 
 def complete_jobs(ctx: Any, incomplete: str) -> list[str]:
@@ -27,19 +27,19 @@ def complete_jobs(ctx: Any, incomplete: str) -> list[str]:
     """
     found: list[str] = []
     asking = threading.Thread(
-        target=_ask, args=(ctx.params.get("context"), ctx.params.get("namespace"), found), daemon=True
+        target=_collect_job_names, args=(ctx.params.get("context"), ctx.params.get("namespace"), found), daemon=True
     )
     asking.start()
-    asking.join(PATIENCE_SECONDS)
+    asking.join(COMPLETION_SECONDS)
     return [name for name in list(found) if name.startswith(incomplete)]
 
 
-def _ask(context: str | None, namespace: str | None, found: list[str]) -> None:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.cluster.kubernetes.kubeconfig import connect
-    from edl.ops.job_view import job_names
+def _collect_job_names(context: str | None, namespace: str | None, found: list[str]) -> None:
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.cluster.kubernetes.kubeconfig import load_connection
+    from edl.ops.job_view import list_job_names
 
     try:
-        found += job_names(Api(connect(context, namespace)))
+        found += list_job_names(KubeClient(load_connection(context, namespace)))
     except Exception:  # noqa: BLE001  whatever it is: the command itself will say it
         return

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from edl.api.errors import BadInputError
 from edl.cli import data_copy
-from edl.reporting.rich_console import console
+from edl.reporting.rich_console import make_console
 
 if TYPE_CHECKING:
-    from edl.data.dataset_writer import Layout
-    from edl.data.record_tables import DataSet
+    from edl.data.dataset_writer import DatasetLayout
+    from edl.data.record_tables import GeneratedDataset
 
 app = typer.Typer(
     help="Write example data sets to train on; copy files to and from volumes of a cluster.",
@@ -34,7 +34,7 @@ Format: TypeAlias = Literal["recordio", "csv"]
 Compression: TypeAlias = Literal["none", "snappy", "gzip"]
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 
-Out = Annotated[Path, typer.Argument(help="Directory to write train/ and test/ into.", show_default=False)]
+OutputArgument = Annotated[Path, typer.Argument(help="Directory to write train/ and test/ into.", show_default=False)]
 FormatOption = Annotated[
     Format, typer.Option("--format", help="recordio: tf.train.Example records; csv: rows with a header.")
 ]
@@ -47,7 +47,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace train/ and t
 
 @app.command()
 def mnist(
-    out: Out,
+    out: OutputArgument,
     file_format: FormatOption = "recordio",
     compression: CompressionOption = "none",
     records_per_file: PerFileOption = 16_384,
@@ -64,17 +64,17 @@ def mnist(
 ) -> None:
     """Handwritten digits, 28x28: MNIST or, without a network, the digits that ship with scikit-learn."""
 
-    def load() -> DataSet:
+    def load() -> GeneratedDataset:
         from edl.data import sample_datasets
 
-        return sample_datasets.mnist(source, held_back=validation, records=records, seed=seed)
+        return sample_datasets.make_mnist_dataset(source, held_back=validation, records=records, seed=seed)
 
-    _make(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load, out, file_format, compression, records_per_file, force)
 
 
 @app.command()
 def iris(
-    out: Out,
+    out: OutputArgument,
     file_format: FormatOption = "csv",
     compression: CompressionOption = "none",
     records_per_file: PerFileOption = 16_384,
@@ -84,17 +84,17 @@ def iris(
 ) -> None:
     """Iris flowers: 150 records of four lengths and a class."""
 
-    def load() -> DataSet:
+    def load() -> GeneratedDataset:
         from edl.data import sample_datasets
 
-        return sample_datasets.iris(held_back=validation, seed=seed)
+        return sample_datasets.make_iris_dataset(held_back=validation, seed=seed)
 
-    _make(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load, out, file_format, compression, records_per_file, force)
 
 
 @app.command()
 def clicks(
-    out: Out,
+    out: OutputArgument,
     records: Annotated[int, typer.Option(help="Records of both parts together.", min=2)] = 100_000,
     vocabulary: Annotated[
         int, typer.Option(help="Ids of the 26 categorical features together, in equal shares.", min=1)
@@ -111,55 +111,62 @@ def clicks(
 ) -> None:
     """A click log: 13 numbers, 26 ids and a label, from a planted model whose AUC is the best that there is."""
 
-    def load() -> DataSet:
+    def load() -> GeneratedDataset:
         from edl.data import sample_datasets
-        from edl.data.synthetic_clicks import ClickLaw
+        from edl.data.synthetic_clicks import ClickModel
 
-        return sample_datasets.clicks(ClickLaw(vocabulary, exponent, seed), records=records, held_back=validation)
+        return sample_datasets.make_click_dataset(
+            ClickModel(vocabulary, exponent, seed), records=records, held_back=validation
+        )
 
-    _make(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load, out, file_format, compression, records_per_file, force)
 
 
 _DISTRIBUTION_BY_MODULE = {"google": "protobuf"}
 """Packages whose modules have another name than the one that pip installs."""
 
 
-def _make(
-    load: Callable[[], DataSet], out: Path, file_format: Format, compression: Compression, per_file: int, force: bool
+def _make_data_set(
+    load: Callable[[], GeneratedDataset],
+    out: Path,
+    file_format: Format,
+    compression: Compression,
+    per_file: int,
+    force: bool,
 ) -> None:
     try:
-        from edl.data.dataset_writer import Layout, refuse_in_use
+        from edl.data.dataset_writer import DatasetLayout, check_output_empty
 
-        layout = Layout(file_format, compression, per_file)
+        layout = DatasetLayout(file_format, compression, per_file)
         if not force:
-            refuse_in_use(out)
-        with console(sys.stderr).status("Loading"):
+            check_output_empty(out)
+        with make_console(sys.stderr).status("Loading"):
             data = load()
     except ImportError as error:
         package = _DISTRIBUTION_BY_MODULE.get((error.name or "").partition(".")[0], error.name)
         hint = "pip install 'edl-platform[train]'"
         raise BadInputError(f"making data needs the package {package}", hint=hint) from error
-    _write(data, out, layout)
+    _write_data_set(data, out, layout)
 
 
-def _write(data: DataSet, out: Path, layout: Layout) -> None:
-    from edl.data.dataset_writer import write_set
+def _write_data_set(data: GeneratedDataset, out: Path, layout: DatasetLayout) -> None:
+    from edl.data.dataset_writer import write_dataset
 
     records = len(data.training) + len(data.validation)
-    errors = console(sys.stderr)
+    errors = make_console(sys.stderr)
     errors.print(f"Writing {records:,} records to {out}/train and {out}/test", highlight=False, soft_wrap=True)
     columns = (TextColumn("Writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("", total=records)
-        written = write_set(data, out, layout, lambda count: progress.advance(task, count))
-    _summarize(data, written)
+        written = write_dataset(data, out, layout, lambda count: progress.advance(task, count))
+    _print_summary(data, written)
 
 
-def _summarize(data: DataSet, written: dict[str, list[Path]]) -> None:
+def _print_summary(data: GeneratedDataset, written: dict[str, list[Path]]) -> None:
     table = Table("directory", "records", "files", "size", box=None)
     for files, records in zip(written.values(), (data.training, data.validation), strict=True):
         size = decimal(sum(file.stat().st_size for file in files))
         table.add_row(str(files[0].parent), f"{len(records):,}", str(len(files)), size)
-    out = console()
+    out = make_console()
     out.print(f"From {data.origin}.", highlight=False)
     out.print(table)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.options import ContextOption, NamespaceOption, api_of
-from edl.ops.volume_session import IMAGE_REMEDY, IMAGE_VARIABLE, volume
+from edl.cli.options import ContextOption, NamespaceOption, connect_api
+from edl.ops.volume_session import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
 
 if TYPE_CHECKING:
     from edl.ops.copy_plan import CopyPlan
-    from edl.ops.file_transfer import Entry, Files
-    from edl.ops.helper_pod import Place, Visit
+    from edl.ops.file_transfer import VolumeEntry, VolumeFiles
+    from edl.ops.helper_pod import ClaimPath, HelperPodSpec
 
 ImageOption = Annotated[
     str | None,
@@ -63,25 +63,25 @@ def cp(
     directory that is named. What is there already with the same content is not copied again, and a copy that was cut
     off goes on where it was when the same command is called again. Checksums are always compared.
     """
-    from edl.ops.helper_pod import place
+    from edl.ops.helper_pod import parse_claim_path
 
-    outward, inward = place(target), place(source)
+    outward, inward = parse_claim_path(target), parse_claim_path(source)
     if (outward is None) == (inward is None):
         raise BadInputError(
             "exactly one of the two must be on a claim",
             where=f"edl data cp {source} {target}",
             hint="Such as: edl data cp mnist/ fileserver-claim:/mnist",
         )
-    api = api_of(context, namespace)
+    api = connect_api(context, namespace)
     there = outward or inward
     assert there is not None
     if outward is not None and not Path(source).exists():
         raise BadInputError("no such file or directory", where=source)
-    visit = _visit(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
-    with volume(api, visit) as reached:
-        plan = reached.repeatedly(lambda files: _plan(files, source, target, outward, inward))
+    visit = _helper_pod_options(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
+    with open_volume(api, visit) as reached:
+        plan = reached.repeatedly(lambda files: _plan_copy(files, source, target, outward, inward))
         travelled = reached.carry(plan, upload=outward is not None)
-    _told(plan, travelled, source, target, as_json=as_json)
+    _print_result(plan, travelled, source, target, as_json=as_json)
 
 
 def ls(
@@ -96,14 +96,14 @@ def ls(
     as_json: JsonOption = False,
 ) -> None:
     """List the files of a volume claim: edl data ls CLAIM:/path."""
-    from edl.ops.helper_pod import Place, place
+    from edl.ops.helper_pod import ClaimPath, parse_claim_path
 
-    there = place(where) or (Place(where, "/") if where and "/" not in where else None)
+    there = parse_claim_path(where) or (ClaimPath(where, "/") if where and "/" not in where else None)
     if there is None:
         raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
-    visit = _visit(there.claim, image, (uid, gid), 10, priority, read_only=True)
-    with volume(api_of(context, namespace), visit) as reached:
-        entries = reached.repeatedly(lambda files: _entries(files, there, recursive=recursive))
+    visit = _helper_pod_options(there.claim, image, (uid, gid), 10, priority, read_only=True)
+    with open_volume(connect_api(context, namespace), visit) as reached:
+        entries = reached.repeatedly(lambda files: _list_entries(files, there, recursive=recursive))
     if as_json:
         keys = ("path", "kind", "size", "modified")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
@@ -114,39 +114,41 @@ def ls(
         print(f"{size:>16}  {when}  {entry.path}{'/' if entry.kind == 'directory' else ''}")
 
 
-def _plan(files: Files, source: str, target: str, outward: Place | None, inward: Place | None) -> CopyPlan:
+def _plan_copy(
+    files: VolumeFiles, source: str, target: str, outward: ClaimPath | None, inward: ClaimPath | None
+) -> CopyPlan:
     from edl.ops import copy_plan
 
     if outward is not None:
-        return copy_plan.upload(Path(source), outward.path, files.stat(outward.path).kind)
+        return copy_plan.plan_upload(Path(source), outward.path, files.stat(outward.path).kind)
     assert inward is not None
     found = files.stat(inward.path)
     if found.kind == "missing":
         raise BadInputError("no such file or directory", where=source, hint=f"Look with: edl data ls {inward.claim}:/")
     entries = files.entries(inward.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
-    return copy_plan.download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
+    return copy_plan.plan_download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
 
 
-def _visit(
+def _helper_pod_options(
     claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
-) -> Visit:
-    from edl.jobfile.pod_spec import RunAs
-    from edl.ops.helper_pod import Visit
+) -> HelperPodSpec:
+    from edl.jobfile.pod_spec import RunAsSpec
+    from edl.ops.helper_pod import HelperPodSpec
 
     if not image:  # nor by the variable
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
-    return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
+    return HelperPodSpec(claim, image, RunAsSpec(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
 
 
-def _entries(files: Files, there: Place, *, recursive: bool) -> list[Entry]:
+def _list_entries(files: VolumeFiles, there: ClaimPath, *, recursive: bool) -> list[VolumeEntry]:
     if files.stat(there.path).kind == "missing":
         above = f"{there.claim}:{PurePosixPath(there.path).parent}"
         raise BadInputError("there is no such path", where=str(there), hint=f"Look with: edl data ls {above}")
     return list(files.entries(there.path, recursive=recursive))
 
 
-def _told(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:
+def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:
     if as_json:
         told = {
             "source": source,

@@ -9,12 +9,12 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.cli.completion import complete_jobs
-from edl.cli.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
-from edl.ops.removal_progress import remove
+from edl.cli.options import ContextOption, NamespaceOption, YesOption, confirm_action, connect_api
+from edl.ops.removal_progress import remove_job
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_deletion import Remains
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_deletion import JobObjects
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -42,44 +42,44 @@ def delete(
     Pods that a dead node holds are removed too. Exit codes: 0 gone, or no job in that phase; 1 something is left or you
     declined; 2 no such job.
     """
-    from edl.ops.job_deletion import Removal, remains
+    from edl.ops.job_deletion import JobDeletion, list_job_objects
 
     if bool(jobs) == bool(phases):
         raise BadInputError("Name the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
-    api = api_of(context, namespace, jobs[0] if jobs else None)
-    chosen = list(dict.fromkeys(jobs)) if jobs else in_phases(api, phases or [])
+    api = connect_api(context, namespace, jobs[0] if jobs else None)
+    chosen = list(dict.fromkeys(jobs)) if jobs else jobs_in_phases(api, phases or [])
     if not chosen:
         return
     if jobs:
-        _require(api, chosen)
+        _require_known_jobs(api, chosen)
     for job in chosen:
-        typer.echo("\n".join(outline(job, remains(api, job))))
-    if not agreed("Delete all of it?", yes=yes, command="edl delete"):
+        typer.echo("\n".join(deletion_outline(job, list_job_objects(api, job))))
+    if not confirm_action("Delete all of it?", yes=yes, command="edl delete"):
         typer.echo("Nothing was deleted.")
         raise typer.Exit(1)
     if not wait or len(chosen) > 1:  # all of them go at the same time, and each is waited for afterwards
         for job in chosen:
-            Removal(api, job).round()
+            JobDeletion(api, job).round()
     if not wait:
         typer.echo("Being deleted. Whether it is gone: edl list")
         return
     for job in chosen:
         began = time.monotonic()
-        remove(api, job, timeout)
+        remove_job(api, job, timeout)
         typer.echo(f"Job {job} is gone, after {time.monotonic() - began:.0f} s.")
 
 
-def _require(api: Api, chosen: list[str]) -> None:
+def _require_known_jobs(api: KubeClient, chosen: list[str]) -> None:
     """Nothing is deleted where one of the names is wrong."""
     from edl.ops import job_view
-    from edl.ops.job_deletion import remains, token_is_left
+    from edl.ops.job_deletion import list_job_objects, token_secret_exists
 
     for job in chosen:
-        if not remains(api, job) and not token_is_left(api, job):
-            job_view.find(api, job)  # says which there are
+        if not list_job_objects(api, job) and not token_secret_exists(api, job):
+            job_view.find_job(api, job)  # says which there are
 
 
-def in_phases(api: Api, phases: list[str]) -> list[str]:
+def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
     """Names of the namespace's jobs in one of the phases; says so when there are none.
 
     Raises:
@@ -87,29 +87,29 @@ def in_phases(api: Api, phases: list[str]) -> list[str]:
     """
     from edl.ops import job_view
 
-    known = {phase.lower(): phase for phase in job_view.PHASES}
+    known = {phase.lower(): phase for phase in job_view.JOB_PHASES}
     if unknown := [phase for phase in phases if phase.lower() not in known]:
         raise BadInputError(
-            f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.PHASES)}."
+            f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.JOB_PHASES)}."
         )
     wanted = {known[phase.lower()] for phase in phases}
-    found = [job.name for job in job_view.listed(api) if job.phase in wanted]
+    found = [job.name for job in job_view.list_jobs(api) if job.phase in wanted]
     if not found:
         typer.echo(f"No job in namespace {api.namespace} is {' or '.join(sorted(wanted))}.")
     return found
 
 
-def outline(job: str, there: Remains) -> list[str]:
+def deletion_outline(job: str, there: JobObjects) -> list[str]:
     """What there is of the job; nothing that can be seen: its token."""
-    from edl.ops.existing_job import existing, since
-    from edl.ops.job_deletion import counted
+    from edl.ops.existing_job import find_existing_job, format_submit_time
+    from edl.ops.job_deletion import count_by_kind
 
-    known = existing(there)
+    known = find_existing_job(there)
     if known is None:
         head = f"{job}: the Job itself is gone; this is left:"
     else:
-        head = f"{job}: {known.phase}, submitted {since(known)}"
-    lines = [head, f"  {counted(there.objects) or '1 Secret'}"]
+        head = f"{job}: {known.phase}, submitted {format_submit_time(known)}"
+    lines = [head, f"  {count_by_kind(there.objects) or '1 Secret'}"]
     if known is not None and known.status is not None and not known.ended and known.phase != "Deleting":
         lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
     return lines

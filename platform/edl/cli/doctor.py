@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.options import ContextOption, NamespaceOption, api_of
+from edl.cli.options import ContextOption, NamespaceOption, connect_api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.doctor_findings import Checkup
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.doctor_findings import DoctorFinding
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,43 +46,43 @@ def doctor(
     Exit codes: 0 jobs can run (the release can go), 1 something that they need is missing (other teams need the
     release), 2 there is no cluster.
     """
-    api = api_of(context, namespace)
+    api = connect_api(context, namespace)
     levels: Counter[str] = Counter()
     if not as_json:
         print(f"{api.host}, namespace {api.namespace}", flush=True)
-    for found in _before_uninstall(api, release) if release else _examined(api, images or [], high, low):
+    for found in _check_before_uninstall(api, release) if release else _run_checks(api, images or [], high, low):
         levels[found.level.value] += 1
-        print(_line(found, as_json=as_json), flush=True)
+        print(_finding_line(found, as_json=as_json), flush=True)
     if not (as_json or release):
-        print(_end(levels))
+        print(_closing_line(levels))
     raise typer.Exit(1 if levels["FAIL"] else 0)
 
 
-def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Checkup]:
-    from edl.ops.doctor_checks import examine, pull
-    from edl.ops.doctor_findings import Checkup, Classes, Level
-    from edl.ops.volume_session import IMAGE_VARIABLE, named_image
-    from edl.reporting.status_line import Ticker
+def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iterator[DoctorFinding]:
+    from edl.ops.doctor_checks import check_image_pull, examine_cluster
+    from edl.ops.doctor_findings import DoctorFinding, FindingLevel, PriorityClassNames
+    from edl.ops.volume_session import IMAGE_VARIABLE, image_from_environment
+    from edl.reporting.status_line import StatusLine
 
-    classes = Classes(high, low)
-    yield from examine(api, classes)
+    classes = PriorityClassNames(high, low)
+    yield from examine_cluster(api, classes)
     for image in images:
-        with Ticker() as ticker:
-            found = pull(api, image, classes, ticker.say)
+        with StatusLine() as ticker:
+            found = check_image_pull(api, image, classes, ticker.say)
         yield found
     if not images:
-        image = named_image() or "IMAGE"
+        image = image_from_environment() or "IMAGE"
         remedy = f"`edl doctor --image {image}` pulls one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
-        yield Checkup(Level.OK, "images", "none was pulled", remedy)
+        yield DoctorFinding(FindingLevel.OK, "images", "none was pulled", remedy)
 
 
-def _before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
-    from edl.ops.doctor_checks import before_uninstall
+def _check_before_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
+    from edl.ops.doctor_checks import check_uninstall
 
-    yield from before_uninstall(api, release)
+    yield from check_uninstall(api, release)
 
 
-def _line(found: Checkup, *, as_json: bool) -> str:
+def _finding_line(found: DoctorFinding, *, as_json: bool) -> str:
     if as_json:
         told = {"level": found.level.value, "about": found.about, "text": found.text, "remedy": found.remedy}
         return json.dumps(told)
@@ -90,7 +90,7 @@ def _line(found: Checkup, *, as_json: bool) -> str:
     return f"{head}\n{'':18}-> {found.remedy}" if found.remedy else head
 
 
-def _end(levels: Counter[str]) -> str:
+def _closing_line(levels: Counter[str]) -> str:
     missing, odd = levels["FAIL"], levels["WARN"]
     look = f"{odd} {'thing is' if odd == 1 else 'things are'} worth a look"
     if missing:

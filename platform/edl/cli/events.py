@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.cli.local_runs import LocalOption
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.jobfile.event_json import line
 from edl.jobfile.json_object import to_json
-from edl.reporting.event_text import sentence
-from edl.reporting.terminal_text import one_line
+from edl.reporting.event_text import describe_event
+from edl.reporting.terminal_text import to_single_line
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_view import JobSeen
-    from edl.ops.kubernetes_events import Happening
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
+    from edl.ops.kubernetes_events import KubernetesEvent
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FOLLOW_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EventLine:
     """One line.
 
     Attributes:
@@ -47,7 +47,7 @@ class Told:
     def line(self) -> str:
         """The line, with local date and time."""
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(self.time))
-        return f"{moment}  {self.by:<7}  {one_line(self.text)}"
+        return f"{moment}  {self.by:<7}  {to_single_line(self.text)}"
 
 
 @app.command()
@@ -64,13 +64,13 @@ def events(
     Of a run of this machine (JOB or JOB/RUN) all events are shown. A job of the cluster comes first; --local means
     runs of this machine, -n and --context a cluster.
     """
-    from edl.cli.local_runs import look_of
-    from edl.ops.polling import polled
+    from edl.cli.local_runs import job_lookup
+    from edl.ops.polling import poll_repeatedly
 
-    look, shown = look_of(job, local=local, context=context, namespace=namespace), set[str]()
-    for seen in polled(look, _FOLLOW_SECONDS):
-        happened = () if seen.here else _happened(api_of(context, namespace, job), job)
-        for each in merged(seen, happened):
+    look, shown = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
+    for seen in poll_repeatedly(look, _FOLLOW_SECONDS):
+        happened = () if seen.here else _list_kubernetes_events(connect_api(context, namespace, job), job)
+        for each in merge_events(seen, happened):
             if each.key not in shown:
                 shown.add(each.key)
                 print(json.dumps(each.value) if as_json else each.line(), flush=True)
@@ -81,17 +81,17 @@ def events(
         print(f"Nothing is known to have happened yet{forgotten}.")
 
 
-def merged(seen: JobSeen, happenings: Iterable[Happening]) -> list[Told]:
+def merge_events(seen: JobView, happenings: Iterable[KubernetesEvent]) -> list[EventLine]:
     """Both in the order of their time."""
-    own = [_of_job(event) for event in seen.told.events]
-    return sorted([*own, *(_of_cluster(each) for each in happenings)], key=lambda told: told.time)
+    own = [_job_event_line(event) for event in seen.told.events]
+    return sorted([*own, *(_kubernetes_event_line(each) for each in happenings)], key=lambda told: told.time)
 
 
-def _of_job(event: Any) -> Told:
-    return Told(event.time, "job", sentence(event), {"by": "job", **to_json(event)}, line(event))
+def _job_event_line(event: Any) -> EventLine:
+    return EventLine(event.time, "job", describe_event(event), {"by": "job", **to_json(event)}, line(event))
 
 
-def _of_cluster(each: Happening) -> Told:
+def _kubernetes_event_line(each: KubernetesEvent) -> EventLine:
     times = f" ({each.count} times)" if each.count > 1 else ""
     value = {
         "by": "cluster",
@@ -103,10 +103,10 @@ def _of_cluster(each: Happening) -> Told:
         "count": each.count,
     }
     text = f"{each.about}: {each.reason}: {each.text}{times}"
-    return Told(each.time, "cluster", text, value, f"{each.about} {each.reason} {each.text} {each.count}")
+    return EventLine(each.time, "cluster", text, value, f"{each.about} {each.reason} {each.text} {each.count}")
 
 
-def _happened(api: Api, job: str) -> list[Happening]:
-    from edl.ops.kubernetes_events import happened
+def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
+    from edl.ops.kubernetes_events import list_job_events
 
-    return happened(api, job)
+    return list_job_events(api, job)

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 if TYPE_CHECKING:
-    from edl.ops.image_push import Pushing
+    from edl.ops.image_push import PushProgress
 
 
-def follow(states: Iterable[Pushing], console: Console) -> Pushing:
+def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
     """Show the states of a push as they come: a bar on a terminal, a line per layer elsewhere. The last state."""
-    from edl.ops.image_push import Pushing
+    from edl.ops.image_push import PushProgress
 
-    last = Pushing()
+    last = PushProgress()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,13 +29,13 @@ def follow(states: Iterable[Pushing], console: Console) -> Pushing:
         task = progress.add_task("Pushing", total=None)
         for state in states:
             if not console.is_terminal:
-                _say(state, last, console)
-            _show(state, progress, task)
+                _print_finished_layers(state, last, console)
+            _update_bar(state, progress, task)
             last = state
     return last
 
 
-def _show(state: Pushing, progress: Progress, task: TaskID) -> None:
+def _update_bar(state: PushProgress, progress: Progress, task: TaskID) -> None:
     layers = len(state.there) + len(state.waiting) + len(state.size.keys() - state.there)
     progress.update(
         task,
@@ -45,6 +45,6 @@ def _show(state: Pushing, progress: Progress, task: TaskID) -> None:
     )
 
 
-def _say(state: Pushing, before: Pushing, console: Console) -> None:
+def _print_finished_layers(state: PushProgress, before: PushProgress, console: Console) -> None:
     for layer in sorted(state.there - before.there):
         console.print(f"{layer}: there", highlight=False)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
-from edl.cluster.kubernetes.names import LATEST
+from edl.cluster.kubernetes.names import LATEST_RUN
 from edl.jobfile.job_spec import JobSpec
 
 if TYPE_CHECKING:
-    from edl.cli.submission_reporter import Voice
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_deletion import Remains
+    from edl.cli.submission_reporter import SubmissionReporter
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_deletion import JobObjects
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class ResumeCheck:
     """What is known of a resumption beforehand, in words.
 
     Attributes:
@@ -30,7 +30,7 @@ class Foreseen:
     warnings: Sequence[str] = ()
 
 
-def check_resumable(there: Remains, spec: JobSpec, run: str) -> Foreseen:
+def check_resumable(there: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
     """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
 
     Args:
@@ -41,30 +41,30 @@ def check_resumable(there: Remains, spec: JobSpec, run: str) -> Foreseen:
     Raises:
         BadInputError: the run is done, or ``spec`` is about other work.
     """
-    from edl.ops.existing_job import existing, spec_of
-    from edl.storage.run_resumption import allowed, nothing_left, said
+    from edl.ops.existing_job import find_existing_job, read_submitted_spec
+    from edl.storage.run_resumption import check_spec_changes, describe_nothing_to_do, format_change
 
-    job = existing(there)
-    if job is None or job.status is None or run not in (LATEST, job.status.run):
-        return Foreseen()
+    job = find_existing_job(there)
+    if job is None or job.status is None or run not in (LATEST_RUN, job.status.run):
+        return ResumeCheck()
     if job.phase == "Done":
         hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
         raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
-    before = spec_of(there, job.name)
-    changes = () if before is None else allowed(job.status.run, before, spec)
-    end = nothing_left(job.status, spec)
-    return Foreseen(tuple(map(said, changes)), (end,) if end else ())
+    before = read_submitted_spec(there, job.name)
+    changes = () if before is None else check_spec_changes(job.status.run, before, spec)
+    end = describe_nothing_to_do(job.status, spec)
+    return ResumeCheck(tuple(map(format_change, changes)), (end,) if end else ())
 
 
-def tell_resumed(api: Api, job: str, voice: Voice) -> str | None:
+def report_resumed(api: KubeClient, job: str, voice: SubmissionReporter) -> str | None:
     """Say which run it became, how far that is, and what of the job file has changed.
 
     Returns:
         The run; None if its master has not said so yet.
     """
-    from edl.ops.job_view import find
+    from edl.ops.job_view import find_job
 
-    seen = find(api, job)
+    seen = find_job(api, job)
     if seen.status is None:
         return None
     status = seen.status

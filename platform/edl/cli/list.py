@@ -11,18 +11,18 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.cli.local_runs import LocalOption
-from edl.cli.options import ContextOption, NamespaceOption, api_of
+from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.jobfile.json_object import to_json
-from edl.ops.followup_command import called
-from edl.reporting.terminal_text import one_line
-from edl.reporting.text_table import age, aligned
+from edl.ops.followup_command import command_arguments
+from edl.reporting.terminal_text import to_single_line
+from edl.reporting.text_table import align_columns, format_age
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_view import JobSeen
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-_RIGHT = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
+_RIGHT_ALIGNED = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
 
 
 @app.command("list")
@@ -38,42 +38,45 @@ def list_jobs(
     Runs of this machine are those below ./.edl; with -n, -A or --context only jobs of the cluster are listed, with
     --local, or without a kubeconfig, only runs of this machine.
     """
-    from edl.cli.local_runs import has_cluster, runs_here
+    from edl.cli.local_runs import has_kubeconfig, list_local_runs
 
     of_cluster = everywhere or context is not None or namespace is not None
     if local and of_cluster:
         raise BadInputError("--local is about this machine, and -n, -A and --context are about a cluster")
-    now, here = time.time(), [] if of_cluster else runs_here()
-    if local or (here and not of_cluster and not has_cluster()):
-        _print_here(here, now, as_json=as_json)
+    now, here = time.time(), [] if of_cluster else list_local_runs()
+    if local or (here and not of_cluster and not has_kubeconfig()):
+        _print_local_runs(here, now, as_json=as_json)
         return
     from edl.ops import job_view
 
-    api = api_of(context, namespace)
-    found = job_view.listed(api, everywhere=everywhere)
+    api = connect_api(context, namespace)
+    found = job_view.list_jobs(api, everywhere=everywhere)
     if not found and not everywhere:
         _require_namespace(api)
     if as_json:
-        print(json.dumps([told(job) for job in [*found, *here]]))
+        print(json.dumps([job_json(job) for job in [*found, *here]]))
         return
-    for line in table([*found, *here], now, everywhere=everywhere):
+    for line in job_table([*found, *here], now, everywhere=everywhere):
         print(line)
     if not found:
         where = "the cluster" if everywhere else f"namespace {api.namespace}"
-        print(f"There are no jobs in {where}. Submit one with: edl submit {called('JOB.yaml', context, namespace)}")
+        print(
+            f"There are no jobs in {where}. Submit one with: edl submit"
+            f" {command_arguments('JOB.yaml', context, namespace)}"
+        )
 
 
-def _print_here(here: Sequence[JobSeen], now: float, *, as_json: bool) -> None:
+def _print_local_runs(here: Sequence[JobView], now: float, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([told(run) for run in here]))
+        print(json.dumps([job_json(run) for run in here]))
         return
-    for line in table(here, now, everywhere=False):
+    for line in job_table(here, now, everywhere=False):
         print(line)
     if not here:
         print("There are no runs of this machine below ./.edl. Start one with: edl run JOB.yaml")
 
 
-def _require_namespace(api: Api) -> None:
+def _require_namespace(api: KubeClient) -> None:
     """The API server lists nothing for a namespace that is not there; who may read namespaces is told so."""
     from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
     from edl.cluster.kubernetes.resource_kinds import NAMESPACES
@@ -87,45 +90,45 @@ def _require_namespace(api: Api) -> None:
         return
 
 
-def table(found: Sequence[JobSeen], now: float, *, everywhere: bool) -> list[str]:
+def job_table(found: Sequence[JobView], now: float, *, everywhere: bool) -> list[str]:
     """The jobs as lines, with a head; empty for none. Runs of this machine are marked as such."""
     if not found:
         return []
     head = ["JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"]
-    rows = [_row(job, now) for job in found]
+    rows = [_job_row(job, now) for job in found]
     if everywhere:
         head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(found, rows, strict=True)]
     elif any(job.here for job in found):
         head = ["WHERE", *head]
         rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(found, rows, strict=True)]
-    lines = aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
-    return [*lines, *(f"{job.name} is stalled: {one_line(job.stall)}" for job in found if job.stall)]
+    lines = align_columns([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT_ALIGNED])
+    return [*lines, *(f"{job.name} is stalled: {to_single_line(job.stall)}" for job in found if job.stall)]
 
 
-def _row(job: JobSeen, now: float) -> list[str]:
+def _job_row(job: JobView, now: float) -> list[str]:
     status = job.status
     if status is None:
-        return [_name(job), job.phase, "-", "-", "-", age(now - job.created)]
+        return [_display_name(job), job.phase, "-", "-", "-", format_age(now - job.created)]
     share = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
     if job.ended:
-        return [_name(job), job.phase, share, "-", "-", age(now - job.created)]
+        return [_display_name(job), job.phase, share, "-", "-", format_age(now - job.created)]
     starved = " starved" if status.starved else ""
     workers = f"{job.working}/{status.workers_wanted}" + (f" ({job.starting} starting)" if job.starting else "")
     return [
-        _name(job),
+        _display_name(job),
         job.phase + starved,
         share,
         workers,
         f"{status.samples_per_second:,.0f}",
-        age(now - job.created),
+        format_age(now - job.created),
     ]
 
 
-def _name(job: JobSeen) -> str:
+def _display_name(job: JobView) -> str:
     return f"{job.name}/{job.uid}" if job.here else job.name
 
 
-def told(job: JobSeen) -> dict[str, Any]:
+def job_json(job: JobView) -> dict[str, Any]:
     """A job for programs: what is known without its master, and the master's own status."""
     return {
         "job": job.name,

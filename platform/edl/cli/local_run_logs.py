@@ -9,51 +9,53 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.cli.local_runs import RunHere, seen
+from edl.cli.local_runs import LocalRun, read_local_run
 
 _POLL_SECONDS = 0.5
-_NAME = re.compile(r"(master|ps|worker)-(\d+)\.log")
+_LOG_NAME = re.compile(r"(master|ps|worker)-(\d+)\.log")
 
 
-def lines_of_run(
-    here: RunHere, role: str, index: int | None, *, follow: bool, tail: int | None
+def read_run_logs(
+    here: LocalRun, role: str, index: int | None, *, follow: bool, tail: int | None
 ) -> Iterator[tuple[str, bytes]]:
     """Lines of the chosen logs, with the name of the role where there are several.
 
     Raises:
         BadInputError: the run has no such log.
     """
-    files = _chosen(here, role, index)
+    files = _select_log_files(here, role, index)
     ends: dict[Path, int] = {}
     several = index is None and role != "master"
     for file in files:
         text = file.read_bytes()
         ends[file] = len(text)
         lines = text.splitlines()
-        yield from _named(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
+        yield from _with_role_name(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
     while follow:
-        alive = seen(here.run).alive  # before the files: what was written before the end is shown below
-        for file in _chosen(here, role, index):
+        alive = read_local_run(here.run).alive  # before the files: what was written before the end is shown below
+        for file in _select_log_files(here, role, index):
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))
                 text = log.read()
             whole = text if not alive else text[: text.rfind(b"\n") + 1]
             ends[file] = ends.get(file, 0) + len(whole)
-            yield from _named(whole.splitlines(), file, several)
+            yield from _with_role_name(whole.splitlines(), file, several)
         if not alive:
             return
         time.sleep(_POLL_SECONDS)
 
 
-def _named(lines: list[bytes], file: Path, several: bool) -> Iterator[tuple[str, bytes]]:
+def _with_role_name(lines: list[bytes], file: Path, several: bool) -> Iterator[tuple[str, bytes]]:
     name = file.stem if several else ""
     for line in lines:
         yield name, line
 
 
-def _chosen(here: RunHere, role: str, index: int | None) -> list[Path]:
+def _select_log_files(here: LocalRun, role: str, index: int | None) -> list[Path]:
     logs = here.run.logs
-    found = [(match[1], int(match[2]), file) for file in logs.glob("*.log") if (match := _NAME.fullmatch(file.name))]
+    found = [
+        (match[1], int(match[2]), file) for file in logs.glob("*.log") if (match := _LOG_NAME.fullmatch(file.name))
+    ]
     chosen = [(number, file) for name, number, file in found if name == role and index in (None, number)]
     if not chosen:
         which = role if index is None else f"{role}-{index}"

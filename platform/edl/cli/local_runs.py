@@ -21,22 +21,29 @@ import typer
 from edl.api.errors import BadInputError, EdlError
 from edl.api.events import Event, RunStarted, Warned
 from edl.api.status import ENDED, Status, Summary
-from edl.cluster.status_port import Desired
+from edl.cluster.status_port import DesiredState
 from edl.jobfile import json_object
-from edl.jobfile.event_json import from_json
-from edl.jobfile.path_resolution import DEFAULT_STORAGE
+from edl.jobfile.event_json import event_from_json
+from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 from edl.jobfile.problems import SpecError
-from edl.jobfile.published_status import Failure, Moment, Publication, extended
-from edl.ops.job_view import JobSeen, UnknownJobError
-from edl.storage.run_directory import LOCAL_NAMESPACE, RunDir, job_dir, read_json, runs, tail
+from edl.jobfile.published_status import JobFailure, PublishedStatus, TimelinePoint, extend_timeline
+from edl.ops.job_view import JobView, UnknownJobError
+from edl.storage.run_directory import (
+    LOCAL_NAMESPACE,
+    RunDirectory,
+    follow_json_lines,
+    list_numbered_runs,
+    locate_job_dir,
+    read_json,
+)
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
-_GONE = "its processes are gone, and none said why: they were killed, or the machine went down"
-_HOLDER = re.compile(r"process (\d+) on (\S+), run (\S+), started ")
+_PROCESSES_GONE = "its processes are gone, and none said why: they were killed, or the machine went down"
+_LOCK_HOLDER = re.compile(r"process (\d+) on (\S+), run (\S+), started ")
 
 
 @dataclass(frozen=True, slots=True)
-class RunHere(JobSeen):
+class LocalRun(JobView):
     """One run of this machine at one moment.
 
     Attributes:
@@ -44,7 +51,7 @@ class RunHere(JobSeen):
         alive: a process runs it.
     """
 
-    run: RunDir = RunDir(Path())  # noqa: RUF009  a value: RunDir is frozen
+    run: RunDirectory = RunDirectory(Path())  # noqa: RUF009  a value: RunDirectory is frozen
     alive: bool = False
 
     @property
@@ -73,9 +80,9 @@ class RunHere(JobSeen):
         return 0.0
 
     @property
-    def desired(self) -> Desired:
+    def desired(self) -> DesiredState:
         """Nothing: who wants something of a run here presses Ctrl-C."""
-        return Desired()
+        return DesiredState()
 
     @property
     def phase(self) -> str:
@@ -91,30 +98,30 @@ class RunHere(JobSeen):
         return self.status.updated if self.ended and self.status else None
 
 
-def runs_here() -> list[RunHere]:
+def list_local_runs() -> list[LocalRun]:
     """All runs below the current folder, by job, oldest first."""
-    folder = Path(DEFAULT_STORAGE, LOCAL_NAMESPACE)
+    folder = Path(DEFAULT_STORAGE_DIR, LOCAL_NAMESPACE)
     jobs = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    return [seen(run) for job in jobs for run in runs(job)]
+    return [read_local_run(run) for job in jobs for run in list_numbered_runs(job)]
 
 
-def find_here(job: str) -> RunHere:
+def find_local_run(job: str) -> LocalRun:
     """The newest run of a job, or the one that ``JOB/RUN`` names.
 
     Raises:
         BadInputError: there is none; says which there are.
     """
     name, _, run_id = job.partition("/")
-    found = runs(job_dir(Path(DEFAULT_STORAGE), name)) if re.fullmatch(r"[\w-]+", name) else []
+    found = list_numbered_runs(locate_job_dir(Path(DEFAULT_STORAGE_DIR), name)) if re.fullmatch(r"[\w-]+", name) else []
     chosen = [run for run in found if run_id in ("", run.run_id)]
     if chosen:
-        return seen(chosen[-1])
-    known = [f"{each.name}/{each.run.run_id}" for each in runs_here()]
+        return read_local_run(chosen[-1])
+    known = [f"{each.name}/{each.run.run_id}" for each in list_local_runs()]
     hint = f"There are: {', '.join(known)}." if known else "None were started in this folder; edl run starts one."
-    raise UnknownJobError(f"there is no run {job} below {DEFAULT_STORAGE}", hint=hint)
+    raise UnknownJobError(f"there is no run {job} below {DEFAULT_STORAGE_DIR}", hint=hint)
 
 
-def chosen_here(job: str, *, local: bool, context: str | None, namespace: str | None) -> RunHere | None:
+def choose_local_run(job: str, *, local: bool, context: str | None, namespace: str | None) -> LocalRun | None:
     """The run of this machine that a command is about; None: it is about a job on a cluster.
 
     ``--local`` and ``-n`` say so. Else a job on the cluster comes first, and a run of this machine is meant where there
@@ -129,50 +136,50 @@ def chosen_here(job: str, *, local: bool, context: str | None, namespace: str | 
     if local and of_cluster:
         raise BadInputError("--local is about this machine, and -n and --context are about a cluster")
     if local:
-        return find_here(job)
+        return find_local_run(job)
     if of_cluster:
         return None
     try:
-        here = find_here(job)
+        here = find_local_run(job)
     except UnknownJobError as error:
-        if not (why := _why_no_cluster()):
+        if not (why := _no_kubeconfig_reason()):
             return None
         raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {why}.") from error
-    return here if "/" in job or not has_cluster() or not _on_cluster(job) else None
+    return here if "/" in job or not has_kubeconfig() or not _is_cluster_job(job) else None
 
 
-Look: TypeAlias = Callable[[], JobSeen]
+JobLookup: TypeAlias = Callable[[], JobView]
 
 
-def look_of(job: str, *, local: bool, context: str | None, namespace: str | None) -> Look:
+def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | None) -> JobLookup:
     """How to look at a job again and again, wherever it is; the same run at each look.
 
     Raises:
-        BadInputError: as ``chosen_here``.
+        BadInputError: as ``choose_local_run``.
     """
-    here = chosen_here(job, local=local, context=context, namespace=namespace)
+    here = choose_local_run(job, local=local, context=context, namespace=namespace)
     if here is not None:
         run = here.run
-        return lambda: seen(run)
-    from edl.cli.options import api_of
+        return lambda: read_local_run(run)
+    from edl.cli.options import connect_api
     from edl.ops import job_view
 
-    api = api_of(context, namespace, job)
-    return lambda: job_view.find(api, job)
+    api = connect_api(context, namespace, job)
+    return lambda: job_view.find_job(api, job)
 
 
-def has_cluster() -> bool:
+def has_kubeconfig() -> bool:
     """Whether there is a kubeconfig; no cluster is asked."""
-    return not _why_no_cluster()
+    return not _no_kubeconfig_reason()
 
 
-def _why_no_cluster() -> str:
+def _no_kubeconfig_reason() -> str:
     """That there is no kubeconfig, and where one was looked for; empty if there is one."""
     from edl.cluster.kubernetes import kubeconfig
     from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
     try:
-        kubeconfig.connected(None, None)
+        kubeconfig.make_client(None, None)
     except NoKubeconfigError as error:
         return error.message.removeprefix("No cluster can be used: ")
     except EdlError:  # there is one, and what is wrong with it is said by whoever uses it
@@ -180,64 +187,64 @@ def _why_no_cluster() -> str:
     return ""
 
 
-def _on_cluster(job: str) -> bool:
-    from edl.cli.options import api_of
+def _is_cluster_job(job: str) -> bool:
+    from edl.cli.options import connect_api
     from edl.ops import job_view
 
     try:
-        job_view.find(api_of(None, None), job)
+        job_view.find_job(connect_api(None, None), job)
     except UnknownJobError:
         return False
     return True
 
 
-def seen(run: RunDir) -> RunHere:
+def read_local_run(run: RunDirectory) -> LocalRun:
     """A run as its directory has it now."""
     unreadable = ""
     status = summary = failure = None
     try:
         status = json_object.from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
-        summary = _optional(run.path / "summary.json", Summary)
-        failure = _optional(run.path / "failure.json", Failure)
+        summary = _read_optional(run.path / "summary.json", Summary)
+        failure = _read_optional(run.path / "failure.json", JobFailure)
     except (EdlError, SpecError) as error:
         unreadable = str(error)
-    alive = _alive(run)
+    alive = _is_alive(run)
     if status is not None and not alive and status.phase not in ENDED:
-        status = replace(status, samples_per_second=0.0, seconds_left=None, starved=False, reason=_GONE)
-    told = Publication(status, tuple(events_of(run)), _timeline(run), summary, failure)
-    return RunHere(run.job_dir.name, LOCAL_NAMESPACE, {}, told, unreadable, run, alive)
+        status = replace(status, samples_per_second=0.0, seconds_left=None, starved=False, reason=_PROCESSES_GONE)
+    told = PublishedStatus(status, tuple(read_events(run)), _read_timeline(run), summary, failure)
+    return LocalRun(run.job_dir.name, LOCAL_NAMESPACE, {}, told, unreadable, run, alive)
 
 
-Page = TypeVar("Page", Summary, Failure)
+RunFile = TypeVar("RunFile", Summary, JobFailure)
 
 
-def _optional(path: Path, kind: type[Page]) -> Page | None:
+def _read_optional(path: Path, kind: type[RunFile]) -> RunFile | None:
     return json_object.from_json(kind, read_json(path), str(path)) if path.exists() else None
 
 
-def events_of(run: RunDir) -> Iterator[Event]:
+def read_events(run: RunDirectory) -> Iterator[Event]:
     """All events of a run; one of another version of EDL is told as a warning."""
-    for value in tail(run.events).poll():
+    for value in follow_json_lines(run.events).poll():
         try:
-            yield from_json(value)
+            yield event_from_json(value)
         except SpecError as error:
             yield Warned(f"an event cannot be read: {error}", time=float(value.get("time") or time.time()))
 
 
-def _timeline(run: RunDir) -> tuple[Moment, ...]:
+def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
     """Workers and pace in the course of the run, thinned out as a master does it for a cluster's."""
-    timeline: tuple[Moment, ...] = ()
-    for value in tail(run.history).poll():
+    timeline: tuple[TimelinePoint, ...] = ()
+    for value in follow_json_lines(run.history).poll():
         with suppress(SpecError):  # of another version
-            moment = Moment.from_json({name: value[name] for name in Moment.__slots__ if name in value})
-            timeline = extended(timeline, moment)
+            moment = TimelinePoint.from_json({name: value[name] for name in TimelinePoint.__slots__ if name in value})
+            timeline = extend_timeline(timeline, moment)
     return timeline
 
 
-def _alive(run: RunDir) -> bool:
+def _is_alive(run: RunDirectory) -> bool:
     """Whether the process that the job's lock names runs this run; it empties the lock when it ends."""
     try:
-        found = _HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
+        found = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
         if found is None or found[3] != run.run_id or found[2] != socket.gethostname():
             return False
         os.kill(int(found[1]), 0)

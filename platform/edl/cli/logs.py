@@ -13,22 +13,22 @@ import typer
 
 from edl.api.errors import BadInputError, EdlError
 from edl.cli.local_runs import LocalOption
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.ops.followup_command import command_arguments
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
+    from edl.cluster.kubernetes.api_client import KubeClient
     from edl.cluster.kubernetes.resource_kinds import Manifest
-    from edl.ops.helper_pod import Place, Visit
-    from edl.ops.job_view import JobSeen
-    from edl.ops.pod_logs import Chosen
+    from edl.ops.helper_pod import ClaimPath, HelperPodSpec
+    from edl.ops.job_view import JobView
+    from edl.ops.pod_logs import LogSelection
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 RoleOption = Annotated[Literal["master", "ps", "worker"], typer.Option("--role", "-r", help="Whose.")]
-_CHUNK_OF_TAIL = 1 << 20
+_TAIL_BYTES = 1 << 20
 """Bytes from the end of a file in which its last lines are looked for."""
-READER_SECONDS = 600
+READER_POD_SECONDS = 600
 """After so long the pod that reads the volume ends by itself."""
 
 
@@ -50,61 +50,61 @@ def logs(
     of this machine (JOB or JOB/RUN) are files. A job of the cluster comes first; --local means runs of this machine.
     """
     from edl.api.cluster_port import Role
-    from edl.cli.local_runs import chosen_here
+    from edl.cli.local_runs import choose_local_run
     from edl.ops import job_view
-    from edl.ops.pod_logs import Chosen, chosen_pods
+    from edl.ops.pod_logs import LogSelection, select_log_pods
 
-    here = chosen_here(job, local=local, context=context, namespace=namespace)
+    here = choose_local_run(job, local=local, context=context, namespace=namespace)
     if here is not None:
-        from edl.cli.local_run_logs import lines_of_run
+        from edl.cli.local_run_logs import read_run_logs
 
-        for name, line in lines_of_run(here, role, index, follow=follow, tail=tail):
-            _print(line, name)
+        for name, line in read_run_logs(here, role, index, follow=follow, tail=tail):
+            _print_line(line, name)
         return
-    api = api_of(context, namespace, job)
-    seen, chosen = job_view.find(api, job), Chosen(Role(role), index)
-    pods = [] if stored else chosen_pods(job_view.pods_of(api, job, chosen.role), chosen)
+    api = connect_api(context, namespace, job)
+    seen, chosen = job_view.find_job(api, job), LogSelection(Role(role), index)
+    pods = [] if stored else select_log_pods(job_view.list_job_pods(api, job, chosen.role), chosen)
     if pods:
         _print_pods(api, pods, follow=follow, tail=tail)
     else:
-        _print_stored(api, seen, chosen, tail, called(job, context, namespace))
+        _print_stored_logs(api, seen, chosen, tail, command_arguments(job, context, namespace))
 
 
-def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
-    from edl.ops.pod_logs import lines_of
+def _print_pods(api: KubeClient, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
+    from edl.ops.pod_logs import read_log_lines
 
     if len(pods) == 1:
-        for line in lines_of(api, pods[0], follow=follow, tail=tail):
-            _print(line)
+        for line in read_log_lines(api, pods[0], follow=follow, tail=tail):
+            _print_line(line)
     elif follow:
-        for name, line in _together(api, pods, tail):
-            _print(line, name)
+        for name, line in _interleave_lines(api, pods, tail):
+            _print_line(line, name)
     else:
         for pod in pods:
-            for name, line in _one(api, pod, follow=False, tail=tail):
-                _print(line, name)
+            for name, line in _pod_lines(api, pod, follow=False, tail=tail):
+                _print_line(line, name)
 
 
-def _one(api: Api, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
+def _pod_lines(api: KubeClient, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
     """A pod's lines; one that has not started, or is gone meanwhile, has one line that says so."""
-    from edl.ops.job_view import label_of
-    from edl.ops.pod_logs import lines_of
+    from edl.ops.job_view import pod_label
+    from edl.ops.pod_logs import read_log_lines
 
-    name = label_of(pod)
+    name = pod_label(pod)
     try:
-        for line in lines_of(api, pod, follow=follow, tail=tail):
+        for line in read_log_lines(api, pod, follow=follow, tail=tail):
             yield name, line
     except EdlError as error:
         yield name, f"({error.message})".encode()
 
 
-def _together(api: Api, pods: Sequence[Manifest], tail: int | None) -> Iterator[tuple[str, bytes]]:
+def _interleave_lines(api: KubeClient, pods: Sequence[Manifest], tail: int | None) -> Iterator[tuple[str, bytes]]:
     """The lines of several pods as they come, until all have ended."""
     queue: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
 
     def read(pod: Manifest) -> None:
         try:
-            for each in _one(api, pod, follow=True, tail=tail):
+            for each in _pod_lines(api, pod, follow=True, tail=tail):
                 queue.put(each)
         finally:
             queue.put(None)
@@ -120,7 +120,7 @@ def _together(api: Api, pods: Sequence[Manifest], tail: int | None) -> Iterator[
             yield each
 
 
-def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, name: str) -> None:
+def _print_stored_logs(api: KubeClient, seen: JobView, chosen: LogSelection, tail: int | None, name: str) -> None:
     """From the volume.
 
     Raises:
@@ -128,64 +128,64 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, nam
     """
     from edl.ops import job_view
 
-    place = _place(api, seen, chosen, name)
-    for name, lines in _from_volume(api, job_view.spec_of(api, seen.name), place, chosen, tail):
+    place = _find_log_location(api, seen, chosen, name)
+    for name, lines in _read_from_volume(api, job_view.read_job_spec(api, seen.name), place, chosen, tail):
         for line in lines:
-            _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
+            _print_line(line, name if chosen.index is None and chosen.role.value != "master" else "")
 
 
-def _from_volume(
-    api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
+def _read_from_volume(
+    api: KubeClient, spec: Mapping[str, Any], place: ClaimPath, chosen: LogSelection, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
     """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
-    from edl.ops.helper_pod import ImageError
-    from edl.ops.volume_session import named_image, volume
+    from edl.ops.helper_pod import PodImageError
+    from edl.ops.volume_session import image_from_environment, open_volume
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
-        with volume(api, _visit(spec, place, image)) as reader:
-            return reader.repeatedly(lambda files: list(_read(files, place, chosen, tail)))
+        with open_volume(api, _reader_pod_options(spec, place, image)) as reader:
+            return reader.repeatedly(lambda files: list(_read_stored_logs(files, place, chosen, tail)))
 
     try:
         return read(spec["image"])
-    except ImageError as error:
-        if (named := named_image()) is None:
+    except PodImageError as error:
+        if (named := image_from_environment()) is None:
             raise
         print(f"{error.message}; trying {named}", file=sys.stderr)
         return read(named)
 
 
-def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
+def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
     from edl.core import worker_priority
-    from edl.jobfile.pod_spec import RunAs
-    from edl.ops.helper_pod import Visit
+    from edl.jobfile.pod_spec import RunAsSpec
+    from edl.ops.helper_pod import HelperPodSpec
     from edl.ops.volume_session import IMAGE_VARIABLE
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
-    workers = spec["workers"].get("priority") or worker_priority.PLAIN_CLASS
-    return Visit(
+    workers = spec["workers"].get("priority") or worker_priority.LOW_PRIORITY_CLASS
+    return HelperPodSpec(
         place.claim,
         image,
-        RunAs(int(who["user"]), int(who["group"])),
+        RunAsSpec(int(who["user"]), int(who["group"])),
         read_only=True,
-        seconds=READER_SECONDS,
+        seconds=READER_POD_SECONDS,
         task="reads the logs",
         remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
-        priority=worker_priority.parse(workers).class_of(elevated=False),
+        priority=worker_priority.parse_priority(workers).class_of(elevated=False),
     )
 
 
-def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
+def _find_log_location(api: KubeClient, seen: JobView, chosen: LogSelection, name: str) -> ClaimPath:
     from edl.ops import job_view
-    from edl.ops.pod_logs import stored
+    from edl.ops.pod_logs import find_log_directory
 
     if seen.status is None:
         raise BadInputError(
             f"{chosen} has no pod, and the master has not said anything yet",
             hint=f"`edl why {name}` says what it waits for.",
         )
-    found = stored(job_view.spec_of(api, seen.name), seen.status.run_dir)
+    found = find_log_directory(job_view.read_job_spec(api, seen.name), seen.status.run_dir)
     if found is None:
         raise BadInputError(
             f"{chosen} has no pod, and the job keeps no logs: its runs are on no volume claim",
@@ -194,27 +194,29 @@ def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
     return found
 
 
-def _read(files: object, place: Place, chosen: Chosen, tail: int | None) -> Iterator[tuple[str, list[bytes]]]:
+def _read_stored_logs(
+    files: object, place: ClaimPath, chosen: LogSelection, tail: int | None
+) -> Iterator[tuple[str, list[bytes]]]:
     """Each log of the volume that is wanted, with the name of its pod."""
-    from edl.ops.file_transfer import Files
+    from edl.ops.file_transfer import VolumeFiles
 
-    assert isinstance(files, Files)
+    assert isinstance(files, VolumeFiles)
     wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"
     there = [each for each in files.entries(place.path, recursive=False) if each.path.startswith(wanted)]
     if not there:
         raise BadInputError(f"there is no log of {chosen}", where=str(place))
     for entry in sorted(there, key=lambda each: (len(each.path), each.path)):
-        offset = 0 if tail is None else max(0, entry.size - _CHUNK_OF_TAIL)
+        offset = 0 if tail is None else max(0, entry.size - _TAIL_BYTES)
         text = b"".join(files.read(f"{place.path}/{entry.path}", offset, entry.size))
-        yield entry.path.removesuffix(".log"), last(text.splitlines(), tail)
+        yield entry.path.removesuffix(".log"), tail_lines(text.splitlines(), tail)
 
 
-def last(lines: Iterable[bytes], tail: int | None) -> list[bytes]:
+def tail_lines(lines: Iterable[bytes], tail: int | None) -> list[bytes]:
     """The last ``tail`` lines; all of them for None."""
     return list(lines) if tail is None else list(deque(lines, maxlen=tail))
 
 
-def _print(line: bytes, name: str = "") -> None:
+def _print_line(line: bytes, name: str = "") -> None:
     text = line.decode(errors="replace")
     sys.stdout.write(f"[{name}] {text}\n" if name else f"{text}\n")
     sys.stdout.flush()

@@ -9,10 +9,10 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.cli.completion import complete_contexts, complete_jobs
-from edl.reporting.slow_response import Notice
+from edl.reporting.slow_response import SlowResponseNotice
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
+    from edl.cluster.kubernetes.api_client import KubeClient
 
 ContextOption = Annotated[
     str | None,
@@ -33,7 +33,7 @@ JobArgument = Annotated[
 ]
 
 
-def api_of(context: str | None, namespace: str | None, job: str | None = None) -> Api:
+def connect_api(context: str | None, namespace: str | None, job: str | None = None) -> KubeClient:
     """The cluster that the options choose, which tells when it is silent.
 
     The Kubernetes client is imported here, never before.
@@ -44,21 +44,21 @@ def api_of(context: str | None, namespace: str | None, job: str | None = None) -
         job: that the user asks about; without a kubeconfig a run of that name on this machine may be meant.
 
     Raises:
-        UnreachableError: there is no such cluster in the kubeconfig, or no kubeconfig.
+        ClusterConfigError: there is no such cluster in the kubeconfig, or no kubeconfig.
     """
     from edl.cluster.kubernetes import kubeconfig
     from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
     try:
-        return kubeconfig.connected(context, namespace, meanwhile=Notice())
+        return kubeconfig.make_client(context, namespace, meanwhile=SlowResponseNotice())
     except NoKubeconfigError as error:
-        from edl.ops.local_run_files import told
+        from edl.ops.local_run_files import local_run_hint
 
-        hint = f"This command is about jobs on a cluster. {error.hint}\n  {told(job)}"
+        hint = f"This command is about jobs on a cluster. {error.hint}\n  {local_run_hint(job)}"
         raise NoKubeconfigError(error.message, hint=hint) from error
 
 
-def agreed(question: str, *, yes: bool, command: str) -> bool:
+def confirm_action(question: str, *, yes: bool, command: str) -> bool:
     """Whether the user wants it: Enter means yes, and so does ``--yes``.
 
     Raises:
@@ -66,13 +66,13 @@ def agreed(question: str, *, yes: bool, command: str) -> bool:
     """
     if yes:
         return True
-    if not is_terminal():
+    if not is_interactive():
         raise BadInputError(
             "Nobody can be asked: this is not a terminal", where=command, hint="Say so beforehand: --yes."
         )
     return typer.confirm(question, default=True, prompt_suffix=" ")
 
 
-def is_terminal() -> bool:
+def is_interactive() -> bool:
     """Whether a person reads and types."""
     return sys.stdin.isatty() and sys.stdout.isatty()

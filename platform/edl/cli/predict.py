@@ -11,20 +11,20 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job import Strategy
-from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
-from edl.ops.job_checks import check
-from edl.ops.local_run_plan import Order, Plan
+from edl.cli.run import JobFileArgument, JsonOption, SetOption, WorkersOption, read_job_file
+from edl.ops.job_checks import check_job
+from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_resumption import PREDICT_FILE
-from edl.ops.local_run_start import folder_of, require_storage, supervised
-from edl.ops.weights_lookup import weights_of
-from edl.storage.run_directory import JobLock, create, write_json
+from edl.ops.local_run_start import create_storage, local_job_directory, run_supervised
+from edl.ops.weights_lookup import find_weights
+from edl.storage.run_directory import JobLock, create_run, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def predict(
-    job: JobFile,
+    job: JobFileArgument,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where predictions go.", show_default=False)],
     source: Annotated[
         str | None,
@@ -43,23 +43,28 @@ def predict(
     Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
     """
     # How to train is nothing to those who predict, and may ask for more workers than this command starts
-    spec = replace(read(job, settings or [], workers, None, required="prediction"), strategy=Strategy())
+    spec = replace(read_job_file(job, settings or [], workers, None, required="prediction"), strategy=Strategy())
     if next(output.glob("*.npz"), None) is not None:
         raise BadInputError("holds predictions already", where=str(output), hint="Name another directory, or empty it.")
-    counts = check(spec, predict=True)
-    folder = folder_of(spec)
+    counts = check_job(spec, predict=True)
+    folder = local_job_directory(spec)
     if not folder.is_dir():
-        weights_of(folder, source)  # refuses what needs a run, before the lock, for which the folder is made
-    require_storage(folder)
+        find_weights(folder, source)  # refuses what needs a run, before the lock, for which the folder is made
+    create_storage(folder)
     with JobLock(folder) as lock:
-        weights = weights_of(folder, source)
+        weights = find_weights(folder, source)
         for line in weights.left_out():
             print(line, file=sys.stderr)
-        directory = create(folder)
+        directory = create_run(folder)
         lock.describe(directory.run_id)
-        plan = Plan(
-            spec, Order(job, settings or (), workers), counts, directory, weights=weights, output=str(output.absolute())
+        plan = LocalRunPlan(
+            spec,
+            RunArguments(job, settings or (), workers),
+            counts,
+            directory,
+            weights=weights,
+            output=str(output.absolute()),
         )
         write_json(directory.path / PREDICT_FILE, {"from": str(weights.path), "output": plan.output})
-        code = supervised(plan, as_json=as_json)
+        code = run_supervised(plan, as_json=as_json)
     raise typer.Exit(code)

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from edl.cluster.kubernetes.job_manifests import notes, problems, render_job
+from edl.cluster.kubernetes.job_manifests import find_spec_problems, find_spec_warnings, render_job
 from edl.cluster.kubernetes.resource_kinds import SECRETS
-from edl.jobfile.loader import load
-from edl.reporting.manifest_yaml import yaml_text
+from edl.jobfile.loader import load_job_file
+from edl.reporting.manifest_yaml import manifests_yaml
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -43,17 +43,17 @@ def render(
     `edl render job.yaml | kubectl create -f -` submits it; `kubectl apply -f -` does too, for those who may read
     Secrets. Without --token-secret the output holds a new secret token: do not commit it.
     """
-    spec = load(job, settings or (), demands=problems)
+    spec = load_job_file(job, settings or (), demands=find_spec_problems)
     token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None
     manifests = render_job(spec, namespace=namespace, token=token, token_secret=token_secret, run=resume)
-    for note in notes(spec):
+    for note in find_spec_warnings(spec):
         typer.echo(f"warning: {note}", err=True)
-    typer.echo("\n".join(_heading(str(job), holds_token=token is not None)))
+    typer.echo("\n".join(_heading_lines(str(job), holds_token=token is not None)))
     # The token after the Job: a master of an earlier job of this name that sees the new Job leaves the token alone.
-    typer.echo(yaml_text(sorted(manifests, key=lambda manifest: manifest["kind"] == SECRETS.name)), nl=False)
+    typer.echo(manifests_yaml(sorted(manifests, key=lambda manifest: manifest["kind"] == SECRETS.name)), nl=False)
 
 
-def _heading(job: str, *, holds_token: bool) -> Iterator[str]:
+def _heading_lines(job: str, *, holds_token: bool) -> Iterator[str]:
     yield f"# Made of {job}. To submit the job: kubectl create -f FILE"
     yield "# (kubectl apply -f FILE asks for the right to read Secrets, which data scientists do not have)"
     if holds_token:

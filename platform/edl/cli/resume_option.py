@@ -35,7 +35,7 @@ def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
         )
 
 
-class ResumeMayStandAlone(TyperCommand):
+class OptionalRunCommand(TyperCommand):
     """A command whose ``--resume`` may come without a run: only what looks like one after it is taken for one."""
 
     run_id: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")

@@ -10,24 +10,24 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
+from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import Count, load
-from edl.jobfile.path_resolution import resolve_local
+from edl.jobfile.loader import NumberOption, load_job_file
+from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_resumption
-from edl.ops.job_checks import check
-from edl.ops.local_run_plan import Order, Plan
-from edl.ops.local_run_start import folder_of, in_this_terminal, require_storage, supervised
+from edl.ops.job_checks import check_job
+from edl.ops.local_run_plan import LocalRunPlan, RunArguments
+from edl.ops.local_run_start import create_storage, exec_local_worker, local_job_directory, run_supervised
 from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.storage.journal_replay import JournalDamagedError
-from edl.storage.run_directory import JobLock, RunDir, create
-from edl.storage.run_resumption import Change
+from edl.storage.run_directory import JobLock, RunDirectory, create_run
+from edl.storage.run_resumption import FieldChange
 
-NEWEST = ResumeMayStandAlone.newest
+NEWEST_RUN = OptionalRunCommand.newest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
 WorkersOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="Start this many workers.")]
 SetOption = Annotated[
     list[str] | None,
@@ -36,9 +36,9 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, the summary last.")]
 
 
-@app.command(cls=ResumeMayStandAlone)
+@app.command(cls=OptionalRunCommand)
 def run(
-    job: JobFile,
+    job: JobFileArgument,
     workers: WorkersOption = None,
     ps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Start this many parameter servers.")] = None,
     settings: SetOption = None,
@@ -52,68 +52,74 @@ def run(
 
     Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
     """
-    spec = read(job, settings or [], workers, ps)
-    counts = check(spec, predict=False, resumed=resume is not None)
-    folder = folder_of(spec)
+    spec = read_job_file(job, settings or [], workers, ps)
+    counts = check_job(spec, predict=False, resumed=resume is not None)
+    folder = local_job_directory(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:
-        local_run_resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
-    require_storage(folder)
-    order = Order(job, settings or (), workers, ps)
-    with JobLock(folder) as lock, _way_out_named(folder, resume, order):
-        directory, changes, restart = _run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
+        local_run_resumption.find_resumable_run(
+            folder, _resumed_run_id(resume)
+        )  # before the lock, for which the folder is made
+    create_storage(folder)
+    order = RunArguments(job, settings or (), workers, ps)
+    with JobLock(folder) as lock, _explain_damaged_journal(folder, resume, order):
+        directory, changes, restart = _open_run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
         lock.describe(directory.run_id)
-        plan = Plan(spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart)
+        plan = LocalRunPlan(
+            spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart
+        )
         if spec.strategy.name == "Local":
-            in_this_terminal(plan, as_json=as_json)
-        code = supervised(plan, as_json=as_json)
+            exec_local_worker(plan, as_json=as_json)
+        code = run_supervised(plan, as_json=as_json)
     raise typer.Exit(code)
 
 
-def read(job: Path, settings: list[str], workers: int | None, ps: int | None, required: str = "training") -> JobSpec:
+def read_job_file(
+    job: Path, settings: list[str], workers: int | None, ps: int | None, required: str = "training"
+) -> JobSpec:
     """The job with what the command line says, and with the paths of this machine.
 
     Raises:
         BadInputError: the file or an option is wrong.
     """
-    spec = load(job, settings, counts=list(_counts(workers, ps)), required=(required,))
+    spec = load_job_file(job, settings, counts=list(_count_overrides(workers, ps)), required=(required,))
     if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
         raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
-    return resolve_local(spec, job.parent)
+    return resolve_local_paths(spec, job.parent)
 
 
-def _counts(workers: int | None, ps: int | None) -> Iterator[Count]:
+def _count_overrides(workers: int | None, ps: int | None) -> Iterator[NumberOption]:
     if workers is not None:
-        yield Count(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+        yield NumberOption(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
     if ps is not None:
-        yield Count(f"--ps {ps}", "ps.count", ps)
+        yield NumberOption(f"--ps {ps}", "ps.count", ps)
 
 
-def _run_directory(
+def _open_run_directory(
     folder: Path, resume: str | None, spec: JobSpec, *, from_checkpoint: bool
-) -> tuple[RunDir, tuple[Change, ...], CheckpointRestart | None]:
+) -> tuple[RunDirectory, tuple[FieldChange, ...], CheckpointRestart | None]:
     if resume is None:
-        return create(folder), (), None
-    directory = local_run_resumption.find(folder, _run_id(resume))
-    changes = tuple(local_run_resumption.differences(directory, spec))
+        return create_run(folder), (), None
+    directory = local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume))
+    changes = tuple(local_run_resumption.check_resume_changes(directory, spec))
     if from_checkpoint and spec.strategy.name != "Local":  # which has no journal, and always goes on from a checkpoint
         return directory, changes, plan_restart(directory)
-    local_run_resumption.reopen(directory)
+    local_run_resumption.reopen_run(directory)
     return directory, changes, None
 
 
 @contextmanager
-def _way_out_named(folder: Path, resume: str | None, order: Order) -> Iterator[None]:
+def _explain_damaged_journal(folder: Path, resume: str | None, order: RunArguments) -> Iterator[None]:
     """Give the hint of a damaged journal as the command to type."""
     try:
         yield
     except JournalDamagedError as error:
         if resume is None:
             raise
-        back = order.goes_back(local_run_resumption.find(folder, _run_id(resume)).run_id)
+        back = order.goes_back(local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume)).run_id)
         raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {back}") from error
 
 
-def _run_id(resume: str) -> str | None:
-    return None if resume == NEWEST else resume
+def _resumed_run_id(resume: str) -> str | None:
+    return None if resume == NEWEST_RUN else resume

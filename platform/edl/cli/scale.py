@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.ops.followup_command import command_arguments
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -27,20 +27,20 @@ def scale(
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
     from edl.cluster.kubernetes import desired_state
-    from edl.cluster.status_port import Desired
+    from edl.cluster.status_port import DesiredState
     from edl.ops import job_view
 
-    api = api_of(context, namespace, job)
-    seen = job_view.find(api, job)
+    api = connect_api(context, namespace, job)
+    seen = job_view.find_job(api, job)
     if seen.ended:
         raise BadInputError(
-            f"{job} is {seen.phase} already", hint=f"Its end: edl status {called(job, context, namespace)}"
+            f"{job} is {seen.phase} already", hint=f"Its end: edl status {command_arguments(job, context, namespace)}"
         )
-    bounds = job_view.worker_bounds(job_view.spec_of(api, job))
-    wanted = desired_state.pin(api, job, Desired(low, high), bounds)
+    bounds = job_view.worker_bounds(job_view.read_job_spec(api, job))
+    wanted = desired_state.update_desired_state(api, job, DesiredState(low, high), bounds)
     least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
     if as_json:
         print(json.dumps({"job": job, "min": least, "max": most}))
         return
     print(f"{job}: {least} to {most} workers are wanted; the master hears of it within seconds.")
-    print(f"Wait for them with: edl wait {called(job, context, namespace)} --for workers={most}")
+    print(f"Wait for them with: edl wait {command_arguments(job, context, namespace)} --for workers={most}")

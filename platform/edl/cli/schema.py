@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from edl.jobfile.json_schema import JOB_SCHEMA, published
+from edl.jobfile.json_schema import JOB_SCHEMA, read_published_schema
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -16,4 +16,4 @@ def schema() -> None:
     An editor with a YAML language server completes and checks a job file whose first line is
     `# yaml-language-server: $schema=FILE` where FILE is this output.
     """
-    typer.echo(published(JOB_SCHEMA), nl=False)
+    typer.echo(read_published_schema(JOB_SCHEMA), nl=False)

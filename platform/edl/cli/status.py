@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.list import told
-from edl.cli.local_runs import LocalOption, Look
+from edl.cli.list import job_json
+from edl.cli.local_runs import JobLookup, LocalOption
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption
-from edl.ops.followup_command import called
+from edl.ops.followup_command import command_arguments
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,58 +31,58 @@ def status(
 
     A job of the cluster comes first; --local means runs of this machine, -n and --context a cluster.
     """
-    from edl.cli.local_runs import look_of
-    from edl.cli.status_view import next_step, view
+    from edl.cli.local_runs import job_lookup
+    from edl.cli.status_view import status_lines, suggest_next_step
 
-    look = look_of(job, local=local, context=context, namespace=namespace)
+    look = job_lookup(job, local=local, context=context, namespace=namespace)
     if watch:
-        _follow(look, called(job, context, namespace), as_json=as_json)
+        _watch_job(look, command_arguments(job, context, namespace), as_json=as_json)
         return
     seen = look()
     if as_json:
-        print(json.dumps(told(seen)))
+        print(json.dumps(job_json(seen)))
         return
-    for line in view(seen, time.time(), shutil.get_terminal_size().columns):
+    for line in status_lines(seen, time.time(), shutil.get_terminal_size().columns):
         print(line)
-    print(f"\n{next_step(seen, called(job, context, namespace))}")
+    print(f"\n{suggest_next_step(seen, command_arguments(job, context, namespace))}")
 
 
-def _follow(look: Look, name: str, *, as_json: bool) -> None:
+def _watch_job(look: JobLookup, name: str, *, as_json: bool) -> None:
     """Until the job has ended or is deleted."""
     if as_json or not sys.stdout.isatty():
-        _follow_lines(look, as_json=as_json)
+        _watch_lines(look, as_json=as_json)
     else:
-        _follow_live(look, name)
+        _watch_live(look, name)
 
 
-def _follow_live(look: Look, name: str) -> None:
+def _watch_live(look: JobLookup, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from edl.cli.status_view import next_step, view
-    from edl.ops.polling import polled
-    from edl.reporting.rich_console import console
+    from edl.cli.status_view import status_lines, suggest_next_step
+    from edl.ops.polling import poll_repeatedly
+    from edl.reporting.rich_console import make_console
 
-    on = console()
+    on = make_console()
     with Live(console=on, auto_refresh=False, vertical_overflow="crop") as live:
-        for seen in polled(look):
-            lines = view(seen, time.time(), on.width)
+        for seen in poll_repeatedly(look):
+            lines = status_lines(seen, time.time(), on.width)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if seen.ended:
                 break
-    print(next_step(seen, name))
+    print(suggest_next_step(seen, name))
 
 
-def _follow_lines(look: Look, *, as_json: bool) -> None:
-    from edl.ops.polling import polled
-    from edl.reporting.event_text import clock, headline
+def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
+    from edl.ops.polling import poll_repeatedly
+    from edl.reporting.event_text import format_local_time, status_headline
 
     before: object = None
-    for seen in polled(look):
+    for seen in poll_repeatedly(look):
         known = (seen.phase, seen.status)
         if known != before:
-            text = headline(seen.status) if seen.status else seen.phase
-            print(json.dumps(told(seen)) if as_json else f"{clock(time.time())}  {text}", flush=True)
+            text = status_headline(seen.status) if seen.status else seen.phase
+            print(json.dumps(job_json(seen)) if as_json else f"{format_local_time(time.time())}  {text}", flush=True)
             before = known
         if seen.ended:
             return

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.wait import Goal, await_goal, seconds_of
-from edl.ops.followup_command import called
-from edl.reporting.status_line import Ticker
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.cli.wait import WaitGoal, parse_timeout, wait_for_goal
+from edl.ops.followup_command import command_arguments
+from edl.reporting.status_line import StatusLine
 
 if TYPE_CHECKING:
     from edl.api.status import Status
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_view import JobSeen
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-ENDED = Goal("stopped", lambda job: job.ended)
+ENDED_GOAL = WaitGoal("stopped", lambda job: job.ended)
 
 
 @app.command()
@@ -37,59 +37,60 @@ def stop(
     Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
     """
     from edl.cluster.kubernetes import desired_state
-    from edl.cluster.status_port import Desired
+    from edl.cluster.status_port import DesiredState
     from edl.ops import job_view
 
-    seconds = _patience(timeout, wait=wait)
-    api = api_of(context, namespace, job)
-    seen = job_view.find(api, job)
+    seconds = _timeout_seconds(timeout, wait=wait)
+    api = connect_api(context, namespace, job)
+    seen = job_view.find_job(api, job)
     if seen.ended:
         print(f"{job} is {seen.phase} already.")
         return
-    desired_state.pin(api, job, Desired(stop=True), desired_state.ANY)
+    desired_state.update_desired_state(api, job, DesiredState(stop=True), desired_state.ANY_BOUNDS)
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if seen.status is None:
         print(
-            f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}",
+            "Its master has not said anything yet; remove the job with: edl delete"
+            f" {command_arguments(job, context, namespace)}",
             flush=True,
         )
     if wait:
-        _await_end(api, job, seconds)
+        _wait_until_ended(api, job, seconds)
     if seen.status is not None:
-        print(_kept(api, job, seen.status, ended=wait))
+        print(_kept_text(api, job, seen.status, ended=wait))
 
 
-def _patience(timeout: str | None, *, wait: bool) -> float | None:
+def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
     if timeout is None:
         return None
     if not wait:
         raise BadInputError("--timeout says how long --wait stays", where="--timeout", hint="Give both, or none.")
-    return seconds_of(timeout)
+    return parse_timeout(timeout)
 
 
-def _await_end(api: Api, job: str, seconds: float | None) -> None:
+def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
     """Stay until the job has ended; raises Exit if it does not, or is deleted."""
     from edl.ops import job_view
 
-    with Ticker() as ticker:
+    with StatusLine() as ticker:
 
-        def look() -> JobSeen:
-            seen = job_view.find(api, job)
+        def look() -> JobView:
+            seen = job_view.find_job(api, job)
             if not seen.ended:
                 ticker.say(f"{job} is {seen.phase}, and stops")
             return seen
 
-        code, said = await_goal(look, ENDED, seconds)
+        code, said = wait_for_goal(look, ENDED_GOAL, seconds)
     print(said, file=sys.stderr if code else sys.stdout)
     if code:
         raise typer.Exit(code)
 
 
-def _kept(api: Api, job: str, status: Status, *, ended: bool) -> str:
+def _kept_text(api: KubeClient, job: str, status: Status, *, ended: bool) -> str:
     """What is there to go on with."""
-    from edl.ops.job_view import spec_of
+    from edl.ops.job_view import read_job_spec
 
-    spec = spec_of(api, job)
+    spec = read_job_spec(api, job)
     if not (spec["volumes"] or spec["storage"]["claim"]):
         return "It has no volume, so nothing of it is kept; it cannot be resumed."
     when = "later" if ended else "once it has ended (edl stop --wait waits for that)"

@@ -8,24 +8,24 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.cli.capacity_table import fit_json, numbers, table, waits
-from edl.cluster.kubernetes.names import AT_CHECKPOINT, LATEST
+from edl.cli.capacity_table import amounts_json, forecast_json, forecast_table, forecast_warnings
+from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.path_resolution import is_shared, pod_storage
-from edl.ops.job_forecast import Forecast
-from edl.ops.resource_quantities import Resources, all_said, plain, said
-from edl.reporting.text_table import labelled, wrapped
+from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
+from edl.ops.job_forecast import JobForecast
+from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
+from edl.reporting.text_table import wrap_labelled, wrap_text
 
 if TYPE_CHECKING:
-    from edl.ops.job_view import JobSeen
+    from edl.ops.job_view import JobView
 
-_SHOWN = ("cpu", "memory", "pods", "nvidia.com/gpu")
+_QUOTA_RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu")
 """Resources of a quota that are worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
-class KubePlan:
+class SubmissionPlan:
     """One submission.
 
     Attributes:
@@ -47,9 +47,9 @@ class KubePlan:
     namespace: str | None
     context: str | None
     manifests: Sequence[Manifest]
-    forecast: Forecast
-    quotas: Sequence[tuple[str, Resources, Resources]] | None = None
-    replaced: JobSeen | None = None
+    forecast: JobForecast
+    quotas: Sequence[tuple[str, ResourceAmounts, ResourceAmounts]] | None = None
+    replaced: JobView | None = None
     run: str | None = None
     changes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -64,12 +64,12 @@ class KubePlan:
         """The plan, for people."""
         found = [f"{self.job}: {self.spec.model.definition}, {self._where()}"]
         for label, text in self._rows():
-            found += labelled(label, text, width)
-        found += ["", *table(self.forecast, self.spec.workers.min), ""]
+            found += wrap_labelled(label, text, width)
+        found += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
         for label, text in self._room():
-            found += labelled(label, text, width)
-        for warning in [*waits(self.forecast), *self.warnings]:
-            found += wrapped(f"warning: {warning}", width, first="  ", then="    ")
+            found += wrap_labelled(label, text, width)
+        for warning in [*forecast_warnings(self.forecast), *self.warnings]:
+            found += wrap_text(f"warning: {warning}", width, first="  ", then="    ")
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -83,13 +83,14 @@ class KubePlan:
             "resumes": self.run,
             "changes": [*self.changes],
             "replaces": self.replaced.uid if self.replaced else None,
-            "pods": [fit_json(fit) for fit in self.forecast.fits],
-            "requested": numbers(self.forecast.requested),
-            "free": None if self.forecast.free is None else numbers(self.forecast.free),
+            "pods": [forecast_json(fit) for fit in self.forecast.fits],
+            "requested": amounts_json(self.forecast.requested),
+            "free": None if self.forecast.free is None else amounts_json(self.forecast.free),
             "quotas": [
-                {"name": name, "left": numbers(left), "hard": numbers(hard)} for name, left, hard in self.quotas or ()
+                {"name": name, "left": amounts_json(left), "hard": amounts_json(hard)}
+                for name, left, hard in self.quotas or ()
             ],
-            "warnings": [*waits(self.forecast), *self.warnings],
+            "warnings": [*forecast_warnings(self.forecast), *self.warnings],
         }
 
     def _where(self) -> str:
@@ -99,11 +100,14 @@ class KubePlan:
     def _rows(self) -> Iterator[tuple[str, str]]:
         yield "image", str(self.spec.image)
         if self.replaced:
-            yield "removes", f"the job of that name of {_since(self.replaced)}, which has ended ({self.replaced.phase})"
-        yield "creates", _created(self.manifests)
+            yield (
+                "removes",
+                f"the job of that name of {_submitted_at(self.replaced)}, which has ended ({self.replaced.phase})",
+            )
+        yield "creates", _created_text(self.manifests)
         if self.run:
-            run = self.run.removesuffix(AT_CHECKPOINT)
-            yield "goes on", "with the newest run" if run == LATEST else f"with run {run}"
+            run = self.run.removesuffix(CHECKPOINT_SUFFIX)
+            yield "goes on", "with the newest run" if run == LATEST_RUN else f"with run {run}"
             if run != self.run:
                 yield (
                     "goes back",
@@ -112,10 +116,13 @@ class KubePlan:
         yield from (("changed", change) for change in self.changes)
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""
-        yield "storage", pod_storage(self.spec) + on if is_shared(self.spec) else "none: gone with the master's pod"
+        yield (
+            "storage",
+            pod_storage_path(self.spec) + on if has_shared_storage(self.spec) else "none: gone with the master's pod",
+        )
 
     def _room(self) -> Iterator[tuple[str, str]]:
-        yield "asks for", all_said(self.forecast.requested)
+        yield "asks for", format_amounts(self.forecast.requested)
         if not self.asked:
             return
         if self.forecast.free is None or self.forecast.nodes is None:
@@ -123,20 +130,20 @@ class KubePlan:
         else:
             usable, nodes = self.forecast.nodes
             on = f"{usable} nodes" if usable == nodes else f"{usable} of {nodes} nodes"
-            yield "free now", f"{all_said(self.forecast.free)} on {on}"
+            yield "free now", f"{format_amounts(self.forecast.free)} on {on}"
         if self.quotas is None:
             yield "quota", "not known: you may not list resourcequotas"
         for name, left, hard in self.quotas or ():
             shown = [
-                f"{said(each, max(left[each], Fraction()))} of {said(each, hard[each])} ({each})"
+                f"{format_amount(each, max(left[each], Fraction()))} of {format_amount(each, hard[each])} ({each})"
                 for each in hard
-                if plain(each) in _SHOWN
+                if base_resource(each) in _QUOTA_RESOURCES
             ]
             if shown:
                 yield "quota", f"{name} leaves {', '.join(shown)}"
 
 
-def _created(manifests: Sequence[Manifest]) -> str:
+def _created_text(manifests: Sequence[Manifest]) -> str:
     """Kinds and names, the Job first; kinds of one name and names of one kind together."""
     by_name: dict[str, list[str]] = {}
     for manifest in reversed(manifests):
@@ -149,7 +156,7 @@ def _created(manifests: Sequence[Manifest]) -> str:
     )
 
 
-def _since(job: JobSeen) -> str:
-    from edl.ops.existing_job import since
+def _submitted_at(job: JobView) -> str:
+    from edl.ops.existing_job import format_submit_time
 
-    return since(job)
+    return format_submit_time(job)

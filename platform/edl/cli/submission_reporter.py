@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from edl.api.errors import BadInputError, EdlError
-from edl.cli.submission_plan import KubePlan
+from edl.cli.submission_plan import SubmissionPlan
 
-MOST_WIDTH = 120
+MAX_WIDTH = 120
 
 
-class Voice(Protocol):
+class SubmissionReporter(Protocol):
     """What a submission has to say."""
 
-    def planned(self, plan: KubePlan) -> None:
+    def planned(self, plan: SubmissionPlan) -> None:
         """What will be done."""
 
     def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
@@ -30,12 +30,12 @@ class Voice(Protocol):
         """It came to nothing; the command prints the error itself on standard error."""
 
 
-class Words:
+class TextReporter:
     """Lines on standard output."""
 
-    def planned(self, plan: KubePlan) -> None:
+    def planned(self, plan: SubmissionPlan) -> None:
         """The plan, as wide as the terminal."""
-        width = min(MOST_WIDTH, shutil.get_terminal_size().columns)
+        width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
         print("\n".join(plan.lines(width)), flush=True)
 
     def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
@@ -50,10 +50,10 @@ class Words:
         """Nothing: what standard error says is for people."""
 
 
-class Objects:
+class JsonReporter:
     """JSON on standard output; what is for people only goes to standard error."""
 
-    def planned(self, plan: KubePlan) -> None:
+    def planned(self, plan: SubmissionPlan) -> None:
         """One object."""
         self._write({"event": "plan", **plan.to_json()})
 
@@ -74,6 +74,6 @@ class Objects:
         print(json.dumps(value, allow_nan=False), flush=True)
 
 
-def voice(*, as_json: bool) -> Voice:
+def make_reporter(*, as_json: bool) -> SubmissionReporter:
     """The voice that the options ask for."""
-    return Objects() if as_json else Words()
+    return JsonReporter() if as_json else TextReporter()

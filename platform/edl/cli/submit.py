@@ -11,33 +11,33 @@ import typer
 
 from edl.api.errors import BadInputError, EdlError
 from edl.cli.options import ContextOption, NamespaceOption, YesOption
-from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
-from edl.cli.submission_reporter import Voice, voice
-from edl.cli.submission_workflow import Options, client_plan, submitted
-from edl.cluster.kubernetes.job_manifests import problems
-from edl.cluster.kubernetes.names import LATEST
+from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.cli.submission_reporter import SubmissionReporter, make_reporter
+from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
+from edl.cluster.kubernetes.job_manifests import find_spec_problems
+from edl.cluster.kubernetes.names import LATEST_RUN
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
-from edl.jobfile.path_resolution import is_shared
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.path_resolution import has_shared_storage
 
 _JOB_FILES = (".yaml", ".yml", ".json")
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-class DryRun(StrEnum):
+class DryRunMode(StrEnum):
     """Who is asked whether a job could be submitted."""
 
     CLIENT = "client"
     SERVER = "server"
 
 
-class RunMayBeLatest(ResumeMayStandAlone):
+class OptionalClusterRunCommand(OptionalRunCommand):
     """Whatever is neither an option nor a job file is a run, be it a wrong one: better refused than misunderstood."""
 
-    run_id = re.compile(rf"{LATEST}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+    run_id = re.compile(rf"{LATEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
     """Runs on a cluster have the uid of the Job that began them."""
-    newest = LATEST
+    newest = LATEST_RUN
 
     def names_run(self, word: str) -> bool:
         """Whether the word after ``--resume`` is meant as a run."""
@@ -45,7 +45,7 @@ class RunMayBeLatest(ResumeMayStandAlone):
         return bool(word) and not word.startswith("-") and (super().names_run(word) or not is_file)
 
 
-@app.command(cls=RunMayBeLatest)
+@app.command(cls=OptionalClusterRunCommand)
 def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
     settings: Annotated[
@@ -57,7 +57,7 @@ def submit(
     ] = None,
     from_checkpoint: FromCheckpointOption = False,
     dry_run: Annotated[
-        DryRun | None,
+        DryRunMode | None,
         typer.Option("--dry-run", help="Create nothing: client asks no cluster, server asks whether it would accept."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch/--detach", help="Stay until the job has ended.")] = False,
@@ -70,9 +70,9 @@ def submit(
 
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
-    speaker = voice(as_json=as_json)
+    speaker = make_reporter(as_json=as_json)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
-    options = Options(
+    options = SubmitOptions(
         job,
         settings or (),
         resume,
@@ -84,31 +84,31 @@ def submit(
         from_checkpoint=from_checkpoint,
     )
     try:
-        _submit(options, speaker, dry_run)
+        _load_and_submit(options, speaker, dry_run)
     except EdlError as error:
         speaker.failed(error)
         raise
 
 
-def _submit(options: Options, speaker: Voice, dry_run: DryRun | None) -> None:
+def _load_and_submit(options: SubmitOptions, speaker: SubmissionReporter, dry_run: DryRunMode | None) -> None:
     job = options.job_file
-    spec = load(job, options.settings, required=("training",), demands=problems)
-    _check_resume(spec, job, options.resume)
-    if dry_run is DryRun.CLIENT:
-        speaker.planned(client_plan(spec, options))
+    spec = load_job_file(job, options.settings, required=("training",), demands=find_spec_problems)
+    _check_resume_option(spec, job, options.resume)
+    if dry_run is DryRunMode.CLIENT:
+        speaker.planned(plan_without_cluster(spec, options))
         speaker.note(f"No cluster was asked. The manifests: {options.rendered()}")
         return
-    raise typer.Exit(submitted(spec, options, speaker, dry_run=dry_run is DryRun.SERVER))
+    raise typer.Exit(plan_and_submit(spec, options, speaker, dry_run=dry_run is DryRunMode.SERVER))
 
 
-def _check_resume(spec: JobSpec, job: Path, resume: str | None) -> None:
-    if resume is not None and not is_shared(spec):
+def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:
+    if resume is not None and not has_shared_storage(spec):
         raise BadInputError(
             "--resume needs the volume that holds the earlier run, and the job has none",
             where=str(job),
             hint="Without volumes a run is gone with its master's pod.",
         )
-    if resume is not None and not RunMayBeLatest.run_id.fullmatch(resume):
+    if resume is not None and not OptionalClusterRunCommand.run_id.fullmatch(resume):
         raise BadInputError(
             f"no run has the name {resume!r}: runs on a cluster have the uid of the Job that began them",
             where="--resume",

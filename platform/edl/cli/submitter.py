@@ -14,17 +14,17 @@ from types import FrameType
 from typing import NoReturn
 
 from edl.api.errors import EdlError, RetryableError
-from edl.cli.options import api_of
+from edl.cli.options import connect_api
 from edl.cluster.kubernetes.api_errors import ApiError
-from edl.cluster.kubernetes.job_manifests import problems
+from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
-from edl.ops.job_deletion import StillThereError
-from edl.ops.release.submitter_identity import Identity, identity_of
-from edl.reporting.terminal_text import guarded
+from edl.jobfile.loader import load_job_file
+from edl.ops.job_deletion import DeletionTimeoutError
+from edl.ops.release.submitter_identity import SubmitterIdentity, read_identity
+from edl.reporting.terminal_text import sanitize_standard_streams
 
-REFUSED, TRY_AGAIN, TERMINATED = 2, 75, 143
-_PASSES = (RetryableError, StillThereError)
+REFUSED_EXIT, TRY_AGAIN_EXIT, SIGTERM_EXIT = 2, 75, 143
+_RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
 
 
 def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> NoReturn:
@@ -32,11 +32,11 @@ def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | 
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) != 1:
         print("usage: python -m edl.cli.submitter SPEC", file=sys.stderr)
-        sys.exit(REFUSED)
-    signal.signal(signal.SIGTERM, _end)
-    with guarded():
+        sys.exit(REFUSED_EXIT)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    with sanitize_standard_streams():
         try:
-            sys.exit(_run(Path(given[0]), os.environ if variables is None else variables))
+            sys.exit(_run_submitter(Path(given[0]), os.environ if variables is None else variables))
         except EdlError as error:
             print(error, file=sys.stderr, flush=True)
             sys.exit(exit_code(error))
@@ -44,34 +44,38 @@ def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | 
 
 def exit_code(error: EdlError) -> int:
     """What an error tells the Job controller: whether a new pod may have more luck."""
-    if isinstance(error, _PASSES):
-        return TRY_AGAIN
-    return REFUSED if isinstance(error, ApiError) else min(error.exit_code, REFUSED)
+    if isinstance(error, _RETRYABLE_ERRORS):
+        return TRY_AGAIN_EXIT
+    return REFUSED_EXIT if isinstance(error, ApiError) else min(error.exit_code, REFUSED_EXIT)
 
 
-def _run(source: Path, variables: Mapping[str, str]) -> int:
-    me = identity_of(variables)
+def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
+    me = read_identity(variables)
     if me is None:
         from edl.cli import app
 
         app.main(["submit", str(source), "--yes", "--watch"])
         raise AssertionError("unreachable")
-    from edl.cli.submitter_loop import Releasing
+    from edl.cli.submitter_loop import ReleaseSubmitter
 
-    return Releasing(api_of(None, None), me, _spec(source, me), source).run()
+    return ReleaseSubmitter(connect_api(None, None), me, _load_spec(source, me), source).run()
 
 
-def _spec(source: Path, me: Identity) -> JobSpec:
+def _load_spec(source: Path, me: SubmitterIdentity) -> JobSpec:
     """The job, under the name that it has in the cluster."""
-    spec = load(source, required=("training",), demands=problems)
+    spec = load_job_file(source, required=("training",), demands=find_spec_problems)
     name = me.job_name(spec.name)
-    return spec if name == spec.name else load(source, [f"name={name}"], required=("training",), demands=problems)
+    return (
+        spec
+        if name == spec.name
+        else load_job_file(source, [f"name={name}"], required=("training",), demands=find_spec_problems)
+    )
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _exit_on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
     """Process 1 has no default action for SIGTERM. Nothing has to be put in order, and a request may hang."""
     os.write(sys.stderr.fileno(), b"told to end; the job goes on\n")
-    os._exit(TERMINATED)
+    os._exit(SIGTERM_EXIT)
 
 
 if __name__ == "__main__":

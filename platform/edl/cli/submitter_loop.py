@@ -14,51 +14,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
-from edl.cli.submission_reporter import Words
-from edl.cli.submission_workflow import Options, new_token, planned, refusal, said
+from edl.cli.submission_reporter import TextReporter
+from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.jobfile.job_spec import JobSpec
-from edl.ops.job_deletion import Remains, StillThereError, listed
-from edl.ops.job_following import Watched, follow
-from edl.ops.job_submission import Submitted, begin, furnish, reserve, withdraw
-from edl.ops.job_view import conditions
-from edl.ops.master_start import Lookout
+from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
+from edl.ops.job_following import WatchedJob, follow_job
+from edl.ops.job_submission import (
+    SubmittedJob,
+    create_dependents,
+    create_suspended_job,
+    roll_back_submission,
+    unsuspend_job,
+)
+from edl.ops.job_view import job_conditions
+from edl.ops.master_start import MasterStatusReader
 from edl.ops.preflight import PreflightError
-from edl.ops.release.release_cleanup import Clearing
-from edl.ops.release.release_labels import belonging, mark
-from edl.ops.release.release_view import observe
-from edl.ops.release.submitter_decision import Decision, Master, Step, decide
-from edl.ops.release.submitter_identity import Identity
-from edl.ops.release.submitter_timeouts import CLEAR_SECONDS, ClearPatience, Patience, StartPatience
-from edl.ops.removal_progress import remaining
-from edl.ops.submission_request import Request, request_of
-from edl.reporting.status_line import Ticker
+from edl.ops.release.release_cleanup import ReleaseCleanup
+from edl.ops.release.release_labels import add_release_labels, mark_submitted
+from edl.ops.release.release_view import read_release_view
+from edl.ops.release.submitter_decision import MasterJob, SubmitterDecision, SubmitterStep, decide_step
+from edl.ops.release.submitter_identity import SubmitterIdentity
+from edl.ops.release.submitter_timeouts import CLEANUP_TIMEOUT_SECONDS, CleanupTimeout, RetryDeadline, StartTimeout
+from edl.ops.removal_progress import leftovers_text
+from edl.ops.submission_request import SubmissionRequest, build_request
+from edl.reporting.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_view import JobSeen
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
 
 POLL_SECONDS = 1.0
-FINISH_SECONDS = 30.0
+MASTER_END_SECONDS = 30.0
 """That a master may need, once its job is over, to put its last logs away and end."""
 _FAILED, _REFUSED = 1, 2
 
 
-class VanishedError(JobFailedError):
+class JobVanishedError(JobFailedError):
     """The job is there no more; whose doing that was is another question."""
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
+class SubmitterClock:
     """Monotonic seconds, and how to let them pass."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
-class Releasing:
+class ReleaseSubmitter:
     """One submitter.
 
     Args:
@@ -68,34 +74,36 @@ class Releasing:
         source: the file that it came from.
     """
 
-    def __init__(self, api: Api, me: Identity, spec: JobSpec, source: Path, time: Time | None = None) -> None:
-        self._api, self._me, self._spec, self._time = api, me, spec, time or Time()
-        self._options = Options(source, resume=me.resume, namespace=api.namespace, yes=True, watch=True)
-        self._clearing = Clearing(api, spec.name)
-        self._patience, self._clear_patience = Patience(), ClearPatience()
-        self._voice, self._decided, self._progress = Words(), Ticker(sys.stdout), Ticker(sys.stdout)
+    def __init__(
+        self, api: KubeClient, me: SubmitterIdentity, spec: JobSpec, source: Path, time: SubmitterClock | None = None
+    ) -> None:
+        self._api, self._me, self._spec, self._time = api, me, spec, time or SubmitterClock()
+        self._options = SubmitOptions(source, resume=me.resume, namespace=api.namespace, yes=True, watch=True)
+        self._clearing = ReleaseCleanup(api, spec.name)
+        self._patience, self._clear_patience = RetryDeadline(), CleanupTimeout()
+        self._voice, self._decided, self._progress = TextReporter(), StatusLine(sys.stdout), StatusLine(sys.stdout)
 
     def run(self) -> int:
         """The exit code, once there is one.
 
         Raises:
             RetryableError: the API server is away for too long.
-            StillThereError: an earlier job does not go.
+            DeletionTimeoutError: an earlier job does not go.
             EdlError: refused, or failed.
         """
         while True:
             try:
-                decision = decide(observe(self._api, self._me))
-                if decision.step is Step.DELETED:
+                decision = decide_step(read_release_view(self._api, self._me))
+                if decision.step is SubmitterStep.DELETED:
                     raise JobFailedError(decision.reason, where=f"release {self._me.release}")
                 self._decided.say(f"release {self._me.release}: {decision.reason}")
-                if decision.step is Step.REPLACED:
+                if decision.step is SubmitterStep.REPLACED:
                     return 0
-                if decision.step is Step.FOLLOW:
+                if decision.step is SubmitterStep.FOLLOW:
                     return self._follow(decision.masters[0])
                 self._advance(decision)
                 self._patience.succeeded()
-            except VanishedError:
+            except JobVanishedError:
                 continue  # the next decision says why
             except (ApiError, PreflightError, RetryableError) as error:
                 self._bear(error)
@@ -112,91 +120,91 @@ class Releasing:
 
     def _withdraw(self, cause: EdlError) -> None:
         """Remove the Job of a job that cannot be completed."""
-        name = names.master(self._spec.name)
+        name = names.master_name(self._spec.name)
         try:
-            withdraw(self._api, name, self._me.submission)
+            roll_back_submission(self._api, name, self._me.submission)
         except ApiError as error:
             cause.hint = f"The Job {name} may be left, suspended ({error.message}); it goes with the release."
 
-    def _advance(self, decision: Decision) -> None:
+    def _advance(self, decision: SubmitterDecision) -> None:
         """One step towards a job that runs."""
-        if decision.step is Step.FINISH:
+        if decision.step is SubmitterStep.FINISH:
             self._finish(decision.masters[0])
         elif self._still_clears(self._clearing.round(decision.masters)):
             self._time.sleep(POLL_SECONDS)
-        elif decision.step is Step.SUBMIT:
+        elif decision.step is SubmitterStep.SUBMIT:
             self._submit()
 
-    def _still_clears(self, left: Remains) -> bool:
-        """Whether something of an earlier job is still there; raises StillThereError if it does not go."""
+    def _still_clears(self, left: JobObjects) -> bool:
+        """Whether something of an earlier job is still there; raises DeletionTimeoutError if it does not go."""
         if self._clear_patience.is_over(left=bool(left), now=self._time.clock()):
-            raise StillThereError(
-                f"After {CLEAR_SECONDS:.0f} s there is still: {listed(left.objects)}",
+            raise DeletionTimeoutError(
+                f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s there is still: {format_object_list(left.objects)}",
                 where=f"release {self._me.release}",
                 hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
             )
         if left:
-            self._progress.say(f"an earlier job is {remaining(left)}")
+            self._progress.say(f"an earlier job is {leftovers_text(left)}")
         return bool(left)
 
-    def _request(self) -> Request:
-        request = request_of(self._spec, namespace=self._api.namespace, token=new_token(), run=self._me.resume)
-        return replace(request, manifests=belonging(request.manifests, self._me), replaces=False)
+    def _request(self) -> SubmissionRequest:
+        request = build_request(self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._me.resume)
+        return replace(request, manifests=add_release_labels(request.manifests, self._me), replaces=False)
 
     def _submit(self) -> None:
         """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
         request = self._request()
-        plan = planned(self._api, self._spec, self._options, request)
+        plan = plan_submission(self._api, self._spec, self._options, request)
         self._voice.planned(plan)
-        reserve(self._api, request.job, request.manifests[-1], self._me.submission)
+        create_suspended_job(self._api, request.job, request.manifests[-1], self._me.submission)
 
-    def _finish(self, own: Master) -> None:
+    def _finish(self, own: MasterJob) -> None:
         *parts, job = self._request().manifests
-        made = Submitted(own.job, job["metadata"]["name"], own.uid, self._api.namespace)
-        furnish(self._api, made, parts)
-        mark(self._api, self._me, own.uid)
-        begin(self._api, made)
+        made = SubmittedJob(own.job, job["metadata"]["name"], own.uid, self._api.namespace)
+        create_dependents(self._api, made, parts)
+        mark_submitted(self._api, self._me, own.uid)
+        unsuspend_job(self._api, made)
         self._voice.note(f"Job {made.name} submitted to namespace {made.namespace}.")
 
-    def _follow(self, own: Master) -> int:
+    def _follow(self, own: MasterJob) -> int:
         """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
         release, where = self._me.release, f"-n {self._api.namespace}"
         again = f"helm upgrade {release} … {where} --set resume=latest"
-        watched = Watched(own.job, self._me.resume or own.uid, again, f"helm uninstall {release} {where}")
-        code = follow(self._api, watched, own.uid, as_json=False, check=self._check(own))
+        watched = WatchedJob(own.job, self._me.resume or own.uid, again, f"helm uninstall {release} {where}")
+        code = follow_job(self._api, watched, own.uid, as_json=False, check=self._check(own))
         self._let_finish(own)
         return code if code in (0, _REFUSED) else _FAILED
 
-    def _let_finish(self, own: Master) -> None:
+    def _let_finish(self, own: MasterJob) -> None:
         """Wait for the master's own end: a CronJob that keeps no history removes it with this submitter."""
-        end = self._time.clock() + FINISH_SECONDS
+        end = self._time.clock() + MASTER_END_SECONDS
         while self._time.clock() < end:
             with suppress(ApiError, RetryableError):
                 if self._is_over(own):
                     return
             self._time.sleep(POLL_SECONDS)
 
-    def _is_over(self, own: Master) -> bool:
+    def _is_over(self, own: MasterJob) -> bool:
         try:
-            job = self._api.get(JOBS, names.master(own.job))
+            job = self._api.get(JOBS, names.master_name(own.job))
         except NotFoundError:
             return True
-        return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(conditions(job)))
+        return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(job_conditions(job)))
 
-    def _check(self, own: Master) -> Callable[[JobSeen | None], None]:
+    def _check(self, own: MasterJob) -> Callable[[JobView | None], None]:
         """Ends the watch of a job that is gone, or whose master will not start."""
-        lookout, patience = Lookout(self._api, own.job, own.uid), StartPatience()
+        lookout, patience = MasterStatusReader(self._api, own.job, own.uid), StartTimeout()
 
-        def check(seen: JobSeen | None) -> None:
+        def check(seen: JobView | None) -> None:
             self._patience.succeeded()
             if seen is None:
-                raise VanishedError(f"the job {own.job} is gone")
+                raise JobVanishedError(f"the job {own.job} is gone")
             if seen.status is not None or seen.ended:
                 return
             sight = lookout.look()
-            self._progress.say(said(sight))
+            self._progress.say(master_status_text(sight))
             if patience.is_over(sight, self._time.clock()):
                 self._clearing.round([own])
-                raise refusal(own.job, sight, "Its objects are being removed.")
+                raise start_error(own.job, sight, "Its objects are being removed.")
 
         return check

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.reporting.text_table import aligned
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.reporting.text_table import align_columns
 
 if TYPE_CHECKING:
-    from edl.ops.pod_usage import Use
-    from edl.ops.resource_quantities import Resources
+    from edl.ops.pod_usage import PodUsage
+    from edl.ops.resource_quantities import ResourceAmounts
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -27,37 +27,37 @@ def top(
 ) -> None:
     """Show the CPU and memory that each pod of a job uses, beside what it asked for."""
     from edl.ops import job_view
-    from edl.ops.pod_usage import uses
+    from edl.ops.pod_usage import list_pod_usage
 
-    api = api_of(context, namespace, job)
-    job_view.find(api, job)  # its error names the jobs that there are
-    found = uses(api, job)
+    api = connect_api(context, namespace, job)
+    job_view.find_job(api, job)  # its error names the jobs that there are
+    found = list_pod_usage(api, job)
     if as_json:
-        print(json.dumps([_told(use) for use in found]))
+        print(json.dumps([_usage_json(use) for use in found]))
         return
-    for line in table(found):
+    for line in usage_table(found):
         print(line)
 
 
-def table(found: list[Use]) -> list[str]:
+def usage_table(found: list[PodUsage]) -> list[str]:
     """The pods as lines, with a head."""
     head = ["POD", "NODE", "CPU", "OF", "MEMORY", "OF"]
-    return aligned([head, *(_row(use) for use in found)], right=(2, 3, 4, 5))
+    return align_columns([head, *(_usage_row(use) for use in found)], right=(2, 3, 4, 5))
 
 
-def _row(use: Use) -> list[str]:
-    cells = [_amount(each, name) for name in ("cpu", "memory") for each in (use.used, use.asked)]
+def _usage_row(use: PodUsage) -> list[str]:
+    cells = [_amount_text(each, name) for name in ("cpu", "memory") for each in (use.used, use.asked)]
     return [use.pod, use.node or use.phase, *cells]
 
 
-def _amount(amounts: Resources | None, name: str) -> str:
-    from edl.ops.resource_quantities import said
+def _amount_text(amounts: ResourceAmounts | None, name: str) -> str:
+    from edl.ops.resource_quantities import format_amount
 
-    return "-" if amounts is None or name not in amounts else said(name, amounts[name]).removesuffix(" CPU")
+    return "-" if amounts is None or name not in amounts else format_amount(name, amounts[name]).removesuffix(" CPU")
 
 
-def _told(use: Use) -> dict[str, object]:
-    def plain(amounts: Resources | None) -> dict[str, float] | None:
+def _usage_json(use: PodUsage) -> dict[str, object]:
+    def plain(amounts: ResourceAmounts | None) -> dict[str, float] | None:
         return None if amounts is None else {name: float(Fraction(amount)) for name, amount in amounts.items()}
 
     return {"pod": use.pod, "node": use.node, "phase": use.phase, "used": plain(use.used), "asked": plain(use.asked)}

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load, place_of
-from edl.jobfile.path_resolution import resolve_local
-from edl.ops.job_checks import check, missing
-from edl.ops.local_run_start import check_storage, folder_of
+from edl.jobfile.loader import load_job_file, locate_field
+from edl.jobfile.path_resolution import resolve_local_paths
+from edl.ops.job_checks import check_job, missing_inputs
+from edl.ops.local_run_start import check_storage, local_job_directory
 from edl.ops.model_check_process import check_model
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -35,63 +35,63 @@ def validate(
 
     Exit codes: 0 nothing was found; else what the run would exit with, 2 for bad input or a fault in the model's code.
     """
-    spec = load(job, settings or ())
-    here = resolve_local(spec, job.parent)
+    spec = load_job_file(job, settings or ())
+    here = resolve_local_paths(spec, job.parent)
     found: list[str] = []
     if model:
-        check(here, predict=not here.data.training)
-        check_storage(folder_of(here))
+        check_job(here, predict=not here.data.training)
+        check_storage(local_job_directory(here))
         tried = check_model(here)
         if tried.failure:
             typer.echo(f"{tried.detail}{tried.failure}", err=True)
             raise typer.Exit(tried.exit_code)
         found += tried.lines
-    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*outline(spec), *found]))
-    for field, problem in missing(here):
-        typer.echo(f"warning: {place_of(field, job, settings or ())}: {problem}", err=True)
+    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*spec_outline(spec), *found]))
+    for field, problem in missing_inputs(here):
+        typer.echo(f"warning: {locate_field(field, job, settings or ())}: {problem}", err=True)
 
 
-def outline(spec: JobSpec) -> list[str]:
+def spec_outline(spec: JobSpec) -> list[str]:
     """What the job would run, a few lines for people."""
     lines = [f"job {spec.name}: {spec.model.definition} from {spec.model.zoo}"]
     if spec.data.training:
-        lines.append(f"trains on {_paths(spec.data.training)}: {_training(spec)}")
+        lines.append(f"trains on {_path_list(spec.data.training)}: {_training_text(spec)}")
     if spec.data.validation:
         steps = spec.train.evaluation_steps
-        often = f"every {_counted(steps, 'step')} and at the end" if steps else "at the end"
-        lines.append(f"evaluates on {_paths(spec.data.validation)}, {often}")
+        often = f"every {_pluralize(steps, 'step')} and at the end" if steps else "at the end"
+        lines.append(f"evaluates on {_path_list(spec.data.validation)}, {often}")
     if spec.data.prediction:
-        lines.append(f"predicts {_paths(spec.data.prediction)} with edl predict")
-    return [*lines, _roles(spec), *_outcome(spec)]
+        lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
+    return [*lines, _roles_text(spec), *_output_lines(spec)]
 
 
-def _training(spec: JobSpec) -> str:
+def _training_text(spec: JobSpec) -> str:
     train = spec.train
-    end = f", at most {_counted(train.max_steps, 'step')}" if train.max_steps else ""
-    return f"{_counted(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
+    end = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
+    return f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
 
 
-def _roles(spec: JobSpec) -> str:
+def _roles_text(spec: JobSpec) -> str:
     if spec.strategy.name == "Local":
         return "strategy Local: one process"
     workers, ps = spec.workers, spec.ps
-    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else _counted(workers.max, "worker")
-    return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {_counted(ps.count, 'parameter server')}"
+    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else _pluralize(workers.max, "worker")
+    return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {_pluralize(ps.count, 'parameter server')}"
 
 
-def _outcome(spec: JobSpec) -> list[str]:
+def _output_lines(spec: JobSpec) -> list[str]:
     lines = []
     if spec.checkpoint:
-        kept = f"keeps {_counted(spec.checkpoint.keep, 'checkpoint')}"
-        lines.append(f"{kept}, one every {_counted(spec.checkpoint.every_steps, 'step')}")
+        kept = f"keeps {_pluralize(spec.checkpoint.keep, 'checkpoint')}"
+        lines.append(f"{kept}, one every {_pluralize(spec.checkpoint.every_steps, 'step')}")
     if spec.export:
         lines.append(f"exports to {spec.export.path or 'export/ in the run directory'}")
     return lines
 
 
-def _paths(paths: tuple[str, ...]) -> str:
+def _path_list(paths: tuple[str, ...]) -> str:
     return ", ".join(paths)
 
 
-def _counted(count: int, noun: str) -> str:
+def _pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

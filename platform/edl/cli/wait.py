@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.ops.followup_command import command_arguments
 
 if TYPE_CHECKING:
-    from edl.ops.job_view import JobSeen
+    from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-TIMED_OUT = 124
+TIMED_OUT_EXIT = 124
 """As timeout(1) has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class WaitGoal:
     """What is waited for.
 
     Attributes:
@@ -33,18 +33,18 @@ class Goal:
     """
 
     name: str
-    reached: Callable[[JobSeen], bool]
+    reached: Callable[[JobView], bool]
 
 
-def goal(text: str) -> Goal:
+def parse_goal(text: str) -> WaitGoal:
     """The goal that ``--for`` names; raises BadInputError for anything else."""
     if text == "done":
-        return Goal(text, lambda job: job.phase == "Done")
+        return WaitGoal(text, lambda job: job.phase == "Done")
     if text == "started":
-        return Goal(text, lambda job: job.status is not None and job.status.phase != "Starting")
+        return WaitGoal(text, lambda job: job.status is not None and job.status.phase != "Starting")
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
-        return Goal(text, lambda job: job.status is not None and not job.ended and job.working == count)
+        return WaitGoal(text, lambda job: job.status is not None and not job.ended and job.working == count)
     raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
 
 
@@ -62,19 +62,19 @@ def wait(
 
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
-    aim, seconds = goal(what), None if timeout is None else seconds_of(timeout)
+    aim, seconds = parse_goal(what), None if timeout is None else parse_timeout(timeout)
     from edl.ops import job_view
 
-    api = api_of(context, namespace, job)
-    code, said = await_goal(lambda: job_view.find(api, job), aim, seconds)
-    more = f"\n  `edl why {called(job, context, namespace)}` says more." if code else ""
+    api = connect_api(context, namespace, job)
+    code, said = wait_for_goal(lambda: job_view.find_job(api, job), aim, seconds)
+    more = f"\n  `edl why {command_arguments(job, context, namespace)}` says more." if code else ""
     print(said + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
 
 
-def await_goal(
-    look: Callable[[], JobSeen],
-    aim: Goal,
+def wait_for_goal(
+    look: Callable[[], JobView],
+    aim: WaitGoal,
     seconds: float | None,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -82,11 +82,11 @@ def await_goal(
 ) -> tuple[int, str]:
     """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
     from edl.ops.job_view import UnknownJobError
-    from edl.ops.polling import polled
+    from edl.ops.polling import poll_repeatedly
 
     began, seen = clock(), None
     try:
-        for seen in polled(look, clock=clock, sleep=sleep):
+        for seen in poll_repeatedly(look, clock=clock, sleep=sleep):
             if aim.reached(seen):
                 return 0, f"{seen.name}: {aim.name} after {clock() - began:.0f} s"
             if seen.ended:
@@ -96,8 +96,8 @@ def await_goal(
                 )
             if seconds is not None and clock() - began >= seconds:
                 return (
-                    TIMED_OUT,
-                    f"{seen.name} is still {seen.phase} after {seconds:g} s{_starting(seen)}",
+                    TIMED_OUT_EXIT,
+                    f"{seen.name} is still {seen.phase} after {seconds:g} s{_workers_text(seen)}",
                 )
     except UnknownJobError:
         if seen is None:
@@ -106,18 +106,18 @@ def await_goal(
     raise AssertionError("unreachable")
 
 
-def _starting(job: JobSeen) -> str:
+def _workers_text(job: JobView) -> str:
     if job.ended or job.status is None:
         return ""
     more = f", {job.starting} more {'start' if job.starting > 1 else 'starts'}" if job.starting else ""
     return f"; {job.working} of {job.status.workers_wanted} workers work{more}"
 
 
-def seconds_of(text: str) -> float:
+def parse_timeout(text: str) -> float:
     """The seconds that ``--timeout`` says; raises BadInputError for what is no time."""
-    from edl.jobfile.quantities import duration
+    from edl.jobfile.quantities import parse_duration
 
     try:
-        return float(text) if text.replace(".", "", 1).isdigit() else duration(text)
+        return float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
     except ValueError as error:
         raise BadInputError(f"{text!r} is no time", where="--timeout", hint="Such as 90s, 5m or 1h30m.") from error

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.ops.followup_command import command_arguments
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
+    from edl.cluster.kubernetes.api_client import KubeClient
     from edl.cluster.kubernetes.resource_kinds import Manifest
-    from edl.ops.diagnosis import Evidence
-    from edl.ops.job_findings import Complaint
-    from edl.ops.job_view import JobSeen
+    from edl.ops.diagnosis import JobEvidence
+    from edl.ops.job_findings import JobFinding
+    from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _DETAIL_LINES = 30
@@ -33,33 +33,41 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
-    from edl.ops.diagnosis import diagnose
+    from edl.ops.diagnosis import diagnose_job
 
-    evidence = gather(api_of(context, namespace, job), job, called(job, context, namespace))
-    found = diagnose(evidence)
+    evidence = gather_evidence(connect_api(context, namespace, job), job, command_arguments(job, context, namespace))
+    found = diagnose_job(evidence)
     if as_json:
         keys = ("about", "text", "remedy", "said")
         print(json.dumps([{key: getattr(each, key) for key in keys} for each in found]))
         return
-    for line in lines(evidence.job, found):
+    for line in finding_lines(evidence.job, found):
         print(line)
 
 
-def gather(api: Api, job: str, called: str) -> Evidence:
+def gather_evidence(api: KubeClient, job: str, called: str) -> JobEvidence:
     """All that a diagnosis needs; raises UnknownJobError."""
     from edl.ops import job_view
-    from edl.ops.diagnosis import Evidence
-    from edl.ops.kubernetes_events import happened
+    from edl.ops.diagnosis import JobEvidence
+    from edl.ops.kubernetes_events import list_job_events
 
-    return Evidence(job_view.find(api, job), job_view.pods_of(api, job), happened(api, job), _nodes(api), called)
+    return JobEvidence(
+        job_view.find_job(api, job),
+        job_view.list_job_pods(api, job),
+        list_job_events(api, job),
+        _list_nodes(api),
+        called,
+    )
 
 
-def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
+def finding_lines(seen: JobView, found: Sequence[JobFinding]) -> Iterator[str]:
     """The findings, for people."""
     if seen.unreadable:
         yield f"What the master says cannot be read: {seen.unreadable}"
     if seen.phase == "Done":
-        yield f"{seen.name} is Done{_since(seen)}; {'this cost it time:' if found else 'nothing was the matter.'}"
+        yield (
+            f"{seen.name} is Done{_ended_at_text(seen)}; {'this cost it time:' if found else 'nothing was the matter.'}"
+        )
     elif not found:
         yield f"{seen.name} is {seen.phase}; nothing keeps it from going on."
     for each in found:
@@ -70,12 +78,12 @@ def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
             yield from (f"     {line}" for line in each.said.strip().splitlines()[-_DETAIL_LINES:])
 
 
-def _since(seen: JobSeen) -> str:
+def _ended_at_text(seen: JobView) -> str:
     at = seen.ended_at
     return "" if at is None else f" since {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _nodes(api: Api) -> list[Manifest] | None:
+def _list_nodes(api: KubeClient) -> list[Manifest] | None:
     from edl.cluster.kubernetes.api_errors import ForbiddenError
     from edl.cluster.kubernetes.resource_kinds import NODES
 

@@ -20,10 +20,10 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the zoo.")] = Path(),
 ) -> None:
     """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
-    from edl.cli.zoo_template import unpack
-    from edl.ops.image_dockerfile import default_base
+    from edl.cli.zoo_template import write_zoo
+    from edl.ops.image_dockerfile import default_base_image
 
-    written = unpack(directory, base=default_base())
+    written = write_zoo(directory, base=default_base_image())
     typer.echo("\n".join(f"wrote {path}" for path in written))
     typer.echo(f"Next, in {directory.resolve()}:\n  edl data mnist data/mnist && edl run job.yaml")
 
@@ -42,45 +42,45 @@ def build(
     The zoo is copied to /model_zoo. Its own Dockerfile is used if it has one, and else one is made that also installs
     what its requirements.txt lists.
     """
-    from edl.ops.docker_engine import connected
-    from edl.ops.image_build import build as built
-    from edl.ops.image_build import require_name
-    from edl.ops.image_check import inspect, require_runnable
-    from edl.ops.image_context import pack
-    from edl.ops.image_dockerfile import recipe
+    from edl.ops.docker_engine import connect_engine
+    from edl.ops.image_build import build_image as built
+    from edl.ops.image_build import require_image_name
+    from edl.ops.image_check import inspect_image, require_runnable_image
+    from edl.ops.image_context import pack_context
+    from edl.ops.image_dockerfile import choose_dockerfile
 
-    name = require_name(image)
-    dockerfile, arguments = recipe(path, base, file)
+    name = require_image_name(image)
+    dockerfile, arguments = choose_dockerfile(path, base, file)
     with tempfile.TemporaryFile() as context:
-        size = pack(path, dockerfile, context)
-        with connected() as engine:
+        size = pack_context(path, dockerfile, context)
+        with connect_engine() as engine:
             typer.echo(f"Sending {decimal(size)} of {path} to {engine.address}")
             for line in built(engine, context, name, arguments):
                 typer.echo(line)
-            about = inspect(engine, name)
-    require_runnable(name, about["Config"])
-    typer.echo(f"Built {name} ({decimal(about['Size'])}).\n{_in_job_file(path, name)}")
+            about = inspect_image(engine, name)
+    require_runnable_image(name, about["Config"])
+    typer.echo(f"Built {name} ({decimal(about['Size'])}).\n{_job_file_hint(path, name)}")
 
 
 @app.command()
 def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
-    from edl.cli.image_push_progress import follow
-    from edl.ops.docker_engine import connected
-    from edl.ops.image_build import require_name
-    from edl.ops.image_push import push as pushed
-    from edl.reporting.rich_console import console
+    from edl.cli.image_push_progress import show_push
+    from edl.ops.docker_engine import connect_engine
+    from edl.ops.image_build import require_image_name
+    from edl.ops.image_push import push_image as pushed
+    from edl.reporting.rich_console import make_console
 
-    name = require_name(image)
-    with connected() as engine:
-        last = follow(pushed(engine, name), console(sys.stderr))
+    name = require_image_name(image)
+    with connect_engine() as engine:
+        last = show_push(pushed(engine, name), make_console(sys.stderr))
     typer.echo(f"Pushed {name}, {last.digest}." if last.digest else f"Pushed {name}.")
 
 
-def _in_job_file(zoo: Path, image: str) -> str:
-    from edl.cli.zoo_template import definitions
+def _job_file_hint(zoo: Path, image: str) -> str:
+    from edl.cli.zoo_template import model_definitions
 
-    found = definitions(zoo)
+    found = model_definitions(zoo)
     lines = [
         "In job.yaml (where a relative zoo is /model_zoo in the image):",
         f"  image: {image}",

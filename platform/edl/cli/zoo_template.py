@@ -7,10 +7,10 @@ from pathlib import Path
 from string import Template
 
 from edl.api.errors import BadInputError, StorageError
-from edl.jobfile.zoo_lookup import names
+from edl.jobfile.zoo_lookup import defined_names
 
-TEMPLATE = files("edl.cli").joinpath("templates", "zoo")
-FILES = {
+TEMPLATE_DIRECTORY = files("edl.cli").joinpath("templates", "zoo")
+TEMPLATE_FILES = {
     "Dockerfile": "Dockerfile",
     "dockerignore": ".dockerignore",
     "digits.py": "digits.py",
@@ -20,8 +20,8 @@ FILES = {
 """The template's files, and their names in a zoo."""
 
 
-def unpack(directory: Path, base: str) -> list[Path]:
-    """Write the template; the files, in the order of :data:`FILES`.
+def write_zoo(directory: Path, base: str) -> list[Path]:
+    """Write the template; the files, in the order of :data:`TEMPLATE_FILES`.
 
     Args:
         directory: made if it is not there.
@@ -31,7 +31,7 @@ def unpack(directory: Path, base: str) -> list[Path]:
         BadInputError: one of the files exists; nothing was written.
         StorageError: the directory cannot be written.
     """
-    targets = {source: directory / name for source, name in FILES.items()}
+    targets = {source: directory / name for source, name in TEMPLATE_FILES.items()}
     if taken := [path for path in targets.values() if path.exists()]:
         hint = "nothing was written; choose another directory, or move these files away"
         raise BadInputError(
@@ -40,7 +40,7 @@ def unpack(directory: Path, base: str) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for source, path in targets.items():
-            text = TEMPLATE.joinpath(source).read_text(encoding="utf-8")
+            text = TEMPLATE_DIRECTORY.joinpath(source).read_text(encoding="utf-8")
             path.write_text(Template(text).safe_substitute(EDL_BASE=base), encoding="utf-8")
     except OSError as error:
         raise StorageError(
@@ -49,11 +49,11 @@ def unpack(directory: Path, base: str) -> list[Path]:
     return list(targets.values())
 
 
-def definitions(zoo: Path) -> list[str]:
+def model_definitions(zoo: Path) -> list[str]:
     """Values for ``model.definition``: the functions ``custom_model`` below a zoo, with their modules, in order."""
     found = []
     for path in sorted(zoo.rglob("*.py")):
         module = path.relative_to(zoo).with_suffix("")
-        if all(part.isidentifier() for part in module.parts) and "custom_model" in names(path):
+        if all(part.isidentifier() for part in module.parts) and "custom_model" in defined_names(path):
             found.append(".".join([*module.parts, "custom_model"]))
     return found

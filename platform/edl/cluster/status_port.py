@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredState:
     """What somebody wants of a job that runs; None: as the spec says.
 
     Attributes:
@@ -28,14 +28,14 @@ class Desired:
     unreadable: str = ""
 
 
-class Board(Protocol):
+class StatusPublisher(Protocol):
     """Where a job's status hangs out, and where wishes are pinned."""
 
     def publish(self, pages: Mapping[str, str]) -> None:
         """Show these pages, by name, in place of those before. Returns at once; the newest pages win."""
         ...
 
-    def desired(self) -> Iterator[Desired]:
+    def desired(self) -> Iterator[DesiredState]:
         """Yield what is wanted now, then every change, until ``close``."""
         ...
 

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from edl.api.cluster_port import Phase, PodSeen
+from edl.api.cluster_port import PodPhase, PodStatus
 
 
-def vanished(last: PodSeen) -> PodSeen:
+def vanished_status(last: PodStatus) -> PodStatus:
     """The end of a pod of which nothing is left but what it was like when it was last seen."""
-    return replace(last, phase=Phase.GONE, exit_code=None, reason="Vanished", leaving=False)
+    return replace(last, phase=PodPhase.GONE, exit_code=None, reason="Vanished", leaving=False)
 
 
-class Sightings:
+class WatchCache:
     """What one watch has yielded so far.
 
     Args:
         end: the end of a pod that is not in a list any more, from what was last seen of it.
     """
 
-    def __init__(self, end: Callable[[PodSeen], PodSeen] = vanished) -> None:
+    def __init__(self, end: Callable[[PodStatus], PodStatus] = vanished_status) -> None:
         self._end = end
-        self._alive: dict[str, PodSeen] = {}
+        self._alive: dict[str, PodStatus] = {}
         self._ended: set[str] = set()
 
-    def listed(self, pods: Iterable[PodSeen]) -> list[PodSeen]:
+    def listed(self, pods: Iterable[PodStatus]) -> list[PodStatus]:
         """Return what to yield for a full list: what is new in it, and an end for what vanished."""
         pods = list(pods)
         present = {pod.uid for pod in pods}
@@ -36,7 +36,7 @@ class Sightings:
         gone = [self._end(pod) for uid, pod in self._alive.items() if uid not in present]
         return [pod for each in (*gone, *pods) for pod in self.changed(each)]
 
-    def changed(self, pod: PodSeen) -> list[PodSeen]:
+    def changed(self, pod: PodStatus) -> list[PodStatus]:
         """Return what to yield for one state: the state, or nothing when it says nothing new."""
         if pod.uid in self._ended or self._alive.get(pod.uid) == pod:
             return []

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-HISTORY = 1000
+MAX_HISTORY = 1000
 """Evaluations of which it is remembered what the callbacks were after them: a job may go back to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class Monitor:
+class MetricMonitor:
     """What every one of these callbacks compares.
 
     Attributes:
@@ -44,12 +44,12 @@ class Monitor:
         if reference is None:
             return True
         if self.mode == "max":
-            return _float32(value - self.min_delta) > _float32(reference)
-        return _float32(value + self.min_delta) < _float32(reference)
+            return _round_to_float32(value - self.min_delta) > _round_to_float32(reference)
+        return _round_to_float32(value + self.min_delta) < _round_to_float32(reference)
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStopping(Monitor):
+class EarlyStopping(MetricMonitor):
     """Ends training when a metric has not improved for ``patience`` evaluations; attributes as in Keras."""
 
     patience: int = 0
@@ -59,7 +59,7 @@ class EarlyStopping(Monitor):
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceLROnPlateau(Monitor):
+class ReduceLROnPlateau(MetricMonitor):
     """Lowers the learning rate when a metric has not improved; attributes as in Keras.
 
     Attributes:
@@ -74,7 +74,7 @@ class ReduceLROnPlateau(Monitor):
 
 
 @dataclass(frozen=True, slots=True)
-class BestCheckpoint(Monitor):
+class BestCheckpoint(MetricMonitor):
     """``ModelCheckpoint(save_best_only=True)``.
 
     Attributes:
@@ -88,12 +88,14 @@ class BestCheckpoint(Monitor):
     weights_only: bool = False
 
 
-Callback = EarlyStopping | ReduceLROnPlateau | BestCheckpoint
-KINDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (EarlyStopping, ReduceLROnPlateau, BestCheckpoint)}
+CallbackSpec = EarlyStopping | ReduceLROnPlateau | BestCheckpoint
+CALLBACK_TYPES: Mapping[str, type[Any]] = {
+    kind.__name__: kind for kind in (EarlyStopping, ReduceLROnPlateau, BestCheckpoint)
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CallbackProgress:
     """How far a callback is. Not every kind uses every field.
 
     Attributes:
@@ -116,7 +118,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationResult:
     """One evaluation, as callbacks see it.
 
     Attributes:
@@ -131,7 +133,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks:
+class CallbackState:
     """All that were declared, and what they have decided so far.
 
     Attributes:
@@ -143,8 +145,8 @@ class Callbacks:
         history: step and state after each of the newest evaluations, for :meth:`back_to`.
     """
 
-    declared: tuple[Callback, ...] = ()
-    progress: tuple[Progress, ...] = ()
+    declared: tuple[CallbackSpec, ...] = ()
+    progress: tuple[CallbackProgress, ...] = ()
     evaluations: int = 0
     rate: float | None = None
     stopped: str = ""
@@ -155,7 +157,7 @@ class Callbacks:
     @property
     def keep_best(self) -> bool:
         """Whether the weights of the best evaluation are to be kept: then each evaluated cut becomes a checkpoint."""
-        return any(_keeps(callback) for callback in self.declared)
+        return any(_keeps_best(callback) for callback in self.declared)
 
     @property
     def best_cuts(self) -> frozenset[int]:
@@ -164,7 +166,7 @@ class Callbacks:
         return frozenset(({each.best_cut for each in self.progress} | before) - {0})
 
     @property
-    def restored(self) -> Progress | None:
+    def restored(self) -> CallbackProgress | None:
         """Whose weights the trained model has at the end (``restore_best_weights``); None: those of the last step."""
         for callback, progress in zip(self.declared, self.progress, strict=True):
             if isinstance(callback, EarlyStopping) and callback.restore_best_weights and progress.best_cut:
@@ -172,7 +174,7 @@ class Callbacks:
         return None
 
     @property
-    def unwritten(self) -> tuple[int, BestCheckpoint, Progress] | None:
+    def unwritten(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
         """The first of the best checkpoints that a worker is to write to its file, with its place in the list."""
         for at, (callback, progress) in enumerate(zip(self.declared, self.progress, strict=True)):
             if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
@@ -181,18 +183,18 @@ class Callbacks:
 
     # ------------------------------------------------------------------ changes
 
-    def declare(self, declared: Sequence[Callback]) -> Callbacks:
+    def declare(self, declared: Sequence[CallbackSpec]) -> CallbackState:
         """As a job goes on whose user asks for these: those that are new begin anew, others go on."""
         if tuple(declared) == self.declared:
             return self
-        before = dict(zip(map(_identity, self.declared), self.progress, strict=True))
-        known = tuple(before.get(_identity(callback), _begin(callback)) for callback in declared)
+        before = dict(zip(map(_callback_identity, self.declared), self.progress, strict=True))
+        known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in declared)
         lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in declared)
         stops = any(isinstance(callback, EarlyStopping) for callback in declared)
         rate, stopped = self.rate if lowers else None, self.stopped if stops else ""
-        return Callbacks(tuple(declared), known, self.evaluations, rate, stopped)
+        return CallbackState(tuple(declared), known, self.evaluations, rate, stopped)
 
-    def evaluated(self, at: Evaluation) -> Callbacks:
+    def evaluated(self, at: EvaluationResult) -> CallbackState:
         """After one more evaluation. A value that is not finite improves nothing."""
         rate, stopped, progress = self.rate, self.stopped, []
         for callback, was in zip(self.declared, self.progress, strict=True):
@@ -203,39 +205,39 @@ class Callbacks:
             value = math.nan if found is None else found
             match callback:
                 case EarlyStopping():
-                    now, stop = _early_stopping(callback, was, value, self.evaluations, at)
+                    now, stop = _apply_early_stopping(callback, was, value, self.evaluations, at)
                     stopped = stopped or stop
                 case ReduceLROnPlateau():
-                    now, lowered = _plateau(callback, was, value, callback.rate if rate is None else rate)
+                    now, lowered = _apply_plateau(callback, was, value, callback.rate if rate is None else rate)
                     rate = rate if lowered is None else lowered
                 case BestCheckpoint():
-                    now = _best(callback, was, value, self.evaluations, at)
+                    now = _apply_best_checkpoint(callback, was, value, self.evaluations, at)
             progress.append(now)
         after = replace(self, progress=tuple(progress), evaluations=self.evaluations + 1, rate=rate, stopped=stopped)
         return self.entered(at.step, after.state())
 
-    def entered(self, step: int, state: Mapping[str, Any]) -> Callbacks:
+    def entered(self, step: int, state: Mapping[str, Any]) -> CallbackState:
         """After an evaluation at ``step`` that led to what :meth:`state` said then."""
-        return replace(self.at(state), history=(*self.history, (step, state))[-HISTORY:])
+        return replace(self.at(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
 
-    def written(self, place: int, cut: int) -> Callbacks:
+    def written(self, place: int, cut: int) -> CallbackState:
         """A worker has written the file of the best checkpoint of one of them."""
         progress = list(self.progress)
         if place < len(progress):
             progress[place] = replace(progress[place], written=cut)
         return replace(self, progress=tuple(progress))
 
-    def back_to(self, step: int) -> Callbacks:
+    def back_to(self, step: int) -> CallbackState:
         """As they were when the job was at ``step``: what was evaluated after it has not happened."""
         kept = tuple(one for one in self.history if one[0] <= step)
         if len(kept) == len(self.history):
             return self
-        then = Callbacks(self.declared, tuple(map(_begin, self.declared)))
+        then = CallbackState(self.declared, tuple(map(_initial_progress, self.declared)))
         if kept:
             then = then.at(kept[-1][1])
         return replace(then, history=kept)
 
-    def forget_before(self, step: int) -> Callbacks:
+    def forget_before(self, step: int) -> CallbackState:
         """The job does not go back behind ``step`` any more."""
         older = [one for one in self.history if one[0] <= step]
         return replace(self, history=(*older[-1:], *(one for one in self.history if one[0] > step)))
@@ -251,51 +253,55 @@ class Callbacks:
             "stopped": self.stopped,
         }
 
-    def at(self, state: Mapping[str, Any]) -> Callbacks:
+    def at(self, state: Mapping[str, Any]) -> CallbackState:
         """With what :meth:`state` described."""
-        progress = tuple(Progress(**each) for each in state["progress"])
+        progress = tuple(CallbackProgress(**each) for each in state["progress"])
         return replace(
             self, progress=progress, evaluations=state["evaluations"], rate=state["rate"], stopped=state["stopped"]
         )
 
     def snapshot(self) -> dict[str, Any]:
         """All of it."""
-        return {"declared": to_json(self.declared), **self.state(), "history": [list(one) for one in self.history]}
+        return {
+            "declared": callbacks_to_json(self.declared),
+            **self.state(),
+            "history": [list(one) for one in self.history],
+        }
 
     @classmethod
-    def restore(cls, was: Mapping[str, Any]) -> Callbacks:
+    def restore(cls, was: Mapping[str, Any]) -> CallbackState:
         """What :meth:`snapshot` described."""
         history = tuple((step, state) for step, state in was["history"])
-        return replace(cls(from_json(was["declared"])).at(was), history=history)
+        return replace(cls(callbacks_from_json(was["declared"])).at(was), history=history)
 
 
-def to_json(declared: Sequence[Callback]) -> list[dict[str, Any]]:
+def callbacks_to_json(declared: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
     """Callbacks as a worker declares them."""
     return [{"kind": type(callback).__name__, **asdict(callback)} for callback in declared]
 
 
-def from_json(rows: Any) -> tuple[Callback, ...]:
-    """What :func:`to_json` gave.
+def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
+    """What :func:`callbacks_to_json` gave.
 
     Raises:
         ValueError: it is nothing of that kind; says what is wrong.
     """
     if not isinstance(rows, list):
         raise ValueError(f"callbacks are a list, not {type(rows).__name__}")  # noqa: TRY004  as for all else in it
-    return tuple(_from_row(row) for row in rows)
+    return tuple(_callback_from_row(row) for row in rows)
 
 
-def _from_row(row: Any) -> Callback:
-    kind = KINDS.get(str(row.get("kind"))) if isinstance(row, dict) else None
+def _callback_from_row(row: Any) -> CallbackSpec:
+    kind = CALLBACK_TYPES.get(str(row.get("kind"))) if isinstance(row, dict) else None
     if kind is None:
-        raise ValueError(f"a callback is an object whose kind is one of {', '.join(KINDS)}")
+        raise ValueError(f"a callback is an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
     given = {name: value for name, value in row.items() if name != "kind"}
     kinds = {each.name: str(each.type) for each in fields(kind)}
     for name, value in given.items():
-        if name not in kinds or not _fits(value, kinds[name]):
+        if name not in kinds or not _is_valid_value(value, kinds[name]):
             raise ValueError(f"{row['kind']}: {name} is {str(value)[:60]!r}")
     try:
-        callback: Callback = kind(**given)
+        callback: CallbackSpec = kind(**given)
     except TypeError as error:
         raise ValueError(f"{row['kind']}: {error}") from error
     if callback.mode not in ("min", "max") or callback.min_delta < 0:
@@ -303,7 +309,7 @@ def _from_row(row: Any) -> Callback:
     return callback
 
 
-def _fits(value: Any, kind: str) -> bool:
+def _is_valid_value(value: Any, kind: str) -> bool:
     """Whether a value of JSON is what a field says, finite and of a size that a number can have."""
     if value is None:
         return "None" in kind
@@ -317,31 +323,31 @@ def _fits(value: Any, kind: str) -> bool:
 # ------------------------------------------------------------------------------------------------ each of them
 
 
-def _keeps(callback: Callback) -> bool:
+def _keeps_best(callback: CallbackSpec) -> bool:
     return isinstance(callback, BestCheckpoint) or (
         isinstance(callback, EarlyStopping) and callback.restore_best_weights
     )
 
 
-def _begin(callback: Callback) -> Progress:
-    return Progress(callback.threshold) if isinstance(callback, BestCheckpoint) else Progress()
+def _initial_progress(callback: CallbackSpec) -> CallbackProgress:
+    return CallbackProgress(callback.threshold) if isinstance(callback, BestCheckpoint) else CallbackProgress()
 
 
-def _identity(callback: Callback) -> tuple[str, str, str]:
+def _callback_identity(callback: CallbackSpec) -> tuple[str, str, str]:
     """A callback whose patience was changed is still the same one; one that looks at another metric is not."""
     return type(callback).__name__, callback.monitor, callback.mode
 
 
-def _kept(was: Progress, epoch: int, at: Evaluation) -> Progress:
+def _keep_weights(was: CallbackProgress, epoch: int, at: EvaluationResult) -> CallbackProgress:
     """The weights of this evaluation are the best, if they are on disk; else those before stay kept."""
     if not at.cut:
         return was
     return replace(was, best_cut=at.cut, best_step=at.step, best_epoch=epoch + 1, best_metrics=dict(at.metrics))
 
 
-def _early_stopping(
-    callback: EarlyStopping, was: Progress, value: float, epoch: int, at: Evaluation
-) -> tuple[Progress, str]:
+def _apply_early_stopping(
+    callback: EarlyStopping, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+) -> tuple[CallbackProgress, str]:
     """Keras' ``EarlyStopping.on_epoch_end``."""
     if epoch < callback.start_from_epoch:
         return was, ""
@@ -350,7 +356,7 @@ def _early_stopping(
     # must not stay far behind the best value. If all are on disk, both comparisons are the same.
     kept = was.best_metrics.get(callback.monitor) if was.best_cut else None
     if callback.restore_best_weights and (not was.best_cut or callback.improves(value, kept)):
-        now = _kept(now, epoch, at)
+        now = _keep_weights(now, epoch, at)
     if callback.improves(value, now.best):
         now = replace(now, best=value)
         if callback.baseline is None or callback.improves(value, callback.baseline):
@@ -363,7 +369,9 @@ def _early_stopping(
     return now, ""
 
 
-def _plateau(callback: ReduceLROnPlateau, was: Progress, value: float, rate: float) -> tuple[Progress, float | None]:
+def _apply_plateau(
+    callback: ReduceLROnPlateau, was: CallbackProgress, value: float, rate: float
+) -> tuple[CallbackProgress, float | None]:
     """Keras' ``ReduceLROnPlateau.on_epoch_end``, and the rate if it is another one; an optimizer's is a float32."""
     now = replace(was, cooldown=was.cooldown - 1, wait=0) if was.cooldown > 0 else was
     if callback.improves(value, now.best):
@@ -371,19 +379,23 @@ def _plateau(callback: ReduceLROnPlateau, was: Progress, value: float, rate: flo
     if now.cooldown > 0:
         return now, None
     now = replace(now, wait=now.wait + 1)
-    if now.wait < callback.patience or not rate > _float32(callback.min_lr):
+    if now.wait < callback.patience or not rate > _round_to_float32(callback.min_lr):
         return now, None
-    return replace(now, cooldown=callback.cooldown, wait=0), _float32(max(rate * callback.factor, callback.min_lr))
+    return replace(now, cooldown=callback.cooldown, wait=0), _round_to_float32(
+        max(rate * callback.factor, callback.min_lr)
+    )
 
 
-def _best(callback: BestCheckpoint, was: Progress, value: float, epoch: int, at: Evaluation) -> Progress:
+def _apply_best_checkpoint(
+    callback: BestCheckpoint, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+) -> CallbackProgress:
     """Keras' ``ModelCheckpoint._should_save_model``; one that could not be written does not become the best."""
     if not at.cut or not callback.improves(value, was.best):
         return was
-    return replace(_kept(was, epoch, at), best=value)
+    return replace(_keep_weights(was, epoch, at), best=value)
 
 
-def _float32(value: float) -> float:
+def _round_to_float32(value: float) -> float:
     """The nearest number of single precision, as a variable or tensor of Keras has it; infinite beyond the largest."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])

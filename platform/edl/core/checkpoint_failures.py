@@ -9,21 +9,21 @@ reason. Saving is tried again meanwhile (``snapshots``); when it works training 
 from __future__ import annotations
 
 from edl.core.saved_checkpoint import CheckpointFailure
-from edl.core.state import State
+from edl.core.state import JobState
 
 
-def save_failed(state: State, reason: str) -> None:
+def record_save_failure(state: JobState, reason: str) -> None:
     """Take note that a checkpoint was not written; since when training waits stays as it was."""
     since = state.checkpoint_failure.paused if state.checkpoint_failure else None
     state.checkpoint_failure = CheckpointFailure(reason, since)
 
 
-def save_worked(state: State) -> None:
+def clear_save_failure(state: JobState) -> None:
     """Take note that a checkpoint was written."""
     state.checkpoint_failure = None
 
 
-def steps_before_pause(state: State) -> int | None:
+def steps_before_pause(state: JobState) -> int | None:
     """Steps that may still be handed out without a new checkpoint; None: saving works, or no checkpoint is due."""
     every, training = state.settings.checkpoint_steps, state.training
     if state.checkpoint_failure is None or training is None or not every:
@@ -32,7 +32,7 @@ def steps_before_pause(state: State) -> int | None:
     return max(0, was_due + every - training.done_steps - training.outstanding_steps)
 
 
-def advance(state: State, now: float) -> None:
+def advance_save_failure(state: JobState, now: float) -> None:
     """Pause training one interval after a checkpoint was due; end the job when there is no room for too long."""
     failure = state.checkpoint_failure
     if failure is None:
@@ -49,7 +49,7 @@ def advance(state: State, now: float) -> None:
         )
 
 
-def wait_ends(state: State) -> float:
+def pause_deadline(state: JobState) -> float:
     """When ``advance`` ends the job."""
     failure = state.checkpoint_failure
     if failure is None or failure.paused is None or state.ended:

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.api.journal_entries import DatasetEntered, EvaluationBegun
-from edl.core.callback_decisions import Callbacks
-from edl.core.job_counters import Counters
-from edl.core.oom_policy import Memory
-from edl.core.revocation_settlement import Revocation
-from edl.core.saved_checkpoint import Checkpoint
-from edl.core.shards import Source
-from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING, unit
+from edl.core.callback_decisions import CallbackState
+from edl.core.job_counters import JobCounters
+from edl.core.oom_policy import MemoryRaise
+from edl.core.revocation_settlement import LeaseRevocation
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.core.shards import RecordSource
+from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING, single_task_ledger
 
 if TYPE_CHECKING:
-    from edl.core.state import State
+    from edl.core.state import JobState
 
-_MARKS = (
+_SNAPSHOT_FIELDS = (
     "cut_number",
     "last_evaluation",
     "last_checkpoint",
@@ -30,16 +30,16 @@ _MARKS = (
 )
 
 
-def snapshot(state: State) -> dict[str, Any]:
+def state_to_snapshot(state: JobState) -> dict[str, Any]:
     """All that the journal's entries so far have led to."""
     checkpoint, fleet = state.checkpoint, state.fleet
     return {
         "sources": dataset_entry(state) if state.described else None,
         "ledgers": {k: x.snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
         "round": state.round.snapshot() if state.round else None,
-        "counters": {name: getattr(state.counters, name) for name in Counters.__slots__},
+        "counters": {name: getattr(state.counters, name) for name in JobCounters.__slots__},
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
-        "marks": [getattr(state, name) for name in _MARKS],
+        "marks": [getattr(state, name) for name in _SNAPSHOT_FIELDS],
         "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
         "dismissed": sorted(fleet.dismissed),
         "handed_over": [state.kept_cut, dict(fleet.handed_over)],
@@ -53,43 +53,43 @@ def snapshot(state: State) -> dict[str, Any]:
     }
 
 
-def cut_number(snapshot: Mapping[str, Any]) -> int:
+def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
     """The number of the last cut that a snapshot knows of."""
-    return int(snapshot["marks"][_MARKS.index("cut_number")])
+    return int(snapshot["marks"][_SNAPSHOT_FIELDS.index("cut_number")])
 
 
-def restore(state: State, was: Mapping[str, Any]) -> None:
-    """Make a fresh state what ``snapshot`` described."""
+def restore_state(state: JobState, was: Mapping[str, Any]) -> None:
+    """Make a fresh state what ``state_to_snapshot`` described."""
     if was["sources"] is not None:
         state.apply(DatasetEntered.from_fields(was["sources"]))
     if was["round"]:
-        _restore_round(state, was["round"])
+        _restore_evaluation(state, was["round"])
     for kind, ledger in was["ledgers"].items():
-        state.ledgers.setdefault(kind, unit(kind)).restore(ledger)
-    state.counters = Counters(**was["counters"])
-    state.checkpoint = Checkpoint(*was["checkpoint"]) if was["checkpoint"] else None
-    for name, value in zip(_MARKS, was["marks"], strict=True):
+        state.ledgers.setdefault(kind, single_task_ledger(kind)).restore(ledger)
+    state.counters = JobCounters(**was["counters"])
+    state.checkpoint = SavedCheckpoint(*was["checkpoint"]) if was["checkpoint"] else None
+    for name, value in zip(_SNAPSHOT_FIELDS, was["marks"], strict=True):
         setattr(state, name, value)
     state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
     state.fleet.holding = dict(holding)
     state.fleet.dismissed = set(was.get("dismissed", ()))
     state.kept_cut, handed_over = was.get("handed_over", (0, {}))
     state.fleet.handed_over = dict(handed_over)
-    state.fleet.memory = Memory(*was.get("memory", ()))
+    state.fleet.memory = MemoryRaise(*was.get("memory", ()))
     offsets, measured = was.get("balance", ({}, ()))
     state.fleet.offsets, state.fleet.measured = dict(offsets), dict(measured)
     if "callbacks" in was:
-        state.callbacks = Callbacks.restore(was["callbacks"])
+        state.callbacks = CallbackState.restore(was["callbacks"])
     state.best_restored = was.get("best_restored", 0)
     least, most = was.get("scaled", (None, None))
     state.scaled = least, most
     state.revoked = set(was["revoked"])
     held = state.training.leases if state.training else {}
-    found = [Revocation.of(row) for row in was["revocations"]]
+    found = [LeaseRevocation.of(row) for row in was["revocations"]]
     state.revocations = [revocation for revocation in found if revocation.begin(held)]
 
 
-def _restore_round(state: State, was: Mapping[str, Any]) -> None:
+def _restore_evaluation(state: JobState, was: Mapping[str, Any]) -> None:
     state.apply(EvaluationBegun.from_fields(was))
     assert state.round is not None
     state.round.ledger.restore(was["ledger"])
@@ -97,10 +97,10 @@ def _restore_round(state: State, was: Mapping[str, Any]) -> None:
     state.round.saved = was.get("saved", False)
 
 
-def dataset_entry(state: State) -> dict[str, Any]:
+def dataset_entry(state: JobState) -> dict[str, Any]:
     """What a ``dataset`` entry of the journal says, as the state has it."""
 
-    def rows(sources: Sequence[Source]) -> list[list[Any]]:
+    def rows(sources: Sequence[RecordSource]) -> list[list[Any]]:
         return [[source.name, source.records] for source in sources]
 
     found: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Which minibatch made a worker crash, or end without a word: it may have been one that was read or fed ahead.
 
-A worker reads and feeds minibatches while an earlier one trains (``FED_AHEAD``). So its end lays suspicion on the
+A worker reads and feeds minibatches while an earlier one trains (``MAX_FED_AHEAD``). So its end lays suspicion on the
 minibatch at work and on those that follow, and its ranges are leased *one by one* from then on: nothing is read, fed or
 leased before the minibatch at work is in. An end there names its minibatch. A minibatch is guilty when workers ended in
 it that had nothing else in their hands, twice at least, and thrice with those that may have fed it ahead. So an
@@ -15,18 +15,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from edl.core.ledger import Lease, Work
+from edl.core.ledger import Lease, RecordRange
 
-CRASHES_OF_A_RANGE = 3
-CERTAIN_CRASHES = 2
+MIN_CRASHES = 3
+MIN_CERTAIN_CRASHES = 2
 """So many of them with nothing but this minibatch in the worker's hands."""
-FED_AHEAD = 5
+MAX_FED_AHEAD = 5
 """Minibatches, after the first that is not in, that a worker may have read or fed: the pipeline's queue of two, one in
 ``feed``, and with overlap one that is computed and one that is prepared."""
 
 
 @dataclass(slots=True)
-class Suspicion:
+class CrashSuspects:
     """What is known of the ends of workers.
 
     Attributes:
@@ -36,28 +36,28 @@ class Suspicion:
         certain: how often one ended that had nothing else in its hands.
     """
 
-    ranges: list[Work] = field(default_factory=list)
+    ranges: list[RecordRange] = field(default_factory=list)
     one_by_one: set[int] = field(default_factory=set)
-    possible: dict[Work, int] = field(default_factory=dict)
-    certain: dict[Work, int] = field(default_factory=dict)
+    possible: dict[RecordRange, int] = field(default_factory=dict)
+    certain: dict[RecordRange, int] = field(default_factory=dict)
 
-    def suspects(self, work: Work) -> bool:
+    def suspects(self, work: RecordRange) -> bool:
         """Whether a range, or a part of it, was in the hands of a worker that crashed."""
-        return any(_overlap(each, work) for each in self.ranges)
+        return any(_ranges_overlap(each, work) for each in self.ranges)
 
     def over(self, lease: Lease, through: int) -> None:
         """A lease is over after so many steps: nothing of what they cover is suspect any more."""
         self.one_by_one.discard(lease.number)
         self.clear(lease.work.split(lease.position(through))[0])
 
-    def clear(self, work: Work) -> None:
+    def clear(self, work: RecordRange) -> None:
         """A range is done, or set aside."""
         if not self.suspects(work):
             return
-        parts = [part for each in self.ranges for part in _without(each, work)]
+        parts = [part for each in self.ranges for part in _subtract_range(each, work)]
         self.ranges = [part for part in parts if part.records]
 
-    def crashed(self, held: Sequence[tuple[Lease, int]]) -> tuple[Work, int] | None:
+    def crashed(self, held: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
         """A worker crashed, or ended without a word.
 
         Args:
@@ -71,7 +71,7 @@ class Suspicion:
             return None
         alone = begun[0][0].number in self.one_by_one
         fed = [begun[0]] if alone else [each for each in begun if each[0].number not in self.one_by_one]
-        near = list(islice(_in_order(fed), 1 if alone else 1 + FED_AHEAD))
+        near = list(islice(_pending_minibatches(fed), 1 if alone else 1 + MAX_FED_AHEAD))
         counts, at_work = self.certain if alone else self.possible, near[0]
         for each in near:
             counts[each] = counts.get(each, 0) + 1
@@ -81,24 +81,24 @@ class Suspicion:
             self.ranges.append(rest)
         certain = self.certain.get(at_work, 0)
         count = certain + self.possible.get(at_work, 0)
-        return (at_work, count) if certain >= CERTAIN_CRASHES and count >= CRASHES_OF_A_RANGE else None
+        return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
 
 
-def _in_order(held: Sequence[tuple[Lease, int]]) -> Iterator[Work]:
+def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
     """The minibatches that are not in, as their worker takes them."""
     for lease, through in held:
         for step in range(through, lease.steps):
-            yield Work(lease.work.epoch, lease.work.source, lease.position(step), lease.position(step + 1))
+            yield RecordRange(lease.work.epoch, lease.work.source, lease.position(step), lease.position(step + 1))
 
 
-def _overlap(one: Work, other: Work) -> bool:
+def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:
     same = (one.epoch, one.source) == (other.epoch, other.source)
     return same and one.start < other.end and other.start < one.end
 
 
-def _without(whole: Work, part: Work) -> Iterator[Work]:
+def _subtract_range(whole: RecordRange, part: RecordRange) -> Iterator[RecordRange]:
     """What is left of a range; may be empty."""
-    if _overlap(whole, part):
+    if _ranges_overlap(whole, part):
         yield whole.split(max(whole.start, part.start))[0]
         yield whole.split(min(whole.end, part.end))[1]
     else:

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from edl.core.decision import Decision
 
-HOLD_SECONDS = 5.0
+HOLD_TIMEOUT_SECONDS = 5.0
 """How long the PS may take to hold updates. They hold them for no longer than that by themselves, for want of steps."""
-COPY_SECONDS = 60.0
+COPY_TIMEOUT_SECONDS = 60.0
 """How long they may take for the arrival of such steps and for their copies."""
 
 
-class Stage(StrEnum):
+class CutStage(StrEnum):
     """How far a cut is."""
 
     PREPARING = "preparing"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 
 @dataclass(slots=True)
-class Cut:
+class PendingCut:
     """One cut on its way.
 
     Attributes:
@@ -51,7 +51,7 @@ class Cut:
     number: int
     checkpoint: bool
     pin: bool
-    stage: Stage = Stage.PREPARING
+    stage: CutStage = CutStage.PREPARING
     parts: set[str] = field(default_factory=set)
     applied: dict[str, Mapping[int, int]] = field(default_factory=dict)
     within: dict[int, int] = field(default_factory=dict)
@@ -62,11 +62,11 @@ class Cut:
     pause: float = 0.0
     keep: bool = False
 
-    def enter(self, stage: Stage, parts: Iterable[str], deadline: float = float("inf")) -> None:
+    def enter(self, stage: CutStage, parts: Iterable[str], deadline: float = float("inf")) -> None:
         """Wait for every PS once more."""
         self.stage, self.parts, self.deadline = stage, set(parts), deadline
 
-    def answered(self, stage: Stage, ps: str) -> bool:
+    def answered(self, stage: CutStage, ps: str) -> bool:
         """A PS answered what it was asked in a stage; whether the cut was waiting for that."""
         if self.stage is not stage or ps not in self.parts:
             return False
@@ -81,12 +81,12 @@ class Cut:
     @property
     def awaited(self) -> bool:
         """Whether some PS has no copy yet."""
-        return self.stage is not Stage.SAVING
+        return self.stage is not CutStage.SAVING
 
     @property
     def holds(self) -> bool:
         """Whether updates may be held for it."""
-        return self.stage in (Stage.HOLDING, Stage.SNAPSHOT)
+        return self.stage in (CutStage.HOLDING, CutStage.SNAPSHOT)
 
     def overdue(self, now: float) -> bool:
         """Whether updates have been held for too long."""
@@ -127,7 +127,7 @@ class Cut:
         return Decision(within, "whatever one PS has, the others get")
 
 
-def due(step: int, last: int, every: int | None) -> bool:
+def is_due(step: int, last: int, every: int | None) -> bool:
     """Whether a multiple of ``every`` steps was passed since the last cut for that purpose.
 
     Multiples, because a cut comes some steps after it is due: counted from the last one, they would drift apart.

@@ -38,24 +38,34 @@ from edl.api.journal_entries import (
     WorkersScaled,
 )
 from edl.core import evaluation, update_accounting
-from edl.core.callback_decisions import from_json
-from edl.core.evaluation import Round
-from edl.core.ledger import Lease, Ledger, Work
-from edl.core.oom_policy import Memory
-from edl.core.revocation_settlement import Revocation
-from edl.core.saved_checkpoint import Checkpoint
-from edl.core.shards import Plan, Source
-from edl.core.shuffle import Order
-from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, shuffled, unit
-from edl.core.task_results import exported
+from edl.core.callback_decisions import callbacks_from_json
+from edl.core.evaluation import EvaluationRound
+from edl.core.ledger import Lease, Ledger, RecordRange
+from edl.core.oom_policy import MemoryRaise
+from edl.core.revocation_settlement import LeaseRevocation
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.core.shards import RecordSource, ShardPlan
+from edl.core.shuffle import ShuffleOrder
+from edl.core.task_kinds import (
+    BEST_MODEL,
+    DESCRIBE,
+    EVALUATION,
+    EXPORT,
+    METRICS,
+    PREDICTION,
+    TRAINING,
+    shuffled_ledger,
+    single_task_ledger,
+)
+from edl.core.task_results import parse_export
 
 if TYPE_CHECKING:
-    from edl.core.state import State
+    from edl.core.state import JobState
 
-_COUNTER = (1 << 32) - 1
+_LEASE_COUNTER_MASK = (1 << 32) - 1
 
 
-def _dataset(state: State, entry: DatasetEntered) -> None:
+def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
     s = state.settings
     state.described = True
     state.ledgers.pop(DESCRIBE, None)
@@ -63,52 +73,52 @@ def _dataset(state: State, entry: DatasetEntered) -> None:
         (TRAINING, entry.training, s.epochs, s.seed),
         (PREDICTION, entry.prediction, 1, None),
     ):
-        sources = _filled(rows)
+        sources = _nonempty_sources(rows)
         if sources and (kind == PREDICTION) == s.predict:  # a worker describes whatever the job names
-            state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
+            state.ledgers[kind] = Ledger(ShardPlan(sources, s.task_records, seed), epochs, s.minibatch)
     # Journals from before there was an order have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
-        state.order = Order.from_json(entry.training, entry.order)
-        state.ledgers[TRAINING] = shuffled(state.order, s.epochs, s.minibatch, s.task_records)
-    state.validation = _filled(entry.validation)
+        state.order = ShuffleOrder.from_json(entry.training, entry.order)
+        state.ledgers[TRAINING] = shuffled_ledger(state.order, s.epochs, s.minibatch, s.task_records)
+    state.validation = _nonempty_sources(entry.validation)
 
 
-def _filled(rows: Sources | None) -> tuple[Source, ...]:
-    return tuple(Source(name, records) for name, records in rows or () if records)
+def _nonempty_sources(rows: Sources | None) -> tuple[RecordSource, ...]:
+    return tuple(RecordSource(name, records) for name, records in rows or () if records)
 
 
-def _leased(state: State, entry: LeaseGranted) -> None:
-    ledger = state.ledgers.setdefault(entry.task, unit(entry.task))
-    ledger.lease(entry.lease, Work(*entry.work), entry.worker)
-    state.lease_counter = entry.lease & _COUNTER
+def _apply_leased(state: JobState, entry: LeaseGranted) -> None:
+    ledger = state.ledgers.setdefault(entry.task, single_task_ledger(entry.task))
+    ledger.lease(entry.lease, RecordRange(*entry.work), entry.worker)
+    state.lease_counter = entry.lease & _LEASE_COUNTER_MASK
 
 
-def _progress(state: State, entry: LeaseProgressed) -> None:
+def _apply_progress(state: JobState, entry: LeaseProgressed) -> None:
     found = state.find(entry.lease)
     if found:
-        _told(state, entry, *found)
+        _count_reported_fields(state, entry, *found)
         state.ledgers[found[0]].progress(entry.lease, entry.through)
 
 
-def _done(state: State, entry: LeaseCompleted) -> None:
+def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
     found = state.find(entry.lease)
     if not found:
         return
     kind = found[0]
-    _told(state, entry, *found)
+    _count_reported_fields(state, entry, *found)
     state.ledgers[kind].done(entry.lease)
     if kind == TRAINING:
-        _settled(state, entry.lease)
+        _close_revoked_lease(state, entry.lease)
     if kind == EVALUATION and state.round:
-        state.round.states = evaluation.add(state.round.states, entry.result)
+        state.round.states = evaluation.merge_metric_states(state.round.states, entry.result)
     if kind == EXPORT:
-        state.counters.exported, state.counters.loading = exported(entry.result)
-    if kind == BEST:
-        state.ledgers.pop(BEST)
+        state.counters.exported, state.counters.loading = parse_export(entry.result)
+    if kind == BEST_MODEL:
+        state.ledgers.pop(BEST_MODEL)
         state.callbacks = state.callbacks.written(entry.result["place"], entry.result["cut"])
 
 
-def _told(state: State, entry: LeaseProgressed | LeaseCompleted, kind: str, lease: Lease) -> None:
+def _count_reported_fields(state: JobState, entry: LeaseProgressed | LeaseCompleted, kind: str, lease: Lease) -> None:
     if entry.skipped:
         state.counters.skipped += entry.skipped
         one_pass = f"{kind} {lease.work.epoch}"
@@ -117,29 +127,29 @@ def _told(state: State, entry: LeaseProgressed | LeaseCompleted, kind: str, leas
         state.counters.loss = entry.loss
 
 
-def _revoking(state: State, entry: RevocationStarted) -> None:
-    revocation = Revocation(entry.worker, entry.leases, entry.reason, entry.in_flight, entry.crashed)
+def _apply_revoking(state: JobState, entry: RevocationStarted) -> None:
+    revocation = LeaseRevocation(entry.worker, entry.leases, entry.reason, entry.in_flight, entry.crashed)
     if revocation.begin(state.training.leases if state.training else {}):
         state.revocations.append(revocation)
 
 
-def _returned(state: State, entry: LeaseReturned) -> None:
+def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
     number = entry.lease
     found = state.find(number)
     if not found:
         return
     state.ledgers[found[0]].give_back(number, entry.through, entry.quarantine or 0)
-    update_accounting.leased_again(state, entry.extra or {})
+    update_accounting.add_repeated_steps(state, entry.extra or {})
     state.counters.repeated += entry.repeated
     state.counters.partial += entry.partial
     if found[0] == TRAINING:
         state.revoked.add(number)
         oldest = state.oldest()
         state.revoked = {other for other in state.revoked if other >= oldest}
-        _settled(state, number)
+        _close_revoked_lease(state, number)
 
 
-def _settled(state: State, number: int) -> None:
+def _close_revoked_lease(state: JobState, number: int) -> None:
     """A lease is closed; with its last one a revocation is over. A thousand may be on their way at once."""
     for revocation in state.revocations:
         if number in revocation.leases:
@@ -149,24 +159,24 @@ def _settled(state: State, number: int) -> None:
             return
 
 
-def _cut(state: State, entry: CutAnnounced | CutTaken | CutCalledOff) -> None:
+def _apply_cut(state: JobState, entry: CutAnnounced | CutTaken | CutCalledOff) -> None:
     state.cut_number = max(state.cut_number, entry.cut)
     if isinstance(entry, CutTaken):
-        update_accounting.enter(state, entry)
+        update_accounting.apply_balance_entry(state, entry)
 
 
-def _saved(state: State, entry: CheckpointWritten | CheckpointReplaced | BestWeightsRestored) -> None:
-    state.checkpoint = Checkpoint(entry.cut, entry.step, entry.version, entry.ledger)
+def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced | BestWeightsRestored) -> None:
+    state.checkpoint = SavedCheckpoint(entry.cut, entry.step, entry.version, entry.ledger)
     state.last_checkpoint = entry.step
     state.callbacks = state.callbacks.forget_before(entry.step)
     if state.round is not None and state.round.pin == entry.cut:
         state.round.saved = True
 
 
-def _evaluation(state: State, entry: EvaluationBegun) -> None:
-    plan = Plan(state.validation, state.settings.task_records)
+def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
+    plan = ShardPlan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
-    state.round = Round(entry.pin, entry.step, entry.final, ledger)
+    state.round = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
     state.round.saved = state.checkpoint is not None and state.checkpoint.cut == entry.pin
     state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
@@ -174,7 +184,7 @@ def _evaluation(state: State, entry: EvaluationBegun) -> None:
     state.last_evaluation = entry.step
 
 
-def _evaluated(state: State, entry: EvaluationCompleted) -> None:
+def _apply_evaluated(state: JobState, entry: EvaluationCompleted) -> None:
     state.counters.metrics = dict(entry.metrics)
     state.evaluated_final |= entry.final
     if entry.callbacks is not None:
@@ -182,17 +192,17 @@ def _evaluated(state: State, entry: EvaluationCompleted) -> None:
     _give_up_evaluation(state)
 
 
-def _evaluation_off(state: State, entry: EvaluationAbandoned) -> None:
+def _apply_evaluation_off(state: JobState, entry: EvaluationAbandoned) -> None:
     _give_up_evaluation(state)
 
 
-def _give_up_evaluation(state: State) -> None:
+def _give_up_evaluation(state: JobState) -> None:
     state.round = None
     for kind in (EVALUATION, METRICS):
         state.ledgers.pop(kind, None)
 
 
-def _final(state: State, entry: FinalCutPinned) -> None:
+def _apply_final(state: JobState, entry: FinalCutPinned) -> None:
     state.final_pin = entry.cut
     state.evaluated_final = False
     state.best_restored = 0
@@ -200,32 +210,32 @@ def _final(state: State, entry: FinalCutPinned) -> None:
     state.counters.exported = []
 
 
-def _holds(state: State, entry: ParametersHeld) -> None:
+def _apply_holds(state: JobState, entry: ParametersHeld) -> None:
     state.fleet.holding[entry.index] = entry.ps
     if len(state.fleet.holding) == state.fleet.ps:
-        _released(state)
+        _release_paused_updates(state)
 
 
-def _handed_over(state: State, entry: ParametersHandedOver) -> None:
+def _apply_handed_over(state: JobState, entry: ParametersHandedOver) -> None:
     state.fleet.holding.pop(entry.index, None)
     state.fleet.handed_over[entry.ps] = entry.index
     state.kept_cut = entry.cut
 
 
-def _released(state: State) -> None:
+def _release_paused_updates(state: JobState) -> None:
     """Every PS that was handed over has a successor, or what it had went back."""
     state.fleet.handed_over.clear()
     state.kept_cut = 0
 
 
-def _rolled_back(state: State, entry: ParametersRolledBack) -> None:
+def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
     if entry.ledger is None:
         fleet = state.fleet
         assert entry.ps is not None
         fleet.holding.pop(entry.ps, None)
         # A successor that is lost, too, has perhaps applied what the checkpoint lacks.
         fleet.handed_over = {uid: index for uid, index in fleet.handed_over.items() if index != entry.ps}
-        update_accounting.lost(state, str(entry.ps), entry.updates or 0)
+        update_accounting.add_lost_updates(state, str(entry.ps), entry.updates or 0)
     else:
         training = state.ledgers[TRAINING]
         training.restore(entry.ledger)
@@ -239,30 +249,30 @@ def _rolled_back(state: State, entry: ParametersRolledBack) -> None:
         state.revoked.clear()
         state.revocations.clear()
         state.fleet.holding.clear()
-        _released(state)
-        update_accounting.went_back(state, entry.ledger.get("lacking", None if entry.cut else {}))
+        _release_paused_updates(state)
+        update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
         state.callbacks = state.callbacks.back_to(training.done_steps)
     _give_up_evaluation(state)
-    _final(state, FinalCutPinned(cut=0))
+    _apply_final(state, FinalCutPinned(cut=0))
 
 
-def _callbacks(state: State, entry: CallbacksDeclared) -> None:
-    state.callbacks = state.callbacks.declare(from_json(entry.declared))
+def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
+    state.callbacks = state.callbacks.declare(callbacks_from_json(entry.declared))
 
 
-def _best_restored(state: State, entry: BestWeightsRestored) -> None:
-    _saved(state, entry)
+def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
+    _apply_saved(state, entry)
     state.best_restored = entry.of
     state.counters.metrics = dict(entry.metrics)
 
 
-def _restored(state: State, entry: ParametersRestored) -> None:
+def _apply_restored(state: JobState, entry: ParametersRestored) -> None:
     state.fleet.born[entry.ps] = entry.born
     if entry.index is not None:
-        update_accounting.restored(state, entry.ps, entry.index)
+        update_accounting.apply_ps_restore(state, entry.ps, entry.index)
 
 
-def _worker(state: State, entry: WorkerChanged) -> None:
+def _apply_worker(state: JobState, entry: WorkerChanged) -> None:
     fleet, uid = state.fleet, entry.uid or ""
     fleet.next_worker = max(fleet.next_worker, entry.index + 1)
     if entry.lost:
@@ -273,58 +283,58 @@ def _worker(state: State, entry: WorkerChanged) -> None:
         fleet.workers[uid] = entry.index
 
 
-def _dismissed(state: State, entry: WorkerDismissed) -> None:
+def _apply_dismissed(state: JobState, entry: WorkerDismissed) -> None:
     state.fleet.dismissed.add(entry.uid)
 
 
-def _memory(state: State, entry: WorkerMemoryRaised) -> None:
-    state.fleet.memory = Memory(entry.raised, entry.since)
+def _apply_memory(state: JobState, entry: WorkerMemoryRaised) -> None:
+    state.fleet.memory = MemoryRaise(entry.raised, entry.since)
 
 
-def _scaled(state: State, entry: WorkersScaled) -> None:
+def _apply_scaled(state: JobState, entry: WorkersScaled) -> None:
     state.scaled = entry.min, entry.max
 
 
-def _phase(state: State, entry: JobPhaseChanged) -> None:
+def _apply_phase(state: JobState, entry: JobPhaseChanged) -> None:
     state.phase, state.reason = entry.name, entry.reason
 
 
-def _resumed(state: State, entry: JobResumed) -> None:
+def _apply_resumed(state: JobState, entry: JobResumed) -> None:
     state.phase, state.reason = "Starting", "resumed"
     state.fleet.dismissed = set(state.fleet.workers)
 
 
-def _incarnation(state: State, entry: MasterStarted) -> None:
+def _apply_incarnation(state: JobState, entry: MasterStarted) -> None:
     state.incarnation, state.lease_counter = entry.number, 0
 
 
-APPLY: Mapping[type[JournalEntry], Callable[[State, Any], None]] = {
-    DatasetEntered: _dataset,
-    LeaseGranted: _leased,
-    LeaseProgressed: _progress,
-    LeaseCompleted: _done,
-    RevocationStarted: _revoking,
-    LeaseReturned: _returned,
-    CutAnnounced: _cut,
-    CutTaken: _cut,
-    CutCalledOff: _cut,
-    CheckpointWritten: _saved,
-    CheckpointReplaced: _saved,
-    EvaluationBegun: _evaluation,
-    EvaluationCompleted: _evaluated,
-    EvaluationAbandoned: _evaluation_off,
-    FinalCutPinned: _final,
-    ParametersHeld: _holds,
-    ParametersHandedOver: _handed_over,
-    ParametersRolledBack: _rolled_back,
-    ParametersRestored: _restored,
-    CallbacksDeclared: _callbacks,
-    BestWeightsRestored: _best_restored,
-    WorkerChanged: _worker,
-    WorkerDismissed: _dismissed,
-    WorkerMemoryRaised: _memory,
-    WorkersScaled: _scaled,
-    JobPhaseChanged: _phase,
-    JobResumed: _resumed,
-    MasterStarted: _incarnation,
+ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
+    DatasetEntered: _apply_dataset,
+    LeaseGranted: _apply_leased,
+    LeaseProgressed: _apply_progress,
+    LeaseCompleted: _apply_done,
+    RevocationStarted: _apply_revoking,
+    LeaseReturned: _apply_returned,
+    CutAnnounced: _apply_cut,
+    CutTaken: _apply_cut,
+    CutCalledOff: _apply_cut,
+    CheckpointWritten: _apply_saved,
+    CheckpointReplaced: _apply_saved,
+    EvaluationBegun: _apply_evaluation,
+    EvaluationCompleted: _apply_evaluated,
+    EvaluationAbandoned: _apply_evaluation_off,
+    FinalCutPinned: _apply_final,
+    ParametersHeld: _apply_holds,
+    ParametersHandedOver: _apply_handed_over,
+    ParametersRolledBack: _apply_rolled_back,
+    ParametersRestored: _apply_restored,
+    CallbacksDeclared: _apply_callbacks,
+    BestWeightsRestored: _apply_best_restored,
+    WorkerChanged: _apply_worker,
+    WorkerDismissed: _apply_dismissed,
+    WorkerMemoryRaised: _apply_memory,
+    WorkersScaled: _apply_scaled,
+    JobPhaseChanged: _apply_phase,
+    JobResumed: _apply_resumed,
+    MasterStarted: _apply_incarnation,
 }

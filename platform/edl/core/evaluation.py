@@ -16,10 +16,10 @@ from typing import Any
 from edl.core.ledger import Ledger
 from edl.core.strict_json import MAX_INTEGER
 
-States = dict[str, Any]
+MetricStates = dict[str, Any]
 
 
-def add(total: States, part: Mapping[str, Any]) -> States:
+def merge_metric_states(total: MetricStates, part: Mapping[str, Any]) -> MetricStates:
     """Merge one task's states into the total; neither argument is changed.
 
     Args:
@@ -32,25 +32,25 @@ def add(total: States, part: Mapping[str, Any]) -> States:
     """
     if total and total.keys() != part.keys():
         raise ValueError(f"metrics differ between tasks: {sorted(total)} and {sorted(part)}")
-    merged: States = {}
+    merged: MetricStates = {}
     for name, found in part.items():
         if not found["additive"]:
             before = total[name]["states"] if total else []
             merged[name] = {**total.get(name, {}), **found, "states": [*before, found["states"]]}
         elif total:
             before = total[name]["states"]
-            states = _sum(before, found["states"]) if before and found["states"] else before or found["states"]
+            states = _add_states(before, found["states"]) if before and found["states"] else before or found["states"]
             merged[name] = {**total[name], **found, "states": states}
         else:
             merged[name] = dict(found)
     return merged
 
 
-def _sum(a: Any, b: Any) -> Any:
+def _add_states(a: Any, b: Any) -> Any:
     if isinstance(a, list) and isinstance(b, list):
         if len(a) != len(b):
             raise ValueError(f"metric states differ in shape: {len(a)} and {len(b)} values")
-        return [_sum(x, y) for x, y in zip(a, b, strict=True)]
+        return [_add_states(x, y) for x, y in zip(a, b, strict=True)]
     if a is None or b is None:
         return None
     total = a + b
@@ -60,7 +60,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Round:
+class EvaluationRound:
     """One evaluation over all validation records at one cut.
 
     Attributes:
@@ -74,7 +74,7 @@ class Round:
     step: int
     final: bool
     ledger: Ledger
-    states: States = field(default_factory=dict)
+    states: MetricStates = field(default_factory=dict)
     saved: bool = False
 
     def snapshot(self) -> dict[str, Any]:

@@ -11,15 +11,22 @@ from typing import Any
 
 from edl.api.events import CallbackDecided, Warned
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
-from edl.core.callback_decisions import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
-from edl.core.cuts import Stage
-from edl.core.evaluation import Round
-from edl.core.events import CheckpointCopied, CopyCheckpoint
-from edl.core.state import State
-from edl.core.task_kinds import BEST, unit
+from edl.core.callback_decisions import (
+    BestCheckpoint,
+    CallbackSpec,
+    CallbackState,
+    EvaluationResult,
+    ReduceLROnPlateau,
+    callbacks_to_json,
+)
+from edl.core.cuts import CutStage
+from edl.core.evaluation import EvaluationRound
+from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
+from edl.core.state import JobState
+from edl.core.task_kinds import BEST_MODEL, single_task_ledger
 
 
-def declare(state: State, declared: Sequence[Callback]) -> None:
+def declare_callbacks(state: JobState, declared: Sequence[CallbackSpec]) -> None:
     """A worker says which callbacks the user asks for; all workers of a run say the same."""
     if state.ended:
         return
@@ -30,7 +37,7 @@ def declare(state: State, declared: Sequence[Callback]) -> None:
     state.declared = tuple(declared)
     if state.declared == state.callbacks.declared:
         return
-    state.record(CallbacksDeclared(declared=to_json(declared)))
+    state.record(CallbacksDeclared(declared=callbacks_to_json(declared)))
     if state.callbacks.keep_best and not state.settings.durable:
         state.end(
             "Failed",
@@ -40,17 +47,19 @@ def declare(state: State, declared: Sequence[Callback]) -> None:
         )
 
 
-def evaluated(state: State, at: Round, metrics: Mapping[str, float | None]) -> dict[str, Any] | None:
+def decide_after_evaluation(
+    state: JobState, at: EvaluationRound, metrics: Mapping[str, float | None]
+) -> dict[str, Any] | None:
     """Decide after an evaluation; returns what its journal entry is to say of the callbacks, if there are any."""
     before = state.callbacks
     if not before.declared:
         return None
-    after = before.evaluated(Evaluation(at.step, at.pin if at.saved else 0, metrics))
-    _tell(state, at, before, after)
+    after = before.evaluated(EvaluationResult(at.step, at.pin if at.saved else 0, metrics))
+    _emit_callback_events(state, at, before, after)
     return after.state()
 
 
-def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
+def _emit_callback_events(state: JobState, at: EvaluationRound, before: CallbackState, after: CallbackState) -> None:
     def tell(callback: str, decision: str) -> None:
         state.emit(CallbackDecided(step=at.step, callback=callback, decision=decision))
 
@@ -65,19 +74,19 @@ def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
         state.emit(Warned(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
 
 
-def values_are_due(state: State, at: Round) -> bool:
+def can_finish_evaluation(state: JobState, at: EvaluationRound) -> bool:
     """Whether an evaluation may be ended: what is to be kept of it is on disk by then, or will never be."""
-    saving = state.cut is not None and state.cut.number == at.pin and state.cut.stage is Stage.SAVING
+    saving = state.cut is not None and state.cut.number == at.pin and state.cut.stage is CutStage.SAVING
     return not (state.callbacks.keep_best and saving)
 
 
-def write_best(state: State) -> None:
+def request_best_write(state: JobState) -> None:
     """Have a worker write the file of a best checkpoint that has none yet."""
     if state.callbacks.unwritten is not None:
-        state.ledgers.setdefault(BEST, unit(BEST))
+        state.ledgers.setdefault(BEST_MODEL, single_task_ledger(BEST_MODEL))
 
 
-def best_to_write(state: State) -> dict[str, Any] | None:
+def best_write_payload(state: JobState) -> dict[str, Any] | None:
     """What the worker is told that writes it."""
     found = state.callbacks.unwritten
     if found is None:
@@ -93,7 +102,7 @@ def best_to_write(state: State) -> dict[str, Any] | None:
     }
 
 
-def restore_best(state: State) -> bool:
+def restore_best_weights(state: JobState) -> bool:
     """``restore_best_weights`` at the end: the best checkpoint becomes the newest one. Whether all of that is done.
 
     The newest checkpoint is what is exported, predicted with, and gone on from.
@@ -106,18 +115,18 @@ def restore_best(state: State) -> bool:
     state.copying = state.cut_number + 1
     state.record(CutAnnounced(cut=state.copying, step=state.step))
     version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.do(CopyCheckpoint(best.best_cut, state.copying, version, _ledger(state)))
+    state.do(CopyCheckpoint(best.best_cut, state.copying, version, _final_ledger(state)))
     return False
 
 
-def _ledger(state: State) -> dict[str, Any]:
+def _final_ledger(state: JobState) -> dict[str, Any]:
     """The ledger at the end of training, with what the newest checkpoint says beside it."""
     assert state.training is not None
     known = state.checkpoint.ledger if state.checkpoint is not None else {}
     return {**known, **state.training.snapshot()}
 
 
-def copied(state: State, event: CheckpointCopied, now: float) -> None:
+def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now: float) -> None:
     """The best checkpoint is the newest one now, or could not be copied."""
     del now
     if event.cut != state.copying or state.training is None:
@@ -134,7 +143,7 @@ def copied(state: State, event: CheckpointCopied, now: float) -> None:
             of=event.source,
             step=state.step,
             version=state.checkpoint.version if state.checkpoint is not None else 0,
-            ledger=_ledger(state),
+            ledger=_final_ledger(state),
             metrics=dict(best.best_metrics),
         )
     )

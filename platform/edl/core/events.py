@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
 from edl.api.events import Event as PublishedEvent
 from edl.api.events import Stalled
 from edl.api.journal_entries import JournalEntry
-from edl.core.callback_decisions import Callback
-from edl.core.ledger import Work
-from edl.core.saved_checkpoint import Checkpoint
-from edl.core.shuffle import Blocks
+from edl.core.callback_decisions import CallbackSpec
+from edl.core.ledger import RecordRange
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.core.shuffle import BlockLayout
 
 # ------------------------------------------------------------------------------------------------ events
 
@@ -26,7 +26,7 @@ from edl.core.shuffle import Blocks
 class PodChanged:
     """The cluster says something about a pod."""
 
-    pod: PodSeen
+    pod: PodStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PsRegistered:
 
 
 @dataclass(frozen=True, slots=True)
-class PsHeard:
+class PsHeartbeat:
     """A PS that this master knows says that it is there; it does so every second."""
 
     uid: str
@@ -76,7 +76,7 @@ class DatasetDescribed:
     training: tuple[tuple[str, int], ...] = ()
     validation: tuple[tuple[str, int], ...] = ()
     prediction: tuple[tuple[str, int], ...] = ()
-    blocks: Blocks | None = None
+    blocks: BlockLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class CheckpointRefused:
     uid: str
     cut: int
     message: str
-    older: Checkpoint | None = None
+    older: SavedCheckpoint | None = None
     skipped: str = ""
 
 
@@ -144,11 +144,11 @@ class ModelDeclared:
     """
 
     worker: str
-    callbacks: tuple[Callback, ...] | None = None
+    callbacks: tuple[CallbackSpec, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseWanted:
+class LeaseRequested:
     """A worker asks for work.
 
     Attributes:
@@ -160,7 +160,7 @@ class LeaseWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class LeaseProgress:
     """What a worker says about one lease: steps below ``through`` are in on all PS."""
 
     lease: int
@@ -171,11 +171,11 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class ProgressReported:
     """A worker's batched progress, which is also its heartbeat."""
 
     worker: str
-    steps: tuple[Steps, ...] = ()
+    steps: tuple[LeaseProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class TaskReported:
 
     worker: str
     lease: int
-    last: Steps | None = None
+    last: LeaseProgress | None = None
     result: Any = None
 
 
@@ -194,7 +194,7 @@ class WorkerLeft:
 
     worker: str
     reason: str
-    steps: tuple[Steps, ...] = ()
+    steps: tuple[LeaseProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class WorkerFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
+class LeasesRevoked:
     """A PS refuses these leases from now on; it had applied so many steps of each.
 
     Attributes:
@@ -254,7 +254,7 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaveFinished:
     """A checkpoint is complete on disk (``error`` empty) or is not."""
 
     cut: int
@@ -262,7 +262,7 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCopied:
+class CheckpointCopyFinished:
     """A checkpoint has a copy under another number (``error`` empty), or has not."""
 
     source: int
@@ -271,7 +271,7 @@ class CheckpointCopied:
 
 
 @dataclass(frozen=True, slots=True)
-class StopWanted:
+class StopRequested:
     """Somebody wants the job to end.
 
     Attributes:
@@ -284,7 +284,7 @@ class StopWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleWanted:
+class ScaleRequested:
     """Somebody wants other numbers of workers than the spec says; None: as the spec says."""
 
     min: int | None = None
@@ -292,7 +292,7 @@ class ScaleWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class WishUnreadable:
+class DesiredStateInvalid:
     """Somebody wants something of the job that cannot be read or done."""
 
     message: str
@@ -311,12 +311,12 @@ class Tick:
     speaking: frozenset[str] = frozenset()
 
 
-Event = (
+CoreEvent = (
     PodChanged
     | PodsSynced
     | StartRefused
     | PsRegistered
-    | PsHeard
+    | PsHeartbeat
     | PsLeaving
     | DatasetDescribed
     | PsAttached
@@ -324,20 +324,20 @@ Event = (
     | PsRefused
     | CheckpointRefused
     | ModelDeclared
-    | LeaseWanted
-    | Progressed
+    | LeaseRequested
+    | ProgressReported
     | TaskReported
     | WorkerLeft
     | WorkerFailed
-    | Revoked
+    | LeasesRevoked
     | CutPrepared
     | UpdatesHeld
     | SnapshotTaken
-    | CheckpointSaved
-    | CheckpointCopied
-    | StopWanted
-    | ScaleWanted
-    | WishUnreadable
+    | CheckpointSaveFinished
+    | CheckpointCopyFinished
+    | StopRequested
+    | ScaleRequested
+    | DesiredStateInvalid
     | Tick
 )
 
@@ -359,14 +359,14 @@ class MissingPs:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordEntry:
     """Append an entry to the journal; answers of the same batch wait until it is on disk."""
 
     entry: JournalEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LeaseReply:
     """Answer: work for the worker.
 
     Attributes:
@@ -378,7 +378,7 @@ class Granted:
 
     lease: int
     kind: str
-    work: Work
+    work: RecordRange
     minibatch: int
     seconds: float
     pin: int = 0
@@ -431,7 +431,7 @@ class StartPod:
 
     role: Role
     index: int
-    wish: Wish = PLAIN
+    wish: PodOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +540,7 @@ class Unpin:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStalled:
-    """What ``Stalled`` tells people, before it is in words: those need a calendar, which the core has not.
+    """What ``StallState`` tells people, before it is in words: those need a calendar, which the core has not.
 
     Attributes:
         missing: parameter servers for want of which training stands.
@@ -583,10 +583,10 @@ class EndJob:
     kind: str = "job"
 
 
-Answer = Granted | WaitForWork | StopWork | Acknowledged | MayEnd
-Command = (
-    Record
-    | Answer
+RequestAnswer = LeaseReply | WaitForWork | StopWork | Acknowledged | MayEnd
+CoreCommand = (
+    RecordEntry
+    | RequestAnswer
     | StartPod
     | DeletePod
     | AttachPs

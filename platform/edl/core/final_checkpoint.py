@@ -1,6 +1,6 @@
 """A final checkpoint before a stop: what somebody who stops a job wants of its parameters.
 
-``StopWanted`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the job
+``StopRequested`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the job
 ends when its checkpoint is on disk. What PS apply after they have made their copies is no part of the job: the ledger
 stands still from then on, so that it says at the end what the checkpoint holds, and a run that goes on repeats nothing.
 
@@ -12,74 +12,74 @@ from __future__ import annotations
 
 from edl.api.journal_entries import LeaseProgressed
 from edl.core import snapshots
-from edl.core.cuts import Stage
-from edl.core.events import StopWanted
-from edl.core.state import State, Stopping
+from edl.core.cuts import CutStage
+from edl.core.events import StopRequested
+from edl.core.state import JobState, PendingStop
 from edl.core.task_kinds import TRAINING
 
 
-def stop(state: State, event: StopWanted, now: float) -> None:
+def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
     """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""
-    if not event.checkpoint_seconds or not _worth_while(state):
+    if not event.checkpoint_seconds or not _has_unsaved_steps(state):
         state.end("Interrupted", event.reason)
     elif state.stopping is None:
-        state.stopping = Stopping(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
+        state.stopping = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
         cut = state.cut
-        if cut is not None and cut.checkpoint and cut.stage in (Stage.PREPARING, Stage.HOLDING):
+        if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
             state.stopping.cut = cut.number  # it is on its way, and will have all steps up to now
 
 
-def advance(state: State, now: float) -> None:
+def advance_final_checkpoint(state: JobState, now: float) -> None:
     """Begin the final cut as soon as one can be taken; end the job when it is on disk, or cannot be in time."""
     stopping, saved = state.stopping, state.checkpoint
     assert stopping is not None
-    if ledger_stands(state):
-        _enter_steps_of_cut(state)
+    if is_ledger_frozen(state):
+        _record_cut_progress(state)
     if saved is not None and saved.cut == stopping.cut:
         state.end("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
-    elif state.cut is None and not _worth_while(state):  # the last PS was lost: parameters and ledger went back
+    elif state.cut is None and not _has_unsaved_steps(state):  # the last PS was lost: parameters and ledger went back
         state.end("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
-        why = stopping.obstacle or _awaited(state)
+        why = stopping.obstacle or _describe_obstacle(state)
         state.end("Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.seconds:g} s: {why}")
     elif state.cut is None and state.held_cuts >= stopping.deadline:
         state.end("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
-    elif snapshots.possible(state, now):
-        snapshots.begin(state, checkpoint=True, pin=False)
+    elif snapshots.can_begin_cut(state, now):
+        snapshots.begin_cut(state, checkpoint=True, pin=False)
         stopping.cut = state.cut_number
 
 
-def ledger_stands(state: State) -> bool:
+def is_ledger_frozen(state: JobState) -> bool:
     """Whether the final cut is fixed: what is applied from now on is neither entered nor taken back."""
     cut, stopping = state.cut, state.stopping
     return (
         stopping is not None
         and cut is not None
         and cut.number == stopping.cut
-        and cut.stage in (Stage.SNAPSHOT, Stage.SAVING)
+        and cut.stage in (CutStage.SNAPSHOT, CutStage.SAVING)
     )
 
 
-def _enter_steps_of_cut(state: State) -> None:
+def _record_cut_progress(state: JobState) -> None:
     """Enter the steps that the copies have and their workers have not reported yet: the checkpoint holds them."""
     training, cut = state.ledgers[TRAINING], state.cut
-    if cut is None or cut.stage is not Stage.SAVING:  # until then the cut may be called off, and they with it
+    if cut is None or cut.stage is not CutStage.SAVING:  # until then the cut may be called off, and they with it
         return
     for number, through in sorted(cut.within.items()):
         if number in training.leases and through > training.leases[number].through:
             state.record(LeaseProgressed(lease=number, through=through))
 
 
-def _worth_while(state: State) -> bool:
+def _has_unsaved_steps(state: JobState) -> bool:
     if state.settings.predict or not state.settings.durable or state.training is None or state.ended:
         return False
     return state.checkpoint is not None and state.checkpoint.step < state.step
 
 
-def _awaited(state: State) -> str:
+def _describe_obstacle(state: JobState) -> str:
     if state.cut is None:
         return "not every parameter server was ready"
-    if state.cut.stage is Stage.SAVING:
+    if state.cut.stage is CutStage.SAVING:
         return "it was still being written"
     names = sorted(f"ps-{state.fleet.pods[uid].index}" for uid in state.cut.parts if uid in state.fleet.pods)
     return f"{', '.join(names) or 'leases on their way back'} had not answered"

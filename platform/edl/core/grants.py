@@ -14,35 +14,35 @@ from edl.core import evaluation_callbacks, revocation
 from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.events import (
     Acknowledged,
-    Command,
-    Granted,
-    LeaseWanted,
-    Progressed,
-    Steps,
+    CoreCommand,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    ProgressReported,
     StopWork,
     TaskReported,
     WaitForWork,
 )
-from edl.core.final_checkpoint import ledger_stands
-from edl.core.heartbeats import heard
-from edl.core.ledger import Lease, Work
+from edl.core.final_checkpoint import is_ledger_frozen
+from edl.core.heartbeats import record_heartbeat
+from edl.core.ledger import Lease, RecordRange
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
-from edl.core.shards import minibatch_too_large
-from edl.core.shuffle import SHUFFLED_NAME, Blocks, Order, choose_window
-from edl.core.state import State
-from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
-from edl.core.task_results import refusal
+from edl.core.shards import minibatch_size_error
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, BlockLayout, ShuffleOrder, choose_window
+from edl.core.state import JobState
+from edl.core.task_kinds import BEST_MODEL, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE_KINDS, TRAINING
+from edl.core.task_results import find_result_error
 
 # What holds others up comes first.
-_ORDER = (DESCRIBE, METRICS, BEST, EXPORT, EVALUATION, PREDICTION, TRAINING)
+_KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
 
-def wanted(state: State, event: LeaseWanted, now: float) -> None:
+def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -> None:
     """Answer a worker that asks for work."""
-    state.do(_answer(state, event.worker, event.held, now))
+    state.do(_decide_answer(state, event.worker, event.held, now))
 
 
-def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) -> Command:
+def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, now: float) -> CoreCommand:
     if state.ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
@@ -58,33 +58,33 @@ def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) 
         return WaitForWork("the cluster has not shown this pod running yet")
     if not pod.staying:
         return WaitForWork("this worker was told to go")
-    heard(state, worker, now)
+    record_heartbeat(state, worker, now)
     if state.stopping is not None:
         return WaitForWork("the job ends: a final checkpoint is being taken")
-    lost = _lost_grant(state, worker, held)
+    lost = _find_lost_grant(state, worker, held)
     if lost is not None:
         return lost
     alone = state.suspicion.one_by_one
     if alone and any(lease.number in alone for _, lease in state.leases_of(worker)):
         return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
-    for kind in _ORDER:
-        work = _next(state, worker, kind) if _may_do(state, worker, kind) else None
+    for kind in _KIND_PRIORITY:
+        work = _next_range(state, worker, kind) if _may_take_kind(state, worker, kind) else None
         if work is not None:
-            return _grant(state, worker, kind, work, now)
+            return _grant_lease(state, worker, kind, work, now)
     return WaitForWork(idle_reason(state))
 
 
-def _lost_grant(state: State, worker: str, held: frozenset[int] | None) -> Granted | None:
+def _find_lost_grant(state: JobState, worker: str, held: frozenset[int] | None) -> LeaseReply | None:
     """A lease that the worker was granted and does not know of, because the answer was lost: the same one again."""
     if held is None:
         return None
     for kind, lease in state.leases_of(worker):
         if lease.number not in held and not lease.through:
-            return _granted(state, kind, lease)
+            return _build_grant(state, kind, lease)
     return None
 
 
-def _may_do(state: State, worker: str, kind: str) -> bool:
+def _may_take_kind(state: JobState, worker: str, kind: str) -> bool:
     """A worker that has not built its model yet gets one range to begin with, and nothing that others could do now.
 
     It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
@@ -95,18 +95,18 @@ def _may_do(state: State, worker: str, kind: str) -> bool:
     return kind == TRAINING and not state.leases_of(worker)
 
 
-def _next(state: State, worker: str, kind: str) -> Work | None:
+def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
     ledger = state.ledgers.get(kind)
     if ledger is None:
         return None
     if kind == TRAINING:
-        return ledger.next(budget(state), worker) if serving(state) else None
+        return ledger.next(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.fleet.ps_ready():
         return None
     return ledger.next()
 
 
-def budget(state: State) -> int | None:
+def remaining_step_budget(state: JobState) -> int | None:
     """Steps that may still be handed out, under ``max_steps`` and without a new checkpoint; None without a limit."""
     if state.callbacks.stopped:
         return 0
@@ -117,25 +117,25 @@ def budget(state: State) -> int | None:
     return left if before_pause is None else min(left, before_pause)
 
 
-def serving(state: State) -> bool:
+def is_serving_training(state: JobState) -> bool:
     """Whether training work is handed out: all PS are there, and a checkpoint to fall back to, if there are any."""
     return state.fleet.ps_ready() and (state.checkpoint is not None or not state.settings.durable)
 
 
-def idle_reason(state: State) -> str:
+def idle_reason(state: JobState) -> str:
     """Why there is no work now, for people."""
     if not state.fleet.ps_ready():
         return "waiting for the parameter servers"
     if not state.described:
         return "waiting for the description of the data set"
-    if state.training is not None and not serving(state):
+    if state.training is not None and not is_serving_training(state):
         return "waiting for the first checkpoint"
     if state.checkpoint_failure is not None and state.checkpoint_failure.paused is not None:
         return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
     return "all that is left is in the hands of other workers"
 
 
-def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Granted:
+def _grant_lease(state: JobState, worker: str, kind: str, work: RecordRange, now: float) -> LeaseReply:
     number = state.next_number()
     ledger = state.ledgers[kind]
     again = bool(ledger.returned)
@@ -146,14 +146,14 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     state.holders[worker].hold(number, now)
     state.fleet.pods[worker].leased = True
     if again:
-        index, source = state.fleet.index_of(worker), work.source or SHUFFLED_NAME
+        index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
         state.emit(RecordsLeased(start=work.start, end=work.end, source=source, worker=index))
-    return _granted(state, kind, ledger.leases[number])
+    return _build_grant(state, kind, ledger.leases[number])
 
 
-def _granted(state: State, kind: str, lease: Lease) -> Granted:
-    pin, step, payload = _extras(state, kind)
-    granted = Granted(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
+def _build_grant(state: JobState, kind: str, lease: Lease) -> LeaseReply:
+    pin, step, payload = _evaluation_fields(state, kind)
+    granted = LeaseReply(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
     if lease.number in state.suspicion.one_by_one:
         granted = replace(granted, one_by_one=True)
     if kind == TRAINING and state.order is not None:
@@ -161,31 +161,31 @@ def _granted(state: State, kind: str, lease: Lease) -> Granted:
     return granted
 
 
-def _extras(state: State, kind: str) -> tuple[int, int, Any]:
+def _evaluation_fields(state: JobState, kind: str) -> tuple[int, int, Any]:
     at = state.round
     if kind in (EVALUATION, METRICS) and at is not None:
         return at.pin, at.step, at.states if kind == METRICS else None
     if kind == EXPORT:
         best = state.checkpoint if state.best_restored else None
         return state.final_pin, state.step, None if best is None else {"checkpoint": best.cut}
-    if kind == BEST:
-        return 0, state.step, evaluation_callbacks.best_to_write(state)
+    if kind == BEST_MODEL:
+        return 0, state.step, evaluation_callbacks.best_write_payload(state)
     return 0, state.step, None
 
 
 # ------------------------------------------------------------------------------------------------ hearing of leases
 
 
-def progressed(state: State, event: Progressed, now: float) -> None:
+def handle_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
     """Enter a worker's progress; answer which of its leases are not its own any more."""
-    heard(state, event.worker, now)
-    lost = tuple(steps.lease for steps in event.steps if _owned(state, event.worker, steps.lease) is None)
+    record_heartbeat(state, event.worker, now)
+    lost = tuple(steps.lease for steps in event.steps if _find_owned_lease(state, event.worker, steps.lease) is None)
     for steps in event.steps:
-        advance_lease(state, event.worker, steps, now)
+        record_lease_progress(state, event.worker, steps, now)
     state.do(Acknowledged(lost))
 
 
-def _owned(state: State, worker: str, number: int) -> tuple[str, Lease] | None:
+def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, Lease] | None:
     """Kind and lease of a number that this worker holds and keeps."""
     found = state.find(number)
     if found is None or found[1].worker != worker or found[1].revoking is not None:
@@ -193,37 +193,37 @@ def _owned(state: State, worker: str, number: int) -> tuple[str, Lease] | None:
     return found
 
 
-def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
+def record_lease_progress(state: JobState, worker: str, steps: LeaseProgress, now: float) -> None:
     """Enter steps of a lease, if the worker holds it."""
-    found = _owned(state, worker, steps.lease)
+    found = _find_owned_lease(state, worker, steps.lease)
     if found is None:
         return
     kind, lease = found
-    if kind == TRAINING and ledger_stands(state):
+    if kind == TRAINING and is_ledger_frozen(state):
         return
     holder = state.holders.get(worker)
     if holder is not None:
         holder.mentioned[steps.lease] = now
-    if kind in STEPWISE:
+    if kind in STEPWISE_KINDS:
         made = min(steps.through, lease.steps) - lease.through
         if made > 0:
-            _worked(state, worker, steps.lease, made, now)
+            _credit_steps(state, worker, steps.lease, made, now)
             loss, skipped = _loss(steps), steps.skipped or None
             state.record(LeaseProgressed(lease=steps.lease, through=steps.through, loss=loss, skipped=skipped))
-            _limit_corrupt(state)
+            _check_corrupt_limit(state)
     elif holder is not None and steps.through > holder.through.get(steps.lease, 0):
         # Only the whole task has a result; a worker that is lost leaves none of it.
         made = steps.through - holder.through.get(steps.lease, 0)
         holder.through[steps.lease] = steps.through
-        _worked(state, worker, steps.lease, made, now)
+        _credit_steps(state, worker, steps.lease, made, now)
 
 
-def _loss(steps: Steps) -> float | None:
+def _loss(steps: LeaseProgress) -> float | None:
     """The mean over the steps of a report; None when none of them has a loss."""
     return steps.loss_sum / steps.loss_steps if steps.loss_steps else None
 
 
-def _worked(state: State, worker: str, lease: int, made: int, now: float) -> None:
+def _credit_steps(state: JobState, worker: str, lease: int, made: int, now: float) -> None:
     holder = state.holders.get(worker)
     pod = state.fleet.pods.get(worker)
     if pod is not None and pod.building:  # its declaration may have gone to the master before this one
@@ -239,34 +239,34 @@ def _worked(state: State, worker: str, lease: int, made: int, now: float) -> Non
     state.fleet.worked(Role.PS, made)
 
 
-def reported(state: State, event: TaskReported, now: float) -> None:
+def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
     """Enter the end of a task, if it is the worker's to report."""
-    heard(state, event.worker, now)
-    found = _owned(state, event.worker, event.lease)
+    record_heartbeat(state, event.worker, now)
+    found = _find_owned_lease(state, event.worker, event.lease)
     if found is None:
         state.do(Acknowledged((event.lease,)))
         return
     kind, lease = found
-    if kind == TRAINING and ledger_stands(state):
+    if kind == TRAINING and is_ledger_frozen(state):
         state.do(Acknowledged((event.lease,)))
         return
-    why = refusal(kind, lease, event.last, event.result, state.round)
+    why = find_result_error(kind, lease, event.last, event.result, state.round)
     if why:
         state.do(Acknowledged(refusal=why))
         return
-    if kind in STEPWISE:
-        steps = event.last or Steps(event.lease, lease.steps)
-        _worked(state, event.worker, event.lease, lease.steps - lease.through, now)
+    if kind in STEPWISE_KINDS:
+        steps = event.last or LeaseProgress(event.lease, lease.steps)
+        _credit_steps(state, event.worker, event.lease, lease.steps - lease.through, now)
         state.record(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped or None))
         state.suspicion.over(lease, lease.steps)
     else:
-        _result(state, kind, event)
-    _limit_corrupt(state)
-    revocation.closed(state, event.worker, event.lease, now)
+        _record_result(state, kind, event)
+    _check_corrupt_limit(state)
+    revocation.close_lease(state, event.worker, event.lease, now)
     state.do(Acknowledged())
 
 
-def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None) -> None:
+def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None) -> None:
     """Enter what the data set is, and with it whether and how its training records are shuffled.
 
     Ends a job that could not fill a single minibatch with an epoch of it: it would make one small step an epoch, export
@@ -281,7 +281,7 @@ def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None)
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
         # A data set without records is left to ``phases``, which says so.
-        if records and (why := minibatch_too_large(s.minibatch, records)) is not None:
+        if records and (why := minibatch_size_error(s.minibatch, records)) is not None:
             state.end("Failed", why, kind="input")
             return
         try:
@@ -290,13 +290,13 @@ def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None)
             state.end("Failed", str(error), kind="input")
             return
         if window and blocks is not None:
-            order = Order.of(rows, blocks.runs, window, s.seed or 0).to_json()
+            order = ShuffleOrder.of(rows, blocks.runs, window, s.seed or 0).to_json()
             training = [row for row in rows if row[1]]
     validation, prediction = parts.get("validation"), parts.get("prediction")
     state.record(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
 
 
-def _limit_corrupt(state: State) -> None:
+def _check_corrupt_limit(state: JobState) -> None:
     """No worker alone may have met more corrupt records than the job allows, and yet all together have."""
     for one_pass, found in state.counters.corrupt.items():
         if found > state.settings.max_corrupt and not state.ended:
@@ -309,22 +309,22 @@ def _limit_corrupt(state: State) -> None:
             state.end("Failed", message, kind="input")
 
 
-def _result(state: State, kind: str, event: TaskReported) -> None:
+def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     """One entry a result: a master that dies between two would leave half of it behind."""
     state.fleet.worked(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         parts = dict(event.result)
         blocks = parts.pop("blocks", None)
-        enter_dataset(state, parts, None if blocks is None else Blocks.from_json(blocks))
+        record_dataset(state, parts, None if blocks is None else BlockLayout.from_json(blocks))
     elif kind == METRICS and state.round is not None:
         at = state.round
-        callbacks = evaluation_callbacks.evaluated(state, at, event.result)
+        callbacks = evaluation_callbacks.decide_after_evaluation(state, at, event.result)
         state.record(
             EvaluationCompleted(metrics=event.result, step=at.step, pin=at.pin, final=at.final, callbacks=callbacks)
         )
         state.emit(EvaluationEnded(step=at.step, metrics=event.result))
     else:
-        last = event.last or Steps(event.lease, 0)
+        last = event.last or LeaseProgress(event.lease, 0)
         loss, skipped = _loss(last), last.skipped or None
         state.record(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:

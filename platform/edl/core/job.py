@@ -29,20 +29,20 @@ from edl.core import (
     scaling,
     snapshots,
 )
-from edl.core.events import Command, Event
-from edl.core.state import State
-from edl.core.task_kinds import METRICS, unit
+from edl.core.events import CoreCommand, CoreEvent
+from edl.core.state import JobState
+from edl.core.task_kinds import METRICS, single_task_ledger
 
-_LOOK = 1.0
+_HOLDER_CHECK_SECONDS = 1.0
 """Seconds between two looks at all holders: there may be a thousand of them, and many events a second."""
 
 
-class JobState(State):
+class JobStateMachine(JobState):
     """A job that decides."""
 
     __slots__ = ()
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: CoreEvent, now: float) -> list[CoreCommand]:
         """Decide what follows from an event.
 
         Args:
@@ -53,13 +53,13 @@ class JobState(State):
             Commands in the order in which they are to be carried out; a request gets exactly one answer among them.
         """
         self.out = []
-        if self.ended and type(event) in _AFTERWARDS:
-            return [_AFTERWARDS[type(event)](self, event)]
-        _HANDLERS[type(event)](self, event, now)
+        if self.ended and type(event) in _ANSWERS_AFTER_END:
+            return [_ANSWERS_AFTER_END[type(event)](self, event)]
+        _EVENT_HANDLERS[type(event)](self, event, now)
         revocation.settle_revocations(self, now)
-        if job_phases.metrics_due(self):
-            self.ledgers.setdefault(METRICS, unit(METRICS))
-        job_phases.advance(self, now)
+        if job_phases.are_metrics_due(self):
+            self.ledgers.setdefault(METRICS, single_task_ledger(METRICS))
+        job_phases.advance_job(self, now)
         commands, self.out = self.out, []
         return commands
 
@@ -67,27 +67,27 @@ class JobState(State):
         """When ``Tick`` should be handled at the latest, if nothing happens before."""
         if now >= self.next_look:
             times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
-            self.next_look = max(now, min([*times, now + _LOOK]))
+            self.next_look = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
         times = [self.next_look]
         refused = (backoff.until for backoff in self.fleet.backoff.values())
         times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
         if self.more_missing and not self.ended:
-            times.append(now + scaling.SOON)
+            times.append(now + scaling.BATCH_DELAY_SECONDS)
         if self.cut is not None and self.cut.holds:
             times.append(self.cut.deadline)
         if self.stopping is not None:
             times.append(self.stopping.deadline)
-        times.append(max(now, checkpoint_failures.wait_ends(self)))
+        times.append(max(now, checkpoint_failures.pause_deadline(self)))
         return min(times)
 
-    def new_incarnation(self, number: int) -> list[Command]:
+    def new_incarnation(self, number: int) -> list[CoreCommand]:
         """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
         self.out = []
         self.record(MasterStarted(number=number))
         commands, self.out = self.out, []
         return commands
 
-    def give_up(self, reason: str, kind: str) -> list[Command]:
+    def give_up(self, reason: str, kind: str) -> list[CoreCommand]:
         """Fail the job for a reason that was found outside."""
         self.out = []
         self.end("Failed", reason, kind=kind)
@@ -95,45 +95,45 @@ class JobState(State):
         return commands
 
 
-def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
+def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
     if not state.described:
-        grants.enter_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
+        grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 
 
-_HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
-    events.PodChanged: lambda state, event, now: pod_events.pod_changed(state, event.pod, now),
-    events.PodsSynced: lambda state, event, now: pod_events.synced(state, now),
-    events.StartRefused: pod_events.start_refused,
-    events.PsRegistered: lambda state, event, now: parameter_servers.registered(state, event.uid, now),
-    events.PsHeard: parameter_servers.heard,
-    events.PsLeaving: ps_handover.leaving,
-    events.PsAttached: parameter_servers.attached,
-    events.PsSilent: parameter_servers.silent,
-    events.PsRefused: parameter_servers.refused,
-    events.CheckpointRefused: parameter_servers.unreadable,
-    events.DatasetDescribed: _dataset,
-    events.ModelDeclared: parameter_servers.declared,
-    events.LeaseWanted: grants.wanted,
-    events.Progressed: grants.progressed,
-    events.TaskReported: grants.reported,
-    events.WorkerLeft: pod_events.left,
-    events.WorkerFailed: pod_events.failed,
-    events.Revoked: revocation.revoked,
-    events.CutPrepared: snapshots.prepared,
-    events.UpdatesHeld: snapshots.held,
-    events.SnapshotTaken: snapshots.taken,
-    events.CheckpointSaved: ps_handover.saved,
-    events.CheckpointCopied: evaluation_callbacks.copied,
-    events.ScaleWanted: lambda state, event, now: scaling.scale(state, event),
-    events.WishUnreadable: lambda state, event, now: state.emit(Warned(event.message)),
-    events.StopWanted: final_checkpoint.stop,
-    events.Tick: lambda state, event, now: revocation.passed(state, event, now),
+_EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
+    events.PodChanged: lambda state, event, now: pod_events.handle_pod_changed(state, event.pod, now),
+    events.PodsSynced: lambda state, event, now: pod_events.handle_pods_synced(state, now),
+    events.StartRefused: pod_events.handle_start_refused,
+    events.PsRegistered: lambda state, event, now: parameter_servers.handle_ps_registered(state, event.uid, now),
+    events.PsHeartbeat: parameter_servers.handle_ps_heartbeat,
+    events.PsLeaving: ps_handover.handle_ps_leaving,
+    events.PsAttached: parameter_servers.handle_ps_attached,
+    events.PsSilent: parameter_servers.handle_ps_silent,
+    events.PsRefused: parameter_servers.handle_ps_refused,
+    events.CheckpointRefused: parameter_servers.handle_checkpoint_refused,
+    events.DatasetDescribed: _handle_dataset_described,
+    events.ModelDeclared: parameter_servers.handle_model_declared,
+    events.LeaseRequested: grants.handle_lease_requested,
+    events.ProgressReported: grants.handle_progress_reported,
+    events.TaskReported: grants.handle_task_reported,
+    events.WorkerLeft: pod_events.handle_worker_left,
+    events.WorkerFailed: pod_events.handle_worker_failed,
+    events.LeasesRevoked: revocation.handle_leases_revoked,
+    events.CutPrepared: snapshots.handle_cut_prepared,
+    events.UpdatesHeld: snapshots.handle_updates_held,
+    events.SnapshotTaken: snapshots.handle_snapshot_taken,
+    events.CheckpointSaveFinished: ps_handover.handle_save_finished,
+    events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
+    events.ScaleRequested: lambda state, event, now: scaling.handle_scale_requested(state, event),
+    events.DesiredStateInvalid: lambda state, event, now: state.emit(Warned(event.message)),
+    events.StopRequested: final_checkpoint.handle_stop_requested,
+    events.Tick: lambda state, event, now: revocation.handle_tick(state, event, now),
 }
 
-_AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {
-    events.LeaseWanted: lambda state, event: events.StopWork(f"the job is {state.phase.lower()}"),
-    events.Progressed: lambda state, event: events.Acknowledged(tuple(steps.lease for steps in event.steps)),
+_ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {
+    events.LeaseRequested: lambda state, event: events.StopWork(f"the job is {state.phase.lower()}"),
+    events.ProgressReported: lambda state, event: events.Acknowledged(tuple(steps.lease for steps in event.steps)),
     events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
     events.WorkerLeft: lambda state, event: events.Acknowledged(),
     events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),

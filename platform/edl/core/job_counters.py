@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Counters:
+class JobCounters:
     """What the summary says besides the ledger.
 
     Attributes:

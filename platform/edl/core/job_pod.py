@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role
-from edl.core.pod_lifecycle import TERMINAL, State, seen, transition
+from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
+from edl.core.pod_lifecycle import TERMINAL_STATES, PodState, classify_status, next_state
 
 
 @dataclass(slots=True)
-class Pod:
+class JobPod:
     """A pod as the master knows it.
 
     Attributes:
@@ -39,11 +39,11 @@ class Pod:
     uid: str
     role: Role
     index: int
-    state: State
+    state: PodState
     pid: int | None = None
     reason: str = ""
     exit_code: int | None = None
-    cause: Cause = Cause.NONE
+    cause: TerminationCause = TerminationCause.NONE
     message: str = ""
     node: str = ""
     elevated: bool = False
@@ -68,12 +68,12 @@ class Pod:
     @property
     def live(self) -> bool:
         """Whether it may still do something."""
-        return self.state not in TERMINAL
+        return self.state not in TERMINAL_STATES
 
     @property
     def staying(self) -> bool:
         """Whether it lives and nobody has told it to go."""
-        return self.live and self.state is not State.LEAVING and self.dismissed is None
+        return self.live and self.state is not PodState.LEAVING and self.dismissed is None
 
     @property
     def wanted_to_go(self) -> bool:
@@ -85,7 +85,7 @@ class Pod:
         """Whether it stays and has not found a place to run yet."""
         return self.staying and not self.ran
 
-    def see(self, what: PodSeen, *, over: bool = False) -> None:
+    def see(self, what: PodStatus, *, over: bool = False) -> None:
         """Enter what the cluster says. What it said of the cause holds until the end.
 
         Args:
@@ -94,9 +94,9 @@ class Pod:
         """
         self.cause = what.cause or self.cause
         told = over or self.role is not Role.WORKER or self.wanted_to_go
-        self.state = transition(self.state, seen(replace(what, cause=self.cause), told=told))
-        self.told = self.told or self.state is State.LEAVING
-        self.ran = self.ran or what.phase is Phase.RUNNING or what.exit_code is not None
+        self.state = next_state(self.state, classify_status(replace(what, cause=self.cause), told=told))
+        self.told = self.told or self.state is PodState.LEAVING
+        self.ran = self.ran or what.phase is PodPhase.RUNNING or what.exit_code is not None
         self.pid, self.node = what.pid or self.pid, what.node or self.node
         self.reason, self.exit_code, self.message = what.reason or self.reason, what.exit_code, what.message
         self.elevated, self.unreachable = self.elevated or what.elevated, what.unreachable

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
-from edl.core.job_pod import Pod
-from edl.core.oom_policy import UNRAISED, Memory
-from edl.core.pod_index import Muster
-from edl.core.pod_lifecycle import STEPS_PER_CRASH, State, relaunch
-from edl.core.pod_requests import ASK_PATIENCE, Asked, Asking, Name
-from edl.core.start_backoff import Backoff
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
+from edl.core.job_pod import JobPod
+from edl.core.oom_policy import NO_MEMORY_RAISE, MemoryRaise
+from edl.core.pod_index import PodIndex
+from edl.core.pod_lifecycle import STEPS_PER_CRASH, PodState, decide_relaunch
+from edl.core.pod_requests import REQUEST_TIMEOUT, PendingPodRequests, PodKey, PodRequest
+from edl.core.start_backoff import StartBackoff
 
-__all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
+__all__ = ["REQUEST_TIMEOUT", "JobPod", "JobPods", "PodKey", "PodRequest"]
 
 _UNLIMITED = 1 << 31
 
 
 @dataclass(slots=True)
-class Fleet:
+class JobPods:
     """All pods of a job, by uid, and the wishes that are not yet seen fulfilled.
 
     Attributes:
@@ -54,33 +54,33 @@ class Fleet:
     dismissed: set[str] = field(default_factory=set)
     holding: dict[int, str] = field(default_factory=dict)
     handed_over: dict[str, int] = field(default_factory=dict)
-    memory: Memory = UNRAISED
+    memory: MemoryRaise = NO_MEMORY_RAISE
     born: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     measured: dict[int, str] = field(default_factory=dict)
     built: set[str] = field(default_factory=set)
-    pods: dict[str, Pod] = field(default_factory=dict)
-    asked: Asking = field(default_factory=Asking)
-    roles: dict[Role, Muster] = field(default_factory=lambda: {role: Muster() for role in Role})
+    pods: dict[str, JobPod] = field(default_factory=dict)
+    asked: PendingPodRequests = field(default_factory=PendingPodRequests)
+    roles: dict[Role, PodIndex] = field(default_factory=lambda: {role: PodIndex() for role in Role})
     not_before: dict[Role, float] = field(default_factory=dict)
-    backoff: dict[Role, Backoff] = field(default_factory=lambda: {role: Backoff() for role in Role})
+    backoff: dict[Role, StartBackoff] = field(default_factory=lambda: {role: StartBackoff() for role in Role})
     crashes: dict[Role, int] = field(default_factory=dict)
     steps: dict[Role, int] = field(default_factory=dict)
 
-    def live(self, role: Role) -> list[Pod]:
+    def live(self, role: Role) -> list[JobPod]:
         """Pods of a role that have not ended, by index."""
         return sorted(self.roles[role].live.values(), key=lambda p: p.index)
 
-    def staying(self, role: Role) -> list[Pod]:
+    def staying(self, role: Role) -> list[JobPod]:
         """Pods of a role that have not ended and that nobody told to go, by index."""
         return sorted(self.roles[role].staying.values(), key=lambda p: p.index)
 
-    def waiting(self, role: Role) -> list[Pod]:
+    def waiting(self, role: Role) -> list[JobPod]:
         """Those of them that have found no place to run yet."""
         return sorted(self.roles[role].waiting.values(), key=lambda p: p.index)
 
     @property
-    def refusals(self) -> dict[Name, str]:
+    def refusals(self) -> dict[PodKey, str]:
         """What the cluster said when it would not start a pod; the next one asked for gets the same index."""
         return self.asked.refusals
 
@@ -98,25 +98,25 @@ class Fleet:
 
     # ------------------------------------------------------------------ what the cluster says
 
-    def see(self, what: PodSeen, *, over: bool = False) -> tuple[Pod, State]:
+    def see(self, what: PodStatus, *, over: bool = False) -> tuple[JobPod, PodState]:
         """Enter what the cluster says; returns the pod and the state it was in before. ``over``: the job has ended."""
         pod = self.pods.get(what.uid)
         if pod is None:
-            pod = self.pods[what.uid] = Pod(what.uid, what.role, what.index, State.ASKED)
+            pod = self.pods[what.uid] = JobPod(what.uid, what.role, what.index, PodState.ASKED)
             if what.role is Role.WORKER:
                 self.next_worker = max(self.next_worker, what.index + 1)
         before = pod.state
         pod.see(what, over=over)
         self.roles[pod.role].enter(pod)
         if self.asked.appeared((what.role, what.index)):  # the cluster takes pods of its role again
-            self.backoff[what.role] = Backoff()
+            self.backoff[what.role] = StartBackoff()
         return pod, before
 
-    def dismiss(self, pod: Pod, why: str, now: float) -> None:
+    def dismiss(self, pod: JobPod, why: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
         self.roles[pod.role].dismiss(pod, why, now)
 
-    def builds(self, pod: Pod) -> None:
+    def builds(self, pod: JobPod) -> None:
         """A worker was seen to start: it builds its model, unless it has told of that before."""
         pod.building = pod.uid not in self.built
         self.roles[pod.role].enter(pod)
@@ -134,7 +134,7 @@ class Fleet:
 
     # ------------------------------------------------------------------ what is wanted
 
-    def missing(self, workers: int, now: float, most: int = _UNLIMITED) -> list[Name]:
+    def missing(self, workers: int, now: float, most: int = _UNLIMITED) -> list[PodKey]:
         """What is to be asked for, ``most`` of it, so that there are all PS and so many workers that stay."""
         ps = self._missing_ps()[: min(most, self._may(Role.PS, now))]
         there = self._missing_workers(workers, min(most - len(ps), self._may(Role.WORKER, now)))
@@ -163,7 +163,7 @@ class Fleet:
         limit = self.backoff[role].limit(now)
         return _UNLIMITED if limit is None else max(0, limit - self.asked.count(role))
 
-    def ask(self, role: Role, index: int, now: float, wish: Wish = PLAIN) -> None:
+    def ask(self, role: Role, index: int, now: float, wish: PodOptions = DEFAULT_OPTIONS) -> None:
         """Remember that a pod was asked for."""
         self.asked.ask((role, index), wish, now)
         if role is Role.WORKER:
@@ -175,16 +175,16 @@ class Fleet:
 
     # ------------------------------------------------------------------ ends and work
 
-    def ended(self, pod: Pod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
+    def ended(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
         """A pod ended while it was needed: whether the job goes on, and why.
 
         ``crashed``: it counts as a crash; by default if it ended with an error.
         """
         if crashed is None:
-            crashed = pod.state is State.CRASHED
+            crashed = pod.state is PodState.CRASHED
         if crashed:
             self.crashes[pod.role] = self.crashes.get(pod.role, 0) + 1
-        decision = relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
+        decision = decide_relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
         if decision.value.delay is None:
             return False, decision.reason
         self.not_before[pod.role] = now + decision.value.delay

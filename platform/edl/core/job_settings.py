@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class JobSettings:
     """What of the JobSpec matters to decisions; units are records and steps.
 
     Attributes:

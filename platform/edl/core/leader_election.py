@@ -13,14 +13,14 @@ from edl.core.decision import Decision
 
 LEASE_SECONDS = 100.0
 """How long a right lasts that is not renewed."""
-DECIDE_SECONDS = 90.0
+RENEW_DEADLINE_SECONDS = 90.0
 """How long a master decides after it began its last renewal: what it decided last is done before another one begins."""
-RENEW_SECONDS = 2.0
-_CLOCK_SECONDS = 1.0
+RENEW_INTERVAL_SECONDS = 2.0
+_CLOCK_RESOLUTION_SECONDS = 1.0
 """The server tells its time, and that of a renewal, in whole seconds."""
 
 
-class Fence(Protocol):
+class MasterFence(Protocol):
     """The right to decide for a job, held for a while and renewed."""
 
     @property
@@ -42,7 +42,7 @@ class Fence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseSeen:
+class LeaseSnapshot:
     """A right as it is written down where all masters see it.
 
     Attributes:
@@ -58,7 +58,9 @@ class LeaseSeen:
     unchanged: float = 0.0
 
 
-def decide(lease: LeaseSeen | None, me: str, server_now: float | None, *, holder_ended: bool) -> Decision[bool]:
+def may_acquire_lease(
+    lease: LeaseSnapshot | None, me: str, server_now: float | None, *, holder_ended: bool
+) -> Decision[bool]:
     """May ``me`` take the right over now?
 
     Args:
@@ -78,15 +80,15 @@ def decide(lease: LeaseSeen | None, me: str, server_now: float | None, *, holder
         return Decision(True, "this pod holds it already")
     if holder_ended:
         return Decision(True, f"{lease.holder} has ended")
-    silent = max(lease.unchanged, _silence(lease.renewed, server_now))
+    silent = max(lease.unchanged, _server_silence(lease.renewed, server_now))
     left = lease.duration - silent
     if left < 0:
         return Decision(True, f"{lease.holder} has not renewed it for {silent:.0f} s")
     return Decision(False, f"{lease.holder} holds it for {left:.0f} s more, unless it ends or renews")
 
 
-def _silence(renewed: float | None, server_now: float | None) -> float:
+def _server_silence(renewed: float | None, server_now: float | None) -> float:
     """Seconds since the last renewal by the server's clock, at least."""
     if renewed is None or server_now is None:
         return 0.0
-    return server_now - renewed - _CLOCK_SECONDS
+    return server_now - renewed - _CLOCK_RESOLUTION_SECONDS

@@ -15,12 +15,12 @@ STARTING_SILENCE = 30.0
 thread of the process runs, and on a busy machine that takes many times what it takes on an idle one."""
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
-_FADE = 0.98
+_DECAY_PER_SECOND = 0.98
 """What is left of a maximum after one second, however many holders there are."""
 
 
 @dataclass(slots=True)
-class Patience:
+class LeaseTimeouts:
     """What silences and steps took lately, in seconds: decaying maxima, because expiry must not hit the tail."""
 
     gap: float = 0.4
@@ -39,7 +39,7 @@ class Patience:
 
     def _fade(self, now: float) -> None:
         if self.faded_at is not None and now > self.faded_at:
-            left = _FADE ** (now - self.faded_at)
+            left = _DECAY_PER_SECOND ** (now - self.faded_at)
             self.gap, self.step = self.gap * left, self.step * left
         self.faded_at = now
 
@@ -55,7 +55,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Holder:
+class LeaseHolder:
     """When one worker was last heard of, and when each of its leases last made a step.
 
     Attributes:
@@ -79,7 +79,7 @@ class Holder:
             for lease, moment in moments.items():
                 moments[lease] = min(now, moment + seconds)
 
-    def silence(self, patience: Patience) -> float:
+    def silence(self, patience: LeaseTimeouts) -> float:
         """Seconds without a word after which its leases are taken back."""
         return max(patience.silence, STARTING_SILENCE) if self.starting else patience.silence
 
@@ -95,12 +95,12 @@ class Holder:
         if now is not None and self.stepped:
             self.stepped[min(self.stepped)] = now
 
-    def unknown(self, patience: Patience) -> list[int]:
+    def unknown(self, patience: LeaseTimeouts) -> list[int]:
         """Leases that the worker does not speak of though it speaks: it never heard of them."""
         latest = self.heard - self.silence(patience)
         return [number for number, at in self.mentioned.items() if at <= latest]
 
-    def expired(self, now: float, patience: Patience) -> dict[int, str]:
+    def expired(self, now: float, patience: LeaseTimeouts) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
         silent = now - self.heard
         if silent >= self.silence(patience):
@@ -112,7 +112,7 @@ class Holder:
                 return {current: f"no step for {idle:.0f} s"}
         return {}
 
-    def deadline(self, patience: Patience) -> float:
+    def deadline(self, patience: LeaseTimeouts) -> float:
         """The earliest time at which ``expired`` can say something."""
         first = self.stepped[min(self.stepped)] + patience.stuck
         return min(self.heard + self.silence(patience), first)

@@ -16,12 +16,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.shards import Plan
+from edl.core.shards import ShardPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Records ``[start, end)`` of a source in one epoch; of ``shuffle.SHUFFLED``: positions of the epoch's order."""
+class RecordRange:
+    """Records ``[start, end)`` of a source in one epoch; of ``shuffle.SHUFFLED_SOURCE``.
+
+    Positions of the epoch's order.
+    """
 
     epoch: int
     source: str
@@ -33,9 +36,9 @@ class Work:
         """How many records it covers."""
         return self.end - self.start
 
-    def split(self, at: int) -> tuple[Work, Work]:
+    def split(self, at: int) -> tuple[RecordRange, RecordRange]:
         """Cut at record ``at``; either part may be empty."""
-        return Work(self.epoch, self.source, self.start, at), Work(self.epoch, self.source, at, self.end)
+        return RecordRange(self.epoch, self.source, self.start, at), RecordRange(self.epoch, self.source, at, self.end)
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Lease:
     """
 
     number: int
-    work: Work
+    work: RecordRange
     minibatch: int
     worker: str
     through: int = 0
@@ -76,18 +79,18 @@ class Ledger:
         begun: rests of shards, by the epoch, source and record that they start at.
     """
 
-    plan: Plan
+    plan: ShardPlan
     epochs: int
     minibatch: int
     portion: int = 0
     epoch: int = 0
     index: int = 0
-    returned: deque[Work] = field(default_factory=deque)
-    begun: dict[tuple[int, str, int], Work] = field(default_factory=dict)
+    returned: deque[RecordRange] = field(default_factory=deque)
+    begun: dict[tuple[int, str, int], RecordRange] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     done_records: int = 0
     done_steps: int = 0
-    quarantined: list[Work] = field(default_factory=list)
+    quarantined: list[RecordRange] = field(default_factory=list)
     outstanding_steps: int = 0
     """Steps that are leased and not done; kept, because every question for work asks for it when steps are limited."""
     _held: dict[str, dict[int, Lease]] = field(default_factory=dict)
@@ -122,9 +125,9 @@ class Ledger:
 
     def held(self, worker: str) -> Collection[Lease]:
         """The leases of one worker, oldest first."""
-        return self._held.get(worker, _NOTHING).values()
+        return self._held.get(worker, _NO_LEASES).values()
 
-    def next(self, max_steps: int | None = None, worker: str = "") -> Work | None:
+    def next(self, max_steps: int | None = None, worker: str = "") -> RecordRange | None:
         """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing.
 
         Args:
@@ -139,11 +142,11 @@ class Ledger:
         most = [work.records] if max_steps is None else [work.records, max_steps * self.minibatch]
         return work.split(work.start + min([*most, self.portion] if self.portion else most))[0]
 
-    def _due(self) -> Work | None:
+    def _due(self) -> RecordRange | None:
         """What was returned first; what lies beyond the last epoch stays where it is."""
         return next((work for work in self.returned if work.epoch < self.epochs), None)
 
-    def _continued(self, worker: str) -> Work | None:
+    def _continued(self, worker: str) -> RecordRange | None:
         """The rest of the shard of which a worker holds a lease."""
         if not self.begun:
             return None
@@ -151,25 +154,25 @@ class Ledger:
         rests = (self.begun.get(end) for end in ends)
         return next((rest for rest in rests if rest is not None and rest.epoch < self.epochs), None)
 
-    def _rest(self, before: int | None = None) -> Work | None:
+    def _rest(self, before: int | None = None) -> RecordRange | None:
         """The first rest, whoever began its shard; ``before``: of an earlier epoch only, which is finished first."""
         last = self.epochs if before is None else min(before, self.epochs)
         return next((work for work in self.begun.values() if work.epoch < last), None)
 
-    def _planned(self) -> Work | None:
+    def _planned(self) -> RecordRange | None:
         return self._shard() if self.epoch < self.epochs else None
 
-    def _shard(self) -> Work:
+    def _shard(self) -> RecordRange:
         shard = self.plan.shard(self.epoch, self.index)
-        return Work(self.epoch, shard.source, shard.start, shard.end)
+        return RecordRange(self.epoch, shard.source, shard.start, shard.end)
 
-    def lease(self, number: int, work: Work, worker: str) -> Lease:
+    def lease(self, number: int, work: RecordRange, worker: str) -> Lease:
         """Hand out ``work``, which must be what ``next`` says or the head of it.
 
         How many epochs there are plays no part in what it takes: a run that goes on with fewer, or with more again,
         replays what it did under another number of them.
         """
-        at = next((at for at, each in enumerate(self.returned) if _begins(each, work)), None)
+        at = next((at for at, each in enumerate(self.returned) if _starts_with(each, work)), None)
         if at is not None:
             rest = self.returned[at].split(work.end)[1]
             del self.returned[at]
@@ -179,7 +182,7 @@ class Ledger:
             whole = self.begun.pop((work.epoch, work.source, work.start), None)
             if whole is None:
                 whole = self._shard()
-                if self._due() or not _begins(whole, work):
+                if self._due() or not _starts_with(whole, work):
                     raise ValueError(f"{work} is not next: {self.next()}")
                 self._advance()
             self._keep_rest(whole.split(work.end)[1])
@@ -187,7 +190,7 @@ class Ledger:
         self.outstanding_steps += lease.steps
         return lease
 
-    def _keep_rest(self, rest: Work) -> None:
+    def _keep_rest(self, rest: RecordRange) -> None:
         if not rest.records:
             return
         if self.portion:
@@ -229,7 +232,7 @@ class Ledger:
         self._close(number)
         return added
 
-    def give_back(self, number: int, through: int, quarantine: int = 0) -> Work:
+    def give_back(self, number: int, through: int, quarantine: int = 0) -> RecordRange:
         """Close a lease after ``through`` steps; the rest goes to the head of the queue and is returned.
 
         The first ``quarantine`` records of the rest are put aside instead.
@@ -259,7 +262,7 @@ class Ledger:
         shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
         return sum(shard.end - shard.start for shard in shards)
 
-    def ranges(self) -> Iterator[tuple[str, Work]]:
+    def ranges(self) -> Iterator[tuple[str, RecordRange]]:
         """Every range that is not planned and not done, with the place it is in."""
         for work in self.returned:
             yield "returned", work
@@ -275,25 +278,25 @@ class Ledger:
         return {
             "epoch": self.epoch,
             "index": self.index,
-            "returned": [_row(work) for work in self.returned],
-            "leases": [[n, _row(x.work), x.minibatch, x.worker, x.through] for n, x in self.leases.items()],
+            "returned": [_range_to_row(work) for work in self.returned],
+            "leases": [[n, _range_to_row(x.work), x.minibatch, x.worker, x.through] for n, x in self.leases.items()],
             "done_records": self.done_records,
             "done_steps": self.done_steps,
-            "quarantined": [_row(work) for work in self.quarantined],
-            **({"begun": [_row(work) for work in self.begun.values()]} if self.begun else {}),
+            "quarantined": [_range_to_row(work) for work in self.quarantined],
+            **({"begun": [_range_to_row(work) for work in self.begun.values()]} if self.begun else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Become what ``snapshot`` described."""
         self.epoch, self.index = state["epoch"], state["index"]
-        self.returned = deque(Work(*row) for row in state["returned"])
-        self.begun = {(row[0], row[1], row[2]): Work(*row) for row in state.get("begun", ())}
+        self.returned = deque(RecordRange(*row) for row in state["returned"])
+        self.begun = {(row[0], row[1], row[2]): RecordRange(*row) for row in state.get("begun", ())}
         self.leases, self._held = {}, {}
         for n, row, m, w, t in state["leases"]:
-            self._enter(Lease(n, Work(*row), m, w, t))
+            self._enter(Lease(n, RecordRange(*row), m, w, t))
         self.outstanding_steps = sum(lease.steps - lease.through for lease in self.leases.values())
         self.done_records, self.done_steps = state["done_records"], state["done_steps"]
-        self.quarantined = [Work(*row) for row in state["quarantined"]]
+        self.quarantined = [RecordRange(*row) for row in state["quarantined"]]
 
     def anew(self) -> Ledger:
         """A ledger of the same work, of which nothing is done."""
@@ -311,12 +314,12 @@ class Ledger:
         return copy.snapshot()
 
 
-_NOTHING: Mapping[int, Lease] = {}
+_NO_LEASES: Mapping[int, Lease] = {}
 
 
-def _begins(whole: Work, work: Work) -> bool:
+def _starts_with(whole: RecordRange, work: RecordRange) -> bool:
     return (whole.epoch, whole.source, whole.start) == (work.epoch, work.source, work.start)
 
 
-def _row(work: Work) -> list[Any]:
+def _range_to_row(work: RecordRange) -> list[Any]:
     return [work.epoch, work.source, work.start, work.end]

@@ -13,7 +13,7 @@ from edl.core.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class WorldMember:
     """A worker that could take part.
 
     Attributes:
@@ -28,7 +28,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class TrainingWorld:
     """The members of one round; a member's rank is its position."""
 
     round: int
@@ -39,7 +39,9 @@ class World:
         return self.members.index(uid) if uid in self.members else None
 
 
-def compute(current: World, members: Sequence[Member], now: float, *, silence: float, smallest: int) -> Decision[World]:
+def compute_world(
+    current: TrainingWorld, members: Sequence[WorldMember], now: float, *, silence: float, smallest: int
+) -> Decision[TrainingWorld]:
     """The world that should be, given who was heard of within ``silence`` seconds.
 
     Returns ``current`` itself when nothing changes. A world of fewer than ``smallest`` is an empty one: nobody steps.
@@ -53,4 +55,4 @@ def compute(current: World, members: Sequence[Member], now: float, *, silence: f
         order, reason = (), f"{len(order)} of at least {smallest} workers are there"
     if order == current.members:
         return Decision(current, "nobody joined or left")
-    return Decision(World(current.round + 1, order), reason)
+    return Decision(TrainingWorld(current.round + 1, order), reason)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from edl.core.decision import Decision
 
-MOST_RAISES = 3
+MAX_RAISES = 3
 """A model that needs more than three times the factor has a leak or a wrong spec."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryRaise:
     """What workers that are asked for now get; survives the master.
 
     Attributes:
@@ -27,10 +27,12 @@ class Memory:
         return each**self.raised
 
 
-UNRAISED = Memory()
+NO_MEMORY_RAISE = MemoryRaise()
 
 
-def after(memory: Memory, index: int, next_index: int, each: float, size: str) -> Decision[Memory | None]:
+def decide_after_oom(
+    memory: MemoryRaise, index: int, next_index: int, each: float, size: str
+) -> Decision[MemoryRaise | None]:
     """What workers get after the one with ``index`` ran out of memory; None: the job cannot go on.
 
     Several that run out of it together raise it once: the index says what each of them had.
@@ -46,23 +48,26 @@ def after(memory: Memory, index: int, next_index: int, each: float, size: str) -
     if each <= 1:
         return Decision(
             None,
-            f"{who}: workers.resources.memory{_of(size)} is too little. Raise it, or set workers.oom_memory_factor "
-            f"above 1 to have successors ask for more",
+            f"{who}: workers.resources.memory{_size_suffix(size)} is too little. Raise it, or set"
+            " workers.oom_memory_factor above 1 to have successors ask for more",
         )
-    if memory.raised >= MOST_RAISES:
+    if memory.raised >= MAX_RAISES:
         return Decision(
             None,
-            f"{who} with {memory.factor(each):.3g} times workers.resources.memory{_of(size)}: raise that; "
-            f"workers.oom_memory_factor multiplies it {MOST_RAISES} times at most",
+            f"{who} with {memory.factor(each):.3g} times workers.resources.memory{_size_suffix(size)}: raise that; "
+            f"workers.oom_memory_factor multiplies it {MAX_RAISES} times at most",
         )
-    raised = Memory(memory.raised + 1, next_index)
+    raised = MemoryRaise(memory.raised + 1, next_index)
     return Decision(raised, f"{who}: the next ones get {raised.factor(each):.3g} times workers.resources.memory")
 
 
-def ps_ends(index: int, size: str) -> str:
+def ps_oom_reason(index: int, size: str) -> str:
     """Why a job ends whose PS ran out of memory: the one after it would have to hold as much."""
-    return f"ps-{index} ran out of memory: ps.resources.memory{_of(size)} is too little for its share of the parameters"
+    return (
+        f"ps-{index} ran out of memory: ps.resources.memory{_size_suffix(size)} is too little for its share of the"
+        " parameters"
+    )
 
 
-def _of(size: str) -> str:
+def _size_suffix(size: str) -> str:
     return f" of {size}" if size else ""

@@ -18,22 +18,22 @@ from edl.core.events import (
     DeletePod,
     ModelDeclared,
     PsAttached,
-    PsHeard,
+    PsHeartbeat,
     PsRefused,
     PsSilent,
     ReleaseCut,
     RevokeLeases,
 )
-from edl.core.job_pods import Pod
-from edl.core.saved_checkpoint import Checkpoint
-from edl.core.state import State
+from edl.core.job_pods import JobPod
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.core.state import JobState
 from edl.core.task_kinds import TRAINING
 
-ATTACH_PATIENCE = 70.0
+ATTACH_TIMEOUT = 70.0
 """Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
 
 
-def registered(state: State, uid: str, now: float) -> None:
+def handle_ps_registered(state: JobState, uid: str, now: float) -> None:
     """A PS that the cluster has shown says where it listens: make it listen to this incarnation of the master.
 
     A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
@@ -42,22 +42,22 @@ def registered(state: State, uid: str, now: float) -> None:
     if pod is None:
         return
     if pod.uid in state.fleet.handed_over:
-        ps_handover.stays(state, pod)  # only a successor gets what it had
+        ps_handover.delete_lingering_ps(state, pod)  # only a successor gets what it had
         return
-    if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
+    if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_TIMEOUT):
         pod.loading = False
-        _attach(state, pod, None, now)
+        _attach_ps(state, pod, None, now)
 
 
-def heard(state: State, event: PsHeard, now: float) -> None:
+def handle_ps_heartbeat(state: JobState, event: PsHeartbeat, now: float) -> None:
     """A PS that this master knows speaks."""
     pod = state.fleet.pods.get(event.uid)
     if pod is not None:
         pod.heard = now
-        ps_handover.stays(state, pod)
+        ps_handover.delete_lingering_ps(state, pod)
 
 
-def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
+def _attach_ps(state: JobState, pod: JobPod, restore: int | None, now: float) -> None:
     leases = state.training.leases if state.training else {}
     floor = state.floor()
     revoked = {n for n, lease in leases.items() if lease.revoking is not None}
@@ -68,14 +68,14 @@ def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
     state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore, complete))
 
 
-def passed_cut(state: State) -> int:
+def passed_cut(state: JobState) -> int:
     """No PS is to hold updates for this cut, or for one before it."""
     if state.kept_cut:
         return state.kept_cut - 1
     return state.cut_number - 1 if state.cut is not None and state.cut.awaited else state.cut_number
 
 
-def attached(state: State, event: PsAttached, now: float) -> None:
+def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
     """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
     pod = state.fleet.pods.get(event.uid)
     if pod is None or not pod.live or pod.uid in state.fleet.handed_over:
@@ -85,70 +85,70 @@ def attached(state: State, event: PsAttached, now: float) -> None:
     # One that loaded for a master that never took its answer may lack a rollback since: nothing is in there yet.
     trusted = pod.loading or state.fleet.holding.get(pod.index) == pod.uid
     if state.checkpoint is not None and (pod.stale or not event.initialized or not trusted):
-        _load(state, pod, state.checkpoint.cut, now)
+        _load_checkpoint(state, pod, state.checkpoint.cut, now)
         return
     if pod.stale:
         if state.settings.durable:
-            _attach(state, pod, None, now)
+            _attach_ps(state, pod, None, now)
         else:
-            _empty(state, pod)
+            _replace_empty_ps(state, pod)
         return
-    if event.version and not trusted and _nothing_done(state):
-        _unaccounted(state, pod, now)
+    if event.version and not trusted and _has_no_progress(state):
+        _replace_unaccounted_ps(state, pod, now)
         return
     # Before the first checkpoint a worker's declaration may have been faster than this answer.
     pod.attached, pod.version = True, event.version
     pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
     state.pins[event.uid] = frozenset(event.pins)
     if pod.initialized:
-        _holds(state, pod)
+        _record_holder(state, pod)
     for revocation in state.revocations:
         if event.uid in revocation.waiting:
             state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
 
 
-def _nothing_done(state: State) -> bool:
+def _has_no_progress(state: JobState) -> bool:
     """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
     training = state.training
     return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
 
 
-def _unaccounted(state: State, pod: Pod, now: float) -> None:
+def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
     """A PS holds updates whose journal is lost, and their records will be trained on again: it begins with nothing.
 
     Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
     """
     if not state.synced:
-        _attach(state, pod, None, now)
+        _attach_ps(state, pod, None, now)
         return
     state.emit(Warned(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
-    _empty(state, pod)
+    _replace_empty_ps(state, pod)
     if not state.emptied:
         state.emptied = True
         state.do(*(DeletePod(worker.uid, 0.0) for worker in state.fleet.live(Role.WORKER) if worker.ran))
 
 
-def _load(state: State, pod: Pod, cut: int, now: float) -> None:
+def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None:
     """Once: a PS that loads again forgets what it applied since."""
     if not pod.loading:
         pod.loading = True
         state.record(ParametersRestored(ps=pod.uid, born=state.next_number(), index=pod.index))
-        _attach(state, pod, cut, now)
+        _attach_ps(state, pod, cut, now)
 
 
-def declared(state: State, event: ModelDeclared, now: float) -> None:
+def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> None:
     """A worker told every PS what the variables are: it has built its model."""
     if event.callbacks is not None:
-        evaluation_callbacks.declare(state, event.callbacks)
+        evaluation_callbacks.declare_callbacks(state, event.callbacks)
     state.fleet.has_built(event.worker)
     for pod in state.fleet.live(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True
         if pod.attached:
-            _holds(state, pod)
+            _record_holder(state, pod)
 
 
-def _holds(state: State, pod: Pod) -> None:
+def _record_holder(state: JobState, pod: JobPod) -> None:
     """From now on, losing this PS is losing parameters; the next master has to know."""
     if state.fleet.holding.get(pod.index) == pod.uid or pod.uid in state.fleet.handed_over:
         return
@@ -163,12 +163,12 @@ def _holds(state: State, pod: Pod) -> None:
         state.do(ReleaseCut(kept))
 
 
-def _empty(state: State, pod: Pod) -> None:
+def _replace_empty_ps(state: JobState, pod: JobPod) -> None:
     """Without a checkpoint there is nothing that it could load over what it may have applied: another one begins."""
     state.do(DeletePod(pod.uid, 0.0))
 
 
-def silent(state: State, event: PsSilent, now: float) -> None:
+def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
     """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
     pod = state.fleet.pods.get(event.uid)
     if pod is not None and pod.live and not state.ended:
@@ -176,7 +176,7 @@ def silent(state: State, event: PsSilent, now: float) -> None:
         state.do(DeletePod(event.uid, 0.0))
 
 
-def refused(state: State, event: PsRefused, now: float) -> None:
+def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
     """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
     pod = state.fleet.pods.get(event.uid)
     if pod is None or not pod.live or state.ended:
@@ -184,13 +184,13 @@ def refused(state: State, event: PsRefused, now: float) -> None:
     if not event.cut:
         state.end("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
     elif state.cut is not None and state.cut.number == event.cut and state.cut.awaited:
-        snapshots.call_off(state, event.message, now)
+        snapshots.abort_cut(state, event.message, now)
 
 
 # ------------------------------------------------------------------------------------ a checkpoint that is damaged
 
 
-def unreadable(state: State, event: CheckpointRefused, now: float) -> None:
+def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: float) -> None:
     """A PS cannot read the checkpoint that it was told to load: the newest older one that is intact stands in."""
     pod = state.fleet.pods.get(event.uid)
     if pod is None or not pod.live or state.ended or state.checkpoint is None:
@@ -199,12 +199,12 @@ def unreadable(state: State, event: CheckpointRefused, now: float) -> None:
         if event.older is None:
             state.end("Failed", f"{event.message}; {event.skipped}", kind="storage")
             return
-        _stands_in(state, state.checkpoint, event.older, event.message)
+        _fall_back_to_checkpoint(state, state.checkpoint, event.older, event.message)
     pod.loading = False
-    _load(state, pod, state.checkpoint.cut, now)
+    _load_checkpoint(state, pod, state.checkpoint.cut, now)
 
 
-def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) -> None:
+def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, why: str) -> None:
     """All that went back to the newest checkpoint goes back to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
     state.record(
@@ -213,12 +213,15 @@ def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) ->
     state.emit(Warned(f"{reason}, checkpoint {older.cut} stands in: {why}"))
     fleet = state.fleet
     if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
-        roll_back(state, reason)
+        roll_back_job(state, reason)
         return
-    then, now = update_accounting.lacking_at(state, older), update_accounting.lacking_at(state, newest)
+    then, now = (
+        update_accounting.checkpoint_missing_updates(state, older),
+        update_accounting.checkpoint_missing_updates(state, newest),
+    )
     for index in sorted(set(range(fleet.ps)) - fleet.holding.keys()):
         more = newest.step - older.step + then.get(str(index), 0) - now.get(str(index), 0)
-        _part_back(state, index, max(0, more), reason)
+        _roll_back_ps(state, index, max(0, more), reason)
     for pod in fleet.live(Role.PS):
         pod.stale = pod.loading and fleet.holding.get(pod.index) != pod.uid
 
@@ -226,17 +229,17 @@ def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) ->
 # ------------------------------------------------------------------------------------------------ what is lost
 
 
-def lost(state: State, pod: Pod, reason: str, now: float) -> None:
+def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> None:
     """A PS ended."""
     state.pins.pop(pod.uid, None)
     if state.cut is not None:
-        snapshots.call_off(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
+        snapshots.abort_cut(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
     for revocation in state.revocations:
         revocation.lost(pod.uid)
-    check(state, reason)
+    check_lost_holders(state, reason)
 
 
-def check(state: State, reason: str) -> None:
+def check_lost_holders(state: JobState, reason: str) -> None:
     """Who held parameters and is gone takes them along; if nobody is left, the ledger goes back with them."""
     holding = state.fleet.holding
     gone = sorted(index for index, uid in holding.items() if not state.fleet.is_live(uid))
@@ -246,20 +249,20 @@ def check(state: State, reason: str) -> None:
     if state.round is not None:
         state.record(EvaluationAbandoned(reason=told))
     if len(gone) == len(holding):
-        roll_back(state, told)
+        roll_back_job(state, told)
         return
     for index in gone:
-        _part_back(state, index, update_accounting.lost_with(state, index), f"ps-{index}: {reason}")
+        _roll_back_ps(state, index, update_accounting.count_updates_lost(state, index), f"ps-{index}: {reason}")
 
 
-def _part_back(state: State, index: int, updates: int, reason: str) -> None:
+def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
     state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
     state.emit(RolledBack(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
-def roll_back(state: State, reason: str) -> None:
+def roll_back_job(state: JobState, reason: str) -> None:
     """No PS is left: parameters and ledger go back to the newest checkpoint, or to the start."""
     training = state.ledgers[TRAINING]
     if state.checkpoint is not None:
@@ -277,4 +280,4 @@ def roll_back(state: State, reason: str) -> None:
         # It was asked with the leases of before, which are closed now.
         pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None
         if pod.stale and not state.settings.durable:
-            _empty(state, pod)
+            _replace_empty_ps(state, pod)

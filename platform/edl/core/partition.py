@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
-SLOTS = 256
+SLOT_COUNT = 256
 """Fixed for ever: checkpoints and placements of every version agree on it."""
 
 _MASK = (1 << 64) - 1
 
 
-def mix(key: Any) -> Any:
+def splitmix64(key: Any) -> Any:
     """Splitmix64's output function of a non-negative int, or elementwise of a uint64 array."""
     x = (key + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -29,7 +29,7 @@ def mix(key: Any) -> Any:
 
 def slot_of_row(row: Any) -> Any:
     """Slot of a row id, a non-negative int or a uint64 array of them."""
-    return mix(row) % SLOTS
+    return splitmix64(row) % SLOT_COUNT
 
 
 def slot_of_name(name: str) -> int:
@@ -37,10 +37,10 @@ def slot_of_name(name: str) -> int:
     h = 0xCBF29CE484222325
     for byte in name.encode():
         h = ((h ^ byte) * 0x100000001B3) & _MASK
-    return (h >> 32) % SLOTS
+    return (h >> 32) % SLOT_COUNT
 
 
-def placement(ps_count: int) -> tuple[int, ...]:
+def initial_placement(ps_count: int) -> tuple[int, ...]:
     """The first table: slot i belongs to PS ``i % ps_count``.
 
     Raises:
@@ -48,7 +48,7 @@ def placement(ps_count: int) -> tuple[int, ...]:
     """
     if ps_count < 1:
         raise ValueError(f"a placement needs at least one parameter server, got {ps_count}")
-    return tuple(slot % ps_count for slot in range(SLOTS))
+    return tuple(slot % ps_count for slot in range(SLOT_COUNT))
 
 
 def owner_of_name(name: str, slots: tuple[int, ...]) -> int:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from edl.api.cluster_port import PodSeen, Role
+from edl.api.cluster_port import PodStatus, Role
 from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, Warned
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import oom_policy, parameter_servers, scaling
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
-from edl.core.grants import advance_lease
-from edl.core.heartbeats import heard
-from edl.core.job_pods import Pod
-from edl.core.lease_timeouts import Holder
-from edl.core.pod_lifecycle import TERMINAL, Blame, blame
-from edl.core.pod_lifecycle import State as PodState
-from edl.core.revocation import ask, take_back
-from edl.core.shuffle import named
-from edl.core.state import State
+from edl.core.grants import record_lease_progress
+from edl.core.heartbeats import record_heartbeat
+from edl.core.job_pods import JobPod
+from edl.core.lease_timeouts import LeaseHolder
+from edl.core.pod_lifecycle import TERMINAL_STATES, EndBlame, assign_blame
+from edl.core.pod_lifecycle import PodState as PodState
+from edl.core.revocation import request_revocation, revoke_leases
+from edl.core.shuffle import describe_ranges
+from edl.core.state import JobState
 from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING
 
-_GONE = "gone when the master came back"
-_DISMISSED = "a master before this one told it to go"
+_GONE_REASON = "gone when the master came back"
+_LEAVING_REASON = "a master before this one told it to go"
 
 
-def pod_changed(state: State, what: PodSeen, now: float) -> None:
+def handle_pod_changed(state: JobState, what: PodStatus, now: float) -> None:
     """The cluster says something about a pod."""
     known = state.fleet.pods.get(what.uid)
     had_run = known is not None and known.ran
@@ -31,15 +31,16 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
         pod.heard = now
     if pod.live:
         if pod.ran and not had_run:
-            _started(state, pod)
+            _handle_start(state, pod)
         if pod.state is PodState.LEAVING and before is not PodState.LEAVING:
-            _leaving(state, pod)
-    elif before not in TERMINAL and state.synced:
-        _ended(state, pod, now)
-    # Before everything was seen, an end may be one that the master before this one has entered: see ``synced``.
+            _emit_leaving(state, pod)
+    elif before not in TERMINAL_STATES and state.synced:
+        _handle_end(state, pod, now)
+    # Before everything was seen, an end may be one that the master before this one has entered: see
+    # ``handle_pods_synced``.
 
 
-def _started(state: State, pod: Pod) -> None:
+def _handle_start(state: JobState, pod: JobPod) -> None:
     known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
     pod.leased = known
     if not known:
@@ -51,38 +52,38 @@ def _started(state: State, pod: Pod) -> None:
                 state.record(WorkerDismissed(uid=pod.uid, reason=pod.dismissal))
 
 
-def _leaving(state: State, pod: Pod) -> None:
+def _emit_leaving(state: JobState, pod: JobPod) -> None:
     """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
     if pod.dismissed is None and pod.uid not in state.fleet.dismissed and not state.ended:
         state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=pod.cause.value, message=pod.message))
 
 
-def _ended(state: State, pod: Pod, now: float) -> None:
+def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
     reason = pod.why()
     role, code = pod.role.value, pod.exit_code
     state.emit(RoleEnded(role=role, index=pod.index, pid=pod.pid, reason=reason, exit_code=code))
     if state.ended:
         return
     dismissed = pod.dismissed is not None or pod.uid in state.fleet.dismissed
-    laid_to = _blame(state, pod)
-    if laid_to is not Blame.NOTHING:
-        state.failure = _last_words(pod)
-    crashed = pod.state is PodState.CRASHED or laid_to is Blame.ROLE
-    where = _range_at_work(state, pod) if crashed else ""
+    laid_to = _blame_for_end(state, pod)
+    if laid_to is not EndBlame.NOTHING:
+        state.failure = _describe_silent_end(pod)
+    crashed = pod.state is PodState.CRASHED or laid_to is EndBlame.ROLE
+    where = _describe_crash_range(state, pod) if crashed else ""
     if pod.role is Role.WORKER:
-        _worker_lost(state, pod, reason, now, in_crashing=laid_to is Blame.MINIBATCH)
+        _handle_worker_lost(state, pod, reason, now, in_crashing=laid_to is EndBlame.MINIBATCH)
     else:
-        parameter_servers.lost(state, pod, reason, now)
+        parameter_servers.handle_ps_lost(state, pod, reason, now)
     if not dismissed:
-        _go_on(state, pod, now, crashed=crashed, where=where)
+        _relaunch_or_fail(state, pod, now, crashed=crashed, where=where)
 
 
-def _blame(state: State, pod: Pod) -> Blame:
+def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     """What the end of a worker is laid to, if nobody else wanted it. Call it while its leases are still its own."""
     if pod.role is not Role.WORKER:
-        return Blame.NOTHING
+        return EndBlame.NOTHING
     held = state.leases_of(pod.uid)
-    return blame(
+    return assign_blame(
         pod.state,
         wanted=bool(pod.cause) or pod.wanted_to_go or pod.uid in state.fleet.dismissed,
         working=bool(held) or not pod.leased,
@@ -90,7 +91,7 @@ def _blame(state: State, pod: Pod) -> Blame:
     )
 
 
-def _last_words(pod: Pod) -> tuple[str, str]:
+def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
     """What stands for the words of a worker that left without any."""
     if pod.state is PodState.KILLED:
         how = "was killed by a signal (SIGKILL), as the kernel does when the memory runs out"
@@ -99,7 +100,7 @@ def _last_words(pod: Pod) -> tuple[str, str]:
     return f"worker-{pod.index} {how}", ""
 
 
-def _range_at_work(state: State, pod: Pod) -> str:
+def _describe_crash_range(state: JobState, pod: JobPod) -> str:
     """Which records a crashed worker evaluated or predicted, and how many crashed there; empty for other work.
 
     Call it while its leases are still its own. Unlike a minibatch of training such a range ends nothing by itself: it
@@ -110,11 +111,11 @@ def _range_at_work(state: State, pod: Pod) -> str:
         return ""
     kind, work = held[0][0], held[0][1].work
     count = state.range_ends[kind, work] = state.range_ends.get((kind, work), 0) + 1
-    which = named({work.source: [(work.start, work.end)]})
+    which = describe_ranges({work.source: [(work.start, work.end)]})
     return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else "")
 
 
-def _go_on(state: State, pod: Pod, now: float, *, crashed: bool, where: str) -> None:
+def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool, where: str) -> None:
     """Whether what ended is replaced, or the job ends with it; ``where``: the records that it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
@@ -124,12 +125,14 @@ def _go_on(state: State, pod: Pod, now: float, *, crashed: bool, where: str) -> 
         state.end("Failed", f"{pod.role}s {why}{where}: {message}", detail, "crash")
 
 
-def _raise_memory(state: State, pod: Pod) -> None:
+def _raise_memory(state: JobState, pod: JobPod) -> None:
     s, fleet = state.settings, state.fleet
     if pod.role is Role.PS:
-        state.end("Failed", oom_policy.ps_ends(pod.index, s.ps_memory))
+        state.end("Failed", oom_policy.ps_oom_reason(pod.index, s.ps_memory))
         return
-    decided = oom_policy.after(fleet.memory, pod.index, fleet.next_worker, s.oom_memory_factor, s.worker_memory)
+    decided = oom_policy.decide_after_oom(
+        fleet.memory, pod.index, fleet.next_worker, s.oom_memory_factor, s.worker_memory
+    )
     if decided.value is None:
         state.end("Failed", decided.reason)
     elif decided.value != fleet.memory:
@@ -137,40 +140,40 @@ def _raise_memory(state: State, pod: Pod) -> None:
         state.emit(Warned(decided.reason))
 
 
-def _worker_lost(state: State, pod: Pod, reason: str, now: float, *, in_crashing: bool = False) -> None:
+def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_crashing: bool = False) -> None:
     """A worker has ended; ``in_crashing``: without a word, in a minibatch that may have made it end."""
     if not pod.ran:
         return
     crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed)
     state.record(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
-    take_back(state, pod.uid, reason, now, crashed=crashed)
+    revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
 
 
 # ------------------------------------------------------------------------------------------------ a new master
 
 
-def synced(state: State, now: float) -> None:
+def handle_pods_synced(state: JobState, now: float) -> None:
     """All pods that exist have been seen: who is not among them is gone, and so is what was asked for in vain."""
     state.fleet.asked.clear()
     if state.synced:
         return
     state.synced = True
     for revocation in state.revocations:
-        ask(state, revocation)
+        request_revocation(state, revocation)
     for ledger in state.ledgers.values():
         for number, lease in ledger.leases.items():
             if lease.revoking is None:
-                state.holders.setdefault(lease.worker, Holder(now)).hold(number, now)
+                state.holders.setdefault(lease.worker, LeaseHolder(now)).hold(number, now)
     for uid, index in list(state.fleet.workers.items()):
         if not state.fleet.is_live(uid):
-            _gone(state, uid, index, now)
+            _handle_worker_gone(state, uid, index, now)
         elif uid in state.fleet.dismissed:
-            scaling.dismiss(state, state.fleet.pods[uid], _DISMISSED, now)
-    parameter_servers.check(state, _GONE)
+            scaling.terminate_worker(state, state.fleet.pods[uid], _LEAVING_REASON, now)
+    parameter_servers.check_lost_holders(state, _GONE_REASON)
 
 
-def _gone(state: State, uid: str, index: int, now: float) -> None:
+def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> None:
     """A worker ended while no master was there; the cluster may still know how.
 
     One that ended with its run, before that was resumed, was told to go: people need not hear of it.
@@ -178,39 +181,39 @@ def _gone(state: State, uid: str, index: int, now: float) -> None:
     pod = state.fleet.pods.get(uid)
     if pod is None:
         # Events name it by its index, which is looked up here.
-        pod = state.fleet.pods[uid] = Pod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE, ran=True)
+        pod = state.fleet.pods[uid] = JobPod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, ran=True)
     pod.leased = True
     if uid in state.fleet.dismissed:
-        _worker_lost(state, pod, "its run was ended", now)
+        _handle_worker_lost(state, pod, "its run was ended", now)
     else:
-        _ended(state, pod, now)
+        _handle_end(state, pod, now)
 
 
 # ------------------------------------------------------------------------------------------------ what workers say
 
 
-def left(state: State, event: WorkerLeft, now: float) -> None:
+def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
     """A worker that was told to go says how far it got; nothing of it is in flight."""
     for steps in event.steps:
-        advance_lease(state, event.worker, steps, now)
-    take_back(state, event.worker, event.reason, now, in_flight=False)
+        record_lease_progress(state, event.worker, steps, now)
+    revoke_leases(state, event.worker, event.reason, now, in_flight=False)
     if event.worker in state.fleet.pods:
         state.fleet.pods[event.worker].left = True
     state.do(Acknowledged())
 
 
-def failed(state: State, event: WorkerFailed, now: float) -> None:
+def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> None:
     """A worker says that it cannot go on."""
     state.failure = (event.message, event.detail)
     if event.kind == "crash":
-        heard(state, event.worker, now)
+        record_heartbeat(state, event.worker, now)
         state.do(Acknowledged())
         return
     state.do(Acknowledged(fatal=True))
     state.end("Failed", event.message, event.detail, event.kind)
 
 
-def start_refused(state: State, event: StartRefused, now: float) -> None:
+def handle_start_refused(state: JobState, event: StartRefused, now: float) -> None:
     """The cluster would not start a pod."""
     if event.retry:
         if state.fleet.refused(event.role, event.index, event.reason, now):

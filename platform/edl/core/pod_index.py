@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edl.core.job_pod import Pod
+from edl.core.job_pod import JobPod
 
 
 @dataclass(slots=True)
-class Muster:
+class PodIndex:
     """The pods of one role by what they are, by uid; entered at every change.
 
     Every event asks how many there are, and there may be thousands: nobody walks over all of them for that.
@@ -23,14 +23,14 @@ class Muster:
         told: of the live ones, those that this master told to go, in the order in which they last were.
     """
 
-    live: dict[str, Pod] = field(default_factory=dict)
-    staying: dict[str, Pod] = field(default_factory=dict)
-    waiting: dict[str, Pod] = field(default_factory=dict)
-    elevated: dict[str, Pod] = field(default_factory=dict)
-    built: dict[str, Pod] = field(default_factory=dict)
-    told: dict[str, Pod] = field(default_factory=dict)
+    live: dict[str, JobPod] = field(default_factory=dict)
+    staying: dict[str, JobPod] = field(default_factory=dict)
+    waiting: dict[str, JobPod] = field(default_factory=dict)
+    elevated: dict[str, JobPod] = field(default_factory=dict)
+    built: dict[str, JobPod] = field(default_factory=dict)
+    told: dict[str, JobPod] = field(default_factory=dict)
 
-    def enter(self, pod: Pod) -> None:
+    def enter(self, pod: JobPod) -> None:
         """A pod is new, or has changed."""
         live, staying = pod.live, pod.staying
         for file, belongs in (
@@ -46,13 +46,13 @@ class Muster:
             else:
                 file.pop(pod.uid, None)
 
-    def dismiss(self, pod: Pod, why: str, now: float) -> None:
+    def dismiss(self, pod: JobPod, why: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
         pod.dismissed, pod.dismissal = now, why
         self.told.pop(pod.uid, None)
         self.enter(pod)
 
-    def told_before(self, time: float) -> Iterator[Pod]:
+    def told_before(self, time: float) -> Iterator[JobPod]:
         """Those that were last told to go at or before a time and have not gone."""
         for pod in self.told.values():
             if pod.dismissed is None or pod.dismissed > time:

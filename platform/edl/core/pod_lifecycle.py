@@ -3,7 +3,7 @@
 Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
 failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule (module
 ``memory``), and a worker that a signal ended, or that exited before anybody told it to, is laid to what it was doing
-(``blame``).
+(``assign_blame``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from edl.api.cluster_port import Cause, Phase, PodSeen
+from edl.api.cluster_port import PodPhase, PodStatus, TerminationCause
 from edl.core.decision import Decision
 
 SIGKILL_EXIT, SIGTERM_EXIT = 137, 143
 
 
-class State(StrEnum):
+class PodState(StrEnum):
     """What the master believes of a pod."""
 
     ASKED = "asked"
@@ -36,7 +36,7 @@ class State(StrEnum):
     KILLED = "killed"
 
 
-class Seen(StrEnum):
+class PodObservation(StrEnum):
     """What can be seen of a pod: how far it is, and of one that ended, how."""
 
     PENDING = "pending"
@@ -55,41 +55,49 @@ class Seen(StrEnum):
     DELETED = "end by deletion"
 
 
-_ENDS: Mapping[Seen, State] = {
-    Seen.EXIT_0: State.SUCCEEDED,
-    Seen.EXIT_EARLY: State.EXITED,
-    Seen.EXIT_SIGTERM: State.PREEMPTED,
-    Seen.EXIT_SIGKILL: State.KILLED,
-    Seen.EXIT_ERROR: State.CRASHED,
-    Seen.GONE: State.DELETED,
-    Seen.PREEMPTED: State.PREEMPTED,
-    Seen.EVICTED: State.EVICTED,
-    Seen.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
-    Seen.NODE_LOST: State.NODE_LOST,
-    Seen.DELETED: State.DELETED,
+_END_STATES: Mapping[PodObservation, PodState] = {
+    PodObservation.EXIT_0: PodState.SUCCEEDED,
+    PodObservation.EXIT_EARLY: PodState.EXITED,
+    PodObservation.EXIT_SIGTERM: PodState.PREEMPTED,
+    PodObservation.EXIT_SIGKILL: PodState.KILLED,
+    PodObservation.EXIT_ERROR: PodState.CRASHED,
+    PodObservation.GONE: PodState.DELETED,
+    PodObservation.PREEMPTED: PodState.PREEMPTED,
+    PodObservation.EVICTED: PodState.EVICTED,
+    PodObservation.OUT_OF_MEMORY: PodState.OUT_OF_MEMORY,
+    PodObservation.NODE_LOST: PodState.NODE_LOST,
+    PodObservation.DELETED: PodState.DELETED,
 }
-_BEGINS = {Seen.PENDING: State.PENDING, Seen.RUNNING: State.RUNNING, Seen.LEAVING: State.LEAVING}
-TRANSITIONS: Mapping[State, Mapping[Seen, State]] = {
-    State.ASKED: {**_BEGINS, **_ENDS},
-    State.PENDING: {**_BEGINS, **_ENDS},
+_LIVE_STATES = {
+    PodObservation.PENDING: PodState.PENDING,
+    PodObservation.RUNNING: PodState.RUNNING,
+    PodObservation.LEAVING: PodState.LEAVING,
+}
+TRANSITIONS: Mapping[PodState, Mapping[PodObservation, PodState]] = {
+    PodState.ASKED: {**_LIVE_STATES, **_END_STATES},
+    PodState.PENDING: {**_LIVE_STATES, **_END_STATES},
     # A running pod that is reported pending is an old report: it stays running. Nobody calls back what was told to go.
-    State.RUNNING: {**_BEGINS, Seen.PENDING: State.RUNNING, **_ENDS},
-    State.LEAVING: {**dict.fromkeys(_BEGINS, State.LEAVING), **_ENDS},
-    **{end: dict.fromkeys(Seen, end) for end in _ENDS.values()},
+    PodState.RUNNING: {**_LIVE_STATES, PodObservation.PENDING: PodState.RUNNING, **_END_STATES},
+    PodState.LEAVING: {**dict.fromkeys(_LIVE_STATES, PodState.LEAVING), **_END_STATES},
+    **{end: dict.fromkeys(PodObservation, end) for end in _END_STATES.values()},
 }
-TERMINAL = frozenset(_ENDS.values())
+TERMINAL_STATES = frozenset(_END_STATES.values())
 
-_CODES: Mapping[int, Seen] = {0: Seen.EXIT_0, SIGTERM_EXIT: Seen.EXIT_SIGTERM, SIGKILL_EXIT: Seen.EXIT_SIGKILL}
-_CAUSES: Mapping[Cause, Seen] = {
-    Cause.PREEMPTED: Seen.PREEMPTED,
-    Cause.EVICTED: Seen.EVICTED,
-    Cause.OUT_OF_MEMORY: Seen.OUT_OF_MEMORY,
-    Cause.NODE_LOST: Seen.NODE_LOST,
-    Cause.DELETED: Seen.DELETED,
+_EXIT_CODES: Mapping[int, PodObservation] = {
+    0: PodObservation.EXIT_0,
+    SIGTERM_EXIT: PodObservation.EXIT_SIGTERM,
+    SIGKILL_EXIT: PodObservation.EXIT_SIGKILL,
+}
+_CAUSE_OBSERVATIONS: Mapping[TerminationCause, PodObservation] = {
+    TerminationCause.PREEMPTED: PodObservation.PREEMPTED,
+    TerminationCause.EVICTED: PodObservation.EVICTED,
+    TerminationCause.OUT_OF_MEMORY: PodObservation.OUT_OF_MEMORY,
+    TerminationCause.NODE_LOST: PodObservation.NODE_LOST,
+    TerminationCause.DELETED: PodObservation.DELETED,
 }
 
 
-def seen(pod: PodSeen, *, told: bool = True) -> Seen:
+def classify_status(pod: PodStatus, *, told: bool = True) -> PodObservation:
     """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0.
 
     Args:
@@ -97,23 +105,23 @@ def seen(pod: PodSeen, *, told: bool = True) -> Seen:
         told: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
     """
     if not pod.ended:
-        running = Seen.RUNNING if pod.phase is Phase.RUNNING else Seen.PENDING
-        return Seen.LEAVING if pod.leaving else running
+        running = PodObservation.RUNNING if pod.phase is PodPhase.RUNNING else PodObservation.PENDING
+        return PodObservation.LEAVING if pod.leaving else running
     if pod.exit_code == 0:
-        return Seen.EXIT_0 if told or pod.cause is not Cause.NONE else Seen.EXIT_EARLY
-    if pod.cause in _CAUSES:
-        return _CAUSES[pod.cause]
+        return PodObservation.EXIT_0 if told or pod.cause is not TerminationCause.NONE else PodObservation.EXIT_EARLY
+    if pod.cause in _CAUSE_OBSERVATIONS:
+        return _CAUSE_OBSERVATIONS[pod.cause]
     if pod.exit_code is None:
-        return Seen.EXIT_0 if pod.phase is Phase.SUCCEEDED else Seen.GONE
-    return _CODES.get(pod.exit_code, Seen.EXIT_ERROR)
+        return PodObservation.EXIT_0 if pod.phase is PodPhase.SUCCEEDED else PodObservation.GONE
+    return _EXIT_CODES.get(pod.exit_code, PodObservation.EXIT_ERROR)
 
 
-def transition(state: State, what: Seen) -> State:
+def next_state(state: PodState, what: PodObservation) -> PodState:
     """The table, applied."""
     return TRANSITIONS[state][what]
 
 
-class Blame(StrEnum):
+class EndBlame(StrEnum):
     """What an end that nobody else wanted is laid to."""
 
     NOTHING = "nothing"
@@ -121,14 +129,14 @@ class Blame(StrEnum):
     ROLE = "the role"
 
 
-_UNEXPLAINED = frozenset({State.KILLED, State.EXITED})
+_UNEXPLAINED_STATES = frozenset({PodState.KILLED, PodState.EXITED})
 
 
-def blame(ended: State, *, wanted: bool, working: bool, in_minibatch: bool) -> Blame:
+def assign_blame(ended: PodState, *, wanted: bool, working: bool, in_minibatch: bool) -> EndBlame:
     """What the end of a worker is laid to when it left without a word: a model can exit 0 or exhaust the memory.
 
     The kernel kills with SIGKILL when the memory of a machine runs out, which looks as if a person had done it. So one
-    end proves nothing. Three in the same minibatch of training do, and so do six (``MOST_CRASHES``) with next to no
+    end proves nothing. Three in the same minibatch of training do, and so do six (``MAX_CRASHES``) with next to no
     work between of workers that trained on no minibatch yet: kills from outside hit different ones.
 
     Args:
@@ -137,35 +145,35 @@ def blame(ended: State, *, wanted: bool, working: bool, in_minibatch: bool) -> B
         working: it had work, or had never been given any: it was starting.
         in_minibatch: it had built its model, and was in a minibatch of training.
     """
-    if wanted or ended not in _UNEXPLAINED or not working:
-        return Blame.NOTHING
-    return Blame.MINIBATCH if in_minibatch else Blame.ROLE
+    if wanted or ended not in _UNEXPLAINED_STATES or not working:
+        return EndBlame.NOTHING
+    return EndBlame.MINIBATCH if in_minibatch else EndBlame.ROLE
 
 
 @dataclass(frozen=True, slots=True)
-class Relaunch:
+class RelaunchPlan:
     """Start a replacement after ``delay`` seconds; with None, give the job up."""
 
     delay: float | None
 
 
-MOST_CRASHES = 6
+MAX_CRASHES = 6
 STEPS_PER_CRASH = 16
 """Steps of all workers that make good for one crash: what gets a few steps further each time is still broken."""
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
-_LOST: Mapping[State, str] = {
-    State.SUCCEEDED: "it had nothing left to do",
-    State.PREEMPTED: "others need the room more",
-    State.EVICTED: "its node had to let it go",
-    State.NODE_LOST: "its node is gone",
-    State.DELETED: "somebody deleted it",
-    State.KILLED: "a signal ended it",
-    State.EXITED: "it ended by itself, without an error",
-    State.OUT_OF_MEMORY: "what replaces it gets more memory",
+_FIRST_DELAY, _MAX_DELAY = 0.5, 30.0
+_LOSS_REASONS: Mapping[PodState, str] = {
+    PodState.SUCCEEDED: "it had nothing left to do",
+    PodState.PREEMPTED: "others need the room more",
+    PodState.EVICTED: "its node had to let it go",
+    PodState.NODE_LOST: "its node is gone",
+    PodState.DELETED: "somebody deleted it",
+    PodState.KILLED: "a signal ended it",
+    PodState.EXITED: "it ended by itself, without an error",
+    PodState.OUT_OF_MEMORY: "what replaces it gets more memory",
 }
 
 
-def relaunch(ended: State, crashes: int, *, crashed: bool | None = None) -> Decision[Relaunch]:
+def decide_relaunch(ended: PodState, crashes: int, *, crashed: bool | None = None) -> Decision[RelaunchPlan]:
     """Whether a worker or PS that ended while it was needed is replaced.
 
     Args:
@@ -173,9 +181,11 @@ def relaunch(ended: State, crashes: int, *, crashed: bool | None = None) -> Deci
         crashes: of pods of its role, this one included, that no work has made good for.
         crashed: whether this one counts as a crash; by default one that ended with an error.
     """
-    if not (ended is State.CRASHED if crashed is None else crashed):
-        return Decision(Relaunch(0.0), f"{ended}: {_LOST[ended]}; replaced at once, this is not a failure of the job")
-    if crashes >= MOST_CRASHES:
-        return Decision(Relaunch(None), f"crashed {crashes} times with next to no work done between")
-    delay = min(_FIRST_DELAY * 2 ** (crashes - 1), _LONGEST_DELAY)
-    return Decision(Relaunch(delay), f"crashed: replaced after {delay:g} s")
+    if not (ended is PodState.CRASHED if crashed is None else crashed):
+        return Decision(
+            RelaunchPlan(0.0), f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job"
+        )
+    if crashes >= MAX_CRASHES:
+        return Decision(RelaunchPlan(None), f"crashed {crashes} times with next to no work done between")
+    delay = min(_FIRST_DELAY * 2 ** (crashes - 1), _MAX_DELAY)
+    return Decision(RelaunchPlan(delay), f"crashed: replaced after {delay:g} s")

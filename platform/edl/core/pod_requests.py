@@ -6,24 +6,24 @@ import heapq
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
-from edl.api.cluster_port import Role, Wish
+from edl.api.cluster_port import PodOptions, Role
 
-ASK_PATIENCE = 60.0
+REQUEST_TIMEOUT = 60.0
 """Seconds after which a pod that was asked for and never shown is asked for again; asking twice gives one pod."""
 
-Name = tuple[Role, int]
+PodKey = tuple[Role, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PodRequest:
     """A pod that was asked for and is not yet seen: how, and when."""
 
-    wish: Wish
+    wish: PodOptions
     at: float
 
 
 @dataclass(slots=True)
-class Asking:
+class PendingPodRequests:
     """What was asked for; counted as it changes, because every event wants to know how much there is.
 
     Attributes:
@@ -33,16 +33,16 @@ class Asking:
     """
 
     elevated: int = 0
-    refusals: dict[Name, str] = field(default_factory=dict)
+    refusals: dict[PodKey, str] = field(default_factory=dict)
     turned_away: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
-    _asked: dict[Role, dict[int, Asked]] = field(default_factory=lambda: {role: {} for role in Role})
+    _asked: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
     """In the order in which they were last asked for."""
 
-    def __contains__(self, name: Name) -> bool:
+    def __contains__(self, name: PodKey) -> bool:
         """Whether a pod is on its way."""
         return name[1] in self._asked[name[0]]
 
-    def items(self) -> Iterator[tuple[Name, Asked]]:
+    def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
         """Everything that is on its way."""
         return (((role, index), asked) for role, of in self._asked.items() for index, asked in of.items())
 
@@ -54,20 +54,20 @@ class Asking:
         """Which of a role are on their way."""
         return self._asked[role].keys()
 
-    def ask(self, name: Name, wish: Wish, now: float) -> None:
+    def ask(self, name: PodKey, wish: PodOptions, now: float) -> None:
         """A pod is asked for."""
         self._take(name)
-        self._asked[name[0]][name[1]] = Asked(wish, now)
+        self._asked[name[0]][name[1]] = PodRequest(wish, now)
         self.elevated += wish.elevated
         self.turned_away[name[0]].discard(name[1])
 
-    def appeared(self, name: Name) -> bool:
+    def appeared(self, name: PodKey) -> bool:
         """A pod is there; whether it was on its way."""
         if self.refusals.pop(name, None) is not None:
             self.turned_away[name[0]].discard(name[1])
         return self._take(name) is not None
 
-    def refused(self, name: Name, reason: str) -> bool:
+    def refused(self, name: PodKey, reason: str) -> bool:
         """A pod was not started; whether it was on its way."""
         if self._take(name) is None:
             return False
@@ -75,7 +75,7 @@ class Asking:
         self.turned_away[name[0]].add(name[1])
         return True
 
-    def drop(self, name: Name) -> Asked:
+    def drop(self, name: PodKey) -> PodRequest:
         """A pod that is on its way is not counted on any more."""
         asked = self._take(name)
         assert asked is not None
@@ -88,11 +88,11 @@ class Asking:
         for name, _ in list(self.items()):
             self.drop(name)
 
-    def unseen(self, now: float) -> Iterator[Name]:
+    def unseen(self, now: float) -> Iterator[PodKey]:
         """What was asked for so long ago that it is to be asked for again."""
         for role, of in self._asked.items():
             for index, asked in of.items():
-                if now - asked.at < ASK_PATIENCE:
+                if now - asked.at < REQUEST_TIMEOUT:
                     break
                 yield role, index
 
@@ -108,7 +108,7 @@ class Asking:
                 refused.discard(index)
                 del self.refusals[role, index]
 
-    def _take(self, name: Name) -> Asked | None:
+    def _take(self, name: PodKey) -> PodRequest | None:
         asked = self._asked[name[0]].pop(name[1], None)
         if asked is not None:
             self.elevated -= asked.wish.elevated

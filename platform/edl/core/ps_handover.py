@@ -14,26 +14,26 @@ from __future__ import annotations
 from edl.api.events import Warned
 from edl.api.journal_entries import ParametersHandedOver
 from edl.core import snapshots
-from edl.core.cuts import Stage
+from edl.core.cuts import CutStage
 from edl.core.decision import Decision
-from edl.core.events import CheckpointSaved, DeletePod, MayEnd, PsLeaving, ReleaseCut
-from edl.core.job_pod import Pod
-from edl.core.state import State
+from edl.core.events import CheckpointSaveFinished, DeletePod, MayEnd, PsLeaving, ReleaseCut
+from edl.core.job_pod import JobPod
+from edl.core.state import JobState
 
 
-def leaving(state: State, event: PsLeaving, now: float) -> None:
+def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
     """A PS was told to go: answer whether it may end, and see to it that it may soon."""
-    decided = _may_end(state, state.fleet.pods.get(event.uid))
+    decided = _decide_may_end(state, state.fleet.pods.get(event.uid))
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
         state.held_cuts = min(state.held_cuts, now)  # its grace does not wait
         if state.kept_cut and event.uid in state.keeping:
-            _hand_over(state, state.kept_cut)  # it holds its updates since that cut already
-            decided = _may_end(state, state.fleet.pods.get(event.uid))
+            _hand_over_parameters(state, state.kept_cut)  # it holds its updates since that cut already
+            decided = _decide_may_end(state, state.fleet.pods.get(event.uid))
     state.do(MayEnd(decided.value, decided.reason))
 
 
-def stays(state: State, pod: Pod) -> None:
+def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
     """A PS speaks as one that nobody told to go. If it was handed over, its successor waits until it has gone.
 
     Whoever has the job's token can say in its name that it was told to go.
@@ -45,7 +45,7 @@ def stays(state: State, pod: Pod) -> None:
     state.do(DeletePod(pod.uid, 0.0))
 
 
-def _may_end(state: State, pod: Pod | None) -> Decision[bool]:
+def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
     """Whether a PS may end: nothing is lost with it, or nobody can help that."""
     if not state.synced:
         return Decision(False, "the master has just started and looks who is there")
@@ -62,25 +62,27 @@ def _may_end(state: State, pod: Pod | None) -> Decision[bool]:
     return Decision(False, "what it holds is not in a checkpoint yet")
 
 
-def advance(state: State, now: float) -> None:
+def advance_handover(state: JobState, now: float) -> None:
     """Begin the kept cut that somebody waits for."""
     state.leaving_ps = {uid for uid in state.leaving_ps - state.not_kept.keys() if state.fleet.is_live(uid)}
     if state.training is None or not state.leaving_ps:
         return
     if state.training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
-        _hand_over(state, state.checkpoint.cut)  # no worker will change anything any more
+        _hand_over_parameters(state, state.checkpoint.cut)  # no worker will change anything any more
         return
     if state.cut is not None and state.cut.awaited and not state.cut.keep:
-        snapshots.call_off(state, "a parameter server was told to go: one is taken that updates are held after", now, 0)
-    if snapshots.possible(state, now):
-        snapshots.begin(state, checkpoint=True, pin=False, keep=True)
+        snapshots.abort_cut(
+            state, "a parameter server was told to go: one is taken that updates are held after", now, 0
+        )
+    if snapshots.can_begin_cut(state, now):
+        snapshots.begin_cut(state, checkpoint=True, pin=False, keep=True)
 
 
-def saved(state: State, event: CheckpointSaved, now: float) -> None:
+def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
     """A checkpoint is on disk, or could not be written; with a kept one, a planned end may go on."""
     cut = state.cut
-    snapshots.saved(state, event, now)
-    if cut is None or not cut.keep or cut.number != event.cut or cut.stage is not Stage.SAVING:
+    snapshots.finish_save(state, event, now)
+    if cut is None or not cut.keep or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
         why = f"checkpoint {event.cut} was not written: {event.error}"
@@ -88,12 +90,12 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
         state.not_kept.update(dict.fromkeys(state.leaving_ps, why))
     else:
         state.keeping = frozenset(cut.versions)
-        _hand_over(state, event.cut)
+        _hand_over_parameters(state, event.cut)
         if not state.kept_cut:  # whoever was told to go has gone meanwhile
             state.do(ReleaseCut(event.cut))
 
 
-def _hand_over(state: State, cut: int) -> None:
+def _hand_over_parameters(state: JobState, cut: int) -> None:
     """What these PS hold is in a checkpoint, and nothing enters any more that is not."""
     for uid in sorted(state.leaving_ps):
         pod = state.fleet.pods.get(uid)

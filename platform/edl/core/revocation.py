@@ -8,47 +8,47 @@ from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, Quarantined, RecordsReturned
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import final_checkpoint, snapshots
-from edl.core.events import Revoked, RevokeLeases, Tick
-from edl.core.lease_timeouts import Holder
-from edl.core.ledger import Work
-from edl.core.revocation_settlement import Revocation, Settlement, settle
-from edl.core.shuffle import SHUFFLED_NAME, named
-from edl.core.state import State
+from edl.core.events import LeasesRevoked, RevokeLeases, Tick
+from edl.core.lease_timeouts import LeaseHolder
+from edl.core.ledger import RecordRange
+from edl.core.revocation_settlement import LeaseRevocation, LeaseSettlement, settle_leases
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, describe_ranges
+from edl.core.state import JobState
 from edl.core.task_kinds import TRAINING
 
 
-def passed(state: State, event: Tick, now: float) -> None:
+def handle_tick(state: JobState, event: Tick, now: float) -> None:
     """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
     if event.late > 0:
         for holder in state.holders.values():
             holder.excuse(event.late, now)
     for worker in event.speaking & state.holders.keys():
         state.holders[worker].excuse(now - state.holders[worker].heard, now)
-    expire(state, now)
+    revoke_expired_leases(state, now)
 
 
-def expire(state: State, now: float) -> None:
+def revoke_expired_leases(state: JobState, now: float) -> None:
     """Take back the leases of workers that were silent or stuck for too long, or that do not know of them."""
     for worker, holder in list(state.holders.items()):
         unknown = holder.unknown(state.patience)
         if unknown:
             why = "its worker does not know of it"
-            take_back(state, worker, why, now, in_flight=False, only=unknown)
+            revoke_leases(state, worker, why, now, in_flight=False, only=unknown)
         reasons = holder.expired(now, state.patience)
         if reasons:
-            take_back(state, worker, next(iter(reasons.values())), now, only=list(reasons))
-        _forget(state, holder, [*unknown, *reasons])
+            revoke_leases(state, worker, next(iter(reasons.values())), now, only=list(reasons))
+        _drop_closed_leases(state, holder, [*unknown, *reasons])
 
 
-def _forget(state: State, holder: Holder, numbers: Sequence[int]) -> None:
+def _drop_closed_leases(state: JobState, holder: LeaseHolder, numbers: Sequence[int]) -> None:
     """Leases that went away with their ledger have no holder either."""
     for number in numbers:
         if state.find(number) is None:
             holder.drop(number)
 
 
-def take_back(
-    state: State,
+def revoke_leases(
+    state: JobState,
     worker: str,
     reason: str,
     now: float,
@@ -73,27 +73,27 @@ def take_back(
         else:
             state.record(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
             _tell_returned(state, lease.work, worker, reason)
-        closed(state, worker, lease.number, now)
+        close_lease(state, worker, lease.number, now)
     if training:
-        _revoke(state, Revocation(worker, tuple(sorted(training)), reason, in_flight, crashed), now)
+        _begin_revocation(state, LeaseRevocation(worker, tuple(sorted(training)), reason, in_flight, crashed), now)
 
 
-def closed(state: State, worker: str, lease: int, now: float) -> None:
+def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
     """A lease is not the worker's any more; the one after it is its current one from now on."""
     holder = state.holders.get(worker)
     if holder is not None:
         holder.drop(lease, now)
 
 
-def _tell_returned(state: State, work: Work, worker: str, reason: str) -> None:
-    index, source = state.fleet.index_of(worker), work.source or SHUFFLED_NAME
+def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str) -> None:
+    index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
     state.emit(RecordsReturned(start=work.start, end=work.end, source=source, worker=index, reason=reason))
 
 
-def _revoke(state: State, revocation: Revocation, now: float) -> None:
+def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) -> None:
     if state.cut is not None and state.cut.holds:
         # A step that one PS has may never reach the others now: they would wait for it.
-        snapshots.call_off(
+        snapshots.abort_cut(
             state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
         )
     state.record(
@@ -110,16 +110,16 @@ def _revoke(state: State, revocation: Revocation, now: float) -> None:
         state.emit(
             LeaseRevoked(
                 worker=state.fleet.index_of(revocation.worker),
-                source=work.source or SHUFFLED_NAME,
+                source=work.source or SHUFFLED_SOURCE_NAME,
                 start=work.start,
                 end=work.end,
                 reason=revocation.reason,
             )
         )
-    ask(state, state.revocations[-1])
+    request_revocation(state, state.revocations[-1])
 
 
-def ask(state: State, revocation: Revocation) -> None:
+def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
     """Every live PS has to answer; those that do not listen yet are asked when they do."""
     live = state.fleet.live(Role.PS)
     revocation.waiting = {ps.uid for ps in live}
@@ -128,26 +128,26 @@ def ask(state: State, revocation: Revocation) -> None:
             state.do(RevokeLeases(ps.uid, revocation.leases, state.floor()))
 
 
-def revoked(state: State, event: Revoked, now: float) -> None:
+def handle_leases_revoked(state: JobState, event: LeasesRevoked, now: float) -> None:
     """A PS says how far it got with revoked leases."""
     for revocation in state.revocations:
         revocation.answered(event.ps, event.applied, event.first)
 
 
-def settle_revocations(state: State, now: float) -> None:
+def settle_revocations(state: JobState, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
-    if state.ended or not state.synced or final_checkpoint.ledger_stands(state):
+    if state.ended or not state.synced or final_checkpoint.is_ledger_frozen(state):
         return
     if state.kept_cut:  # with a PS missing, nobody knows how far a lease got
         return
     for revocation in [x for x in state.revocations if not x.waiting]:
-        settlements = settle(revocation, state.ledgers[TRAINING].leases)
-        quarantine = _crashing(state, revocation, settlements)
+        settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
+        quarantine = _judge_crash(state, revocation, settlements)
         for s in reversed(settlements):
-            _return(state, revocation, s, quarantine.get(s.lease, 0))
+            _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))
 
 
-def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int) -> None:
+def _requeue_records(state: JobState, revocation: LeaseRevocation, s: LeaseSettlement, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[s.lease]
     rest = lease.work.split(lease.position(s.through))[1]
     records = None
@@ -170,7 +170,9 @@ def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int
         _tell_returned(state, rest, revocation.worker, revocation.reason)
 
 
-def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settlement]) -> dict[int, int]:
+def _judge_crash(
+    state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseSettlement]
+) -> dict[int, int]:
     """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
     leases = state.ledgers[TRAINING].leases
     held = [(leases[s.lease], s.through) for s in settlements]
@@ -182,7 +184,7 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
     work, count = guilty
     which = f"records {work.start} to {work.end - 1} of {work.source}"
     if state.order is not None:
-        which = named(state.order.epoch(work.epoch).ranges(work.start, work.end))
+        which = describe_ranges(state.order.epoch(work.epoch).ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
         message, detail = state.failure or ("the workers' logs say why", "")
@@ -190,6 +192,6 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
         return {}
     state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
     state.suspicion.clear(work)
-    state.emit(Quarantined(source=work.source or SHUFFLED_NAME, start=work.start, end=work.end, reason=what))
+    state.emit(Quarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what))
     at_work = next(lease.number for lease, through in held if through < lease.steps)
     return {at_work: work.records}

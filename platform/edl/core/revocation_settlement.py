@@ -10,7 +10,7 @@ from edl.core.ledger import Lease
 
 
 @dataclass(slots=True)
-class Revocation:
+class LeaseRevocation:
     """The training leases of one worker, taken back together.
 
     Attributes:
@@ -35,7 +35,7 @@ class Revocation:
         return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> Revocation:
+    def of(cls, row: Sequence[Any]) -> LeaseRevocation:
         """A revocation that nobody has been asked about yet, from its row."""
         worker, leases, reason, in_flight, crashed = row
         return cls(worker, tuple(leases), reason, in_flight, crashed)
@@ -73,7 +73,7 @@ class Revocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class LeaseSettlement:
     """What becomes of one lease: ``through`` steps are in, ``repeated`` records after them are worked on again.
 
     Attributes:
@@ -88,7 +88,7 @@ class Settlement:
     extra: Mapping[str, int] = field(default_factory=dict)
 
 
-def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settlement]:
+def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseSettlement]:
     """Decide about every lease of a revocation that nobody is waited for any more, oldest lease first.
 
     What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
@@ -108,5 +108,5 @@ def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settleme
         if low < lease.steps and (in_flight or high > low):
             repeated = lease.position(max(high, low + 1)) - lease.position(low)
             in_flight = False
-        settlements.append(Settlement(number, low, high - low, repeated, revocation.let_in(number, low)))
+        settlements.append(LeaseSettlement(number, low, high - low, repeated, revocation.let_in(number, low)))
     return settlements

@@ -12,7 +12,7 @@ FINAL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A checkpoint that is complete on disk."""
 
     cut: int

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from itertools import islice
 
-from edl.api.cluster_port import PLAIN, Role, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.events import RoleAsked, RoleLeaving, Scaled
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.core import worker_priority
-from edl.core.events import DeletePod, ScaleWanted, StartPod
-from edl.core.grants import budget
-from edl.core.job_pods import Pod
-from edl.core.state import State
+from edl.core.events import DeletePod, ScaleRequested, StartPod
+from edl.core.grants import remaining_step_budget
+from edl.core.job_pods import JobPod
+from edl.core.state import JobState
 
-BATCH = 50
+START_BATCH = 50
 """Pods asked for at one event: a thousand at once would keep workers waiting that report. The others follow soon."""
-SOON = 0.05
+BATCH_DELAY_SECONDS = 0.05
 """Seconds after which the next batch is asked for, if nothing happens before."""
-REMIND_SECONDS = 30.0
+DELETE_AGAIN_SECONDS = 30.0
 """Beyond its grace, after which a pod that was told to go and has not gone is told again."""
 
 
-def advance(state: State, now: float) -> None:
+def reconcile_pods(state: JobState, now: float) -> None:
     """Tell workers to go that are too many, ask for what is missing."""
-    _withdraw(state, now)
-    _reduce(state, now)
-    _remind(state, now)
-    _populate(state, now)
+    _withdraw_pending_workers(state, now)
+    _remove_excess_workers(state, now)
+    _delete_lingering_workers(state, now)
+    _request_missing_pods(state, now)
 
 
-def scale(state: State, event: ScaleWanted) -> None:
+def handle_scale_requested(state: JobState, event: ScaleRequested) -> None:
     """Somebody wants other numbers of workers from now on."""
     if (event.min, event.max) != state.scaled and not state.ended:
         state.record(WorkersScaled(min=event.min, max=event.max))
@@ -43,52 +43,54 @@ def scale(state: State, event: ScaleWanted) -> None:
 # ------------------------------------------------------------------------------------------------ how many
 
 
-def wanted_workers(state: State) -> int:
+def count_wanted_workers(state: JobState) -> int:
     """As many as may be while there is work to hand out; then at least one, for what may come back."""
     if state.stopping is not None:
         return 0
-    return state.workers_max if work_waits(state) else 1
+    return state.workers_max if has_waiting_work(state) else 1
 
 
-def work_waits(state: State) -> bool:
+def has_waiting_work(state: JobState) -> bool:
     """Whether a worker that came now would get something to do, or will when what is on its way has come back."""
     main = state.main
     if main is None or (state.revocations and not state.training_over()):
         return True
     if state.training_over():
         return False
-    return main.next(budget(state)) is not None or (state.round is not None and state.round.ledger.waiting)
+    return main.next(remaining_step_budget(state)) is not None or (
+        state.round is not None and state.round.ledger.waiting
+    )
 
 
-def starved(state: State) -> bool:
+def is_starved(state: JobState) -> bool:
     """Whether work waits and fewer workers run than the job should have at least."""
     running = state.fleet.roles[Role.WORKER].running
-    return not state.ended and running < state.workers_min and work_waits(state)
+    return not state.ended and running < state.workers_min and has_waiting_work(state)
 
 
 # ------------------------------------------------------------------------------------------------ too many
 
 
-def _withdraw(state: State, now: float) -> None:
+def _withdraw_pending_workers(state: JobState, now: float) -> None:
     """Workers that wait for room are not started for nothing; one stays if no other is there."""
     there = state.fleet.roles[Role.WORKER]
-    if not there.waiting or work_waits(state):
+    if not there.waiting or has_waiting_work(state):
         return
     for pod in state.fleet.waiting(Role.WORKER)[0 if there.running else 1 :]:
-        dismiss(state, pod, "withdrawn: no work waits for it", now)
+        terminate_worker(state, pod, "withdrawn: no work waits for it", now)
 
 
-def _reduce(state: State, now: float) -> None:
+def _remove_excess_workers(state: JobState, now: float) -> None:
     """Of too many workers those go first that do not run yet, then the newest ones."""
     staying = state.fleet.roles[Role.WORKER].staying
     excess = len(staying) - state.workers_max
     if excess > 0:
         why = f"only {state.workers_max} of {len(staying)} workers are wanted"
         for pod in sorted(staying.values(), key=lambda pod: (pod.ran, -pod.index))[:excess]:
-            dismiss(state, pod, why, now)
+            terminate_worker(state, pod, why, now)
 
 
-def dismiss(state: State, pod: Pod, why: str, now: float) -> None:
+def terminate_worker(state: JobState, pod: JobPod, why: str, now: float) -> None:
     """Tell a worker to go; one that runs gets the time to give back what it has."""
     if pod.uid in state.fleet.workers and pod.uid not in state.fleet.dismissed:
         state.record(WorkerDismissed(uid=pod.uid, reason=why))
@@ -97,9 +99,9 @@ def dismiss(state: State, pod: Pod, why: str, now: float) -> None:
     state.do(DeletePod(pod.uid, state.settings.grace if pod.ran else 0.0))
 
 
-def _remind(state: State, now: float) -> None:
+def _delete_lingering_workers(state: JobState, now: float) -> None:
     """An order to go may have been lost, with the master that gave it or on its way."""
-    patience = state.settings.grace + REMIND_SECONDS
+    patience = state.settings.grace + DELETE_AGAIN_SECONDS
     for pod in list(state.fleet.roles[Role.WORKER].told_before(now - patience)):
         state.fleet.dismiss(pod, pod.dismissal, now)
         state.do(DeletePod(pod.uid, 0.0))
@@ -108,15 +110,15 @@ def _remind(state: State, now: float) -> None:
 # ------------------------------------------------------------------------------------------------ too few
 
 
-def _populate(state: State, now: float) -> None:
-    wanted = wanted_workers(state)
-    left = BATCH - _ask_again(state, wanted, now)
+def _request_missing_pods(state: JobState, now: float) -> None:
+    wanted = count_wanted_workers(state)
+    left = START_BATCH - _repeat_requests(state, wanted, now)
     names = state.fleet.missing(wanted, now, left + 1)
     state.more_missing = len(names) > left
     for role, index in names[:left]:
         refused = state.fleet.refusals.get((role, index), "")
-        why = f"refused before: {refused}" if refused else _why(state, role, wanted)
-        wish = _wish(state) if role is Role.WORKER else PLAIN
+        why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
+        wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
         if role is Role.WORKER and index >= state.fleet.next_worker:
             state.record(WorkerChanged(index=index))
         state.fleet.ask(role, index, now, wish)
@@ -124,9 +126,9 @@ def _populate(state: State, now: float) -> None:
         state.do(StartPod(role, index, wish))
 
 
-def _ask_again(state: State, wanted: int, now: float) -> int:
+def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
     """What was asked for and never shown: asked for anew, or not wanted any more; returns how many."""
-    names = list(islice(state.fleet.asked.unseen(now), BATCH))
+    names = list(islice(state.fleet.asked.unseen(now), START_BATCH))
     for role, index in names:
         asked = state.fleet.asked.drop((role, index))
         if role is Role.PS or state.fleet.wanted_now() < wanted:
@@ -135,16 +137,16 @@ def _ask_again(state: State, wanted: int, now: float) -> int:
     return len(names)
 
 
-def _why(state: State, role: Role, wanted: int) -> str:
+def _request_reason(state: JobState, role: Role, wanted: int) -> str:
     if role is Role.PS:
         return f"the parameters need {state.settings.ps}"
     return f"{wanted} wanted, {state.fleet.wanted_now()} there or on their way"
 
 
-def _wish(state: State) -> Wish:
+def _worker_options(state: JobState) -> PodOptions:
     """What the next worker is asked for with."""
     s, fleet = state.settings, state.fleet
     raised = bool(s.elevated_share) and worker_priority.next_is_elevated(
         s.elevated_share, state.workers_max, fleet.elevated()
     )
-    return Wish(fleet.memory.factor(s.oom_memory_factor), raised)
+    return PodOptions(fleet.memory.factor(s.oom_memory_factor), raised)

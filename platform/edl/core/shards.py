@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RecordSource:
     """A named sequence of records: a file, a table."""
 
     name: str
@@ -25,7 +25,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class RecordShard:
     """Records ``[start, end)`` of a source."""
 
     source: str
@@ -33,7 +33,7 @@ class Shard:
     end: int
 
 
-def permuted(index: int, count: int, key: int) -> int:
+def permute_index(index: int, count: int, key: int) -> int:
     """Where a keyed permutation of ``range(count)`` sends ``index``.
 
     Raises:
@@ -42,27 +42,27 @@ def permuted(index: int, count: int, key: int) -> int:
     if not 0 <= index < count:
         raise ValueError(f"index {index} is not in a plan of {count}")
     while True:
-        index = scrambled(index, count, key)
+        index = feistel_permute(index, count, key)
         if index < count:
             return int(index)
 
 
-def scrambled(index: Any, count: int, key: int) -> Any:
+def feistel_permute(index: Any, count: int, key: int) -> Any:
     """One walk of the Feistel network over the smallest square power of two that holds ``range(count)``.
 
-    ``permuted`` walks on until it is in the range again. Integer operators only, so that an index may be a NumPy uint64
-    array too.
+    ``permute_index`` walks on until it is in the range again. Integer operators only, so that an index may be a NumPy
+    uint64 array too.
     """
     half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     left, right = index >> half, index & mask
     for turn in range(4):
-        left, right = right, left ^ (mix(right ^ mix((key << 3) + turn)) & mask)
+        left, right = right, left ^ (splitmix64(right ^ splitmix64((key << 3) + turn)) & mask)
     return (left << half) | right
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """A dataset cut into shards of ``size`` records; a source's last shard may be shorter.
 
     Attributes:
@@ -70,7 +70,7 @@ class Plan:
         seed: order of the shards in every epoch; None keeps the order of the sources.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[RecordSource, ...]
     size: int
     seed: int | None = None
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -91,23 +91,23 @@ class Plan:
         """Records an epoch."""
         return sum(source.records for source in self.sources)
 
-    def shard(self, epoch: int, index: int) -> Shard:
+    def shard(self, epoch: int, index: int) -> RecordShard:
         """The ``index``-th shard to be worked on in an epoch."""
         if self.seed is not None:
-            index = permuted(index, self.count, mix(mix(self.seed & 0xFFFFFFFF) + epoch))
+            index = permute_index(index, self.count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
         at = bisect_right(self._ends, index)
         source = self.sources[at]
         start = (index - (self._ends[at - 1] if at else 0)) * self.size
-        return Shard(source.name, start, min(start + self.size, source.records))
+        return RecordShard(source.name, start, min(start + self.size, source.records))
 
 
-def plan(sources: Sequence[Source], size: int, seed: int | None, epoch: int) -> Iterator[Shard]:
+def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> Iterator[RecordShard]:
     """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
-    whole = Plan(tuple(sources), size, seed)
+    whole = ShardPlan(tuple(sources), size, seed)
     return (whole.shard(epoch, index) for index in range(whole.count))
 
 
-def minibatch_too_large(minibatch: int, records: int) -> str | None:
+def minibatch_size_error(minibatch: int, records: int) -> str | None:
     """Why a job must not begin whose minibatch has more records than an epoch; None if it has not."""
     if records >= minibatch:
         return None

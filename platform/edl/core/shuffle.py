@@ -6,7 +6,7 @@ sequence is mixed record by record. So a position of an epoch means one record, 
 window) and of the description of the data set: a lease is ``[start, end)`` of the positions, every worker finds the
 same records for it, and whoever reads the journal can name them.
 
-The two permutations are those of ``shards.permuted``: of the blocks in an epoch, and of the positions in a window.
+The two permutations are those of ``shards.permute_index``: of the blocks in an epoch, and of the positions in a window.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from itertools import accumulate, repeat
 from typing import Any, TypeAlias
 
 from edl.api.errors import BadInputError
-from edl.core.partition import mix
-from edl.core.shards import Source, permuted
+from edl.core.partition import splitmix64
+from edl.core.shards import RecordSource, permute_index
 
-SHUFFLED = ""
+SHUFFLED_SOURCE = ""
 """The source of a range of positions, in the journal and in a lease: no single file has these records."""
-SHUFFLED_NAME = "the epoch's shuffled order"
+SHUFFLED_SOURCE_NAME = "the epoch's shuffled order"
 """The same for people."""
 
-MOST_WINDOW = 65_536
+MAX_WINDOW_RECORDS = 65_536
 """Records of a window when the job does not say."""
-WINDOW_BYTES = 64 << 20
+MAX_WINDOW_BYTES = 64 << 20
 """Memory that the records of such a window may take; it is smaller where they are large."""
-MOST_BLOCKS = 65_536
+MAX_BLOCKS = 65_536
 """Of a data set, and one a source: the journal holds their sizes. More of them are put together, neighbours first."""
 
-Runs: TypeAlias = tuple[tuple[int, int], ...]
+BlockRuns: TypeAlias = tuple[tuple[int, int], ...]
 """Sizes of the blocks of one source, in its order, as ``(records, times)``: most blocks are as large as the next."""
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockLayout:
     """Where a data set can be entered.
 
     Attributes:
@@ -48,30 +48,30 @@ class Blocks:
         record_bytes: about what a record takes in a worker's memory.
     """
 
-    runs: tuple[Runs, ...]
+    runs: tuple[BlockRuns, ...]
     record_bytes: int
 
     @classmethod
-    def of(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> Blocks:
+    def of(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
         """With the sizes of the blocks of each source; neighbours are put together where there are too many."""
-        together = max(1, -(-sum(map(len, sizes)) // MOST_BLOCKS))
-        return cls(tuple(_runs(_put_together(blocks, together)) for blocks in sizes), record_bytes)
+        together = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
+        return cls(tuple(_encode_runs(_merge_neighbours(blocks, together)) for blocks in sizes), record_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """As a worker reports it."""
-        return {"runs": _rows(self.runs), "record_bytes": self.record_bytes}
+        return {"runs": _runs_to_rows(self.runs), "record_bytes": self.record_bytes}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Blocks:
+    def from_json(cls, value: Mapping[str, Any]) -> BlockLayout:
         """What ``to_json`` wrote."""
-        return cls(_from_rows(value["runs"]), value["record_bytes"])
+        return cls(_runs_from_rows(value["runs"]), value["record_bytes"])
 
 
-def _put_together(sizes: Sequence[int], count: int) -> list[int]:
+def _merge_neighbours(sizes: Sequence[int], count: int) -> list[int]:
     return [sum(sizes[at : at + count]) for at in range(0, len(sizes), count)]
 
 
-def _runs(sizes: Sequence[int]) -> Runs:
+def _encode_runs(sizes: Sequence[int]) -> BlockRuns:
     runs: list[tuple[int, int]] = []
     for size in sizes:
         if runs and runs[-1][0] == size:
@@ -81,15 +81,15 @@ def _runs(sizes: Sequence[int]) -> Runs:
     return tuple(runs)
 
 
-def _rows(runs: Sequence[Runs]) -> list[list[list[int]]]:
+def _runs_to_rows(runs: Sequence[BlockRuns]) -> list[list[list[int]]]:
     return [[list(run) for run in source] for source in runs]
 
 
-def _from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[Runs, ...]:
+def _runs_from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[BlockRuns, ...]:
     return tuple(tuple((records, times) for records, times in source) for source in rows)
 
 
-def choose_window(wanted: int | None, records: int, portion: int, blocks: Blocks | None) -> int:
+def choose_window(wanted: int | None, records: int, portion: int, blocks: BlockLayout | None) -> int:
     """The window of a run, in records; 0: its records are not shuffled, only ranges of them.
 
     It is cut so that all windows of an epoch are about as large, and are whole leases: a worker that goes through one
@@ -114,7 +114,9 @@ def choose_window(wanted: int | None, records: int, portion: int, blocks: Blocks
             where="train.shuffle.window",
             hint="give the reader a method blocks(source), or set the window to 0",
         )
-    most = min(MOST_WINDOW, max(1, WINDOW_BYTES // max(1, blocks.record_bytes))) if wanted is None else wanted
+    most = (
+        min(MAX_WINDOW_RECORDS, max(1, MAX_WINDOW_BYTES // max(1, blocks.record_bytes))) if wanted is None else wanted
+    )
     if most < portion:
         return min(most, records)
     most -= most % portion
@@ -123,7 +125,7 @@ def choose_window(wanted: int | None, records: int, portion: int, blocks: Blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordPosition:
     """A record: its number in its source."""
 
     source: str
@@ -131,7 +133,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RecordBlock:
     """Records ``[start, end)`` of a source."""
 
     source: str
@@ -140,7 +142,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ShuffleOrder:
     """In which order each epoch goes through the records of a data set.
 
     Attributes:
@@ -150,8 +152,8 @@ class Order:
         seed: of the job.
     """
 
-    sources: tuple[Source, ...]
-    runs: tuple[Runs, ...]
+    sources: tuple[RecordSource, ...]
+    runs: tuple[BlockRuns, ...]
     window: int
     seed: int
     fingerprint: str = field(init=False, compare=False)
@@ -168,9 +170,11 @@ class Order:
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]], runs: Sequence[Runs], window: int, seed: int) -> Order:
+    def of(cls, rows: Sequence[Sequence[Any]], runs: Sequence[BlockRuns], window: int, seed: int) -> ShuffleOrder:
         """Of a data set that is described by ``rows`` of name and records; empty sources are left out."""
-        kept = [(Source(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records]
+        kept = [
+            (RecordSource(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records
+        ]
         return cls(tuple(source for source, _ in kept), tuple(blocks for _, blocks in kept), window, seed)
 
     @property
@@ -180,24 +184,24 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """What the journal's entry of the data set says besides its sources."""
-        return {"window": self.window, "seed": self.seed, "blocks": _rows(self.runs)}
+        return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs)}
 
     @classmethod
-    def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> Order:
+    def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> ShuffleOrder:
         """What ``to_json`` wrote, beside the sources' rows of name and records."""
-        return cls.of(rows, _from_rows(value["blocks"]), value["window"], value["seed"])
+        return cls.of(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"])
 
     def epoch(self, number: int) -> EpochOrder:
         """The order of one epoch; takes time and memory by the number of blocks."""
         return EpochOrder.of(self, number)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RecordBlock]:
         """All blocks, in the order of the sources."""
         for source, runs in zip(self.sources, self.runs, strict=True):
             start = 0
             for records, times in runs:
                 for size in repeat(records, times):
-                    yield Block(source.name, start, start + size)
+                    yield RecordBlock(source.name, start, start + size)
                     start += size
 
 
@@ -212,7 +216,7 @@ class EpochOrder:
         key: of this epoch's permutations.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[RecordBlock, ...]
     ends: tuple[int, ...]
     window: int
     key: int
@@ -222,34 +226,34 @@ class EpochOrder:
         object.__setattr__(self, "records", self.ends[-1] if self.ends else 0)
 
     @classmethod
-    def of(cls, order: Order, epoch: int) -> EpochOrder:
+    def of(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
         """The ``epoch``-th one of an order."""
-        key = mix(mix(mix(order.seed & _MASK) ^ _SALT) + epoch)
+        key = splitmix64(splitmix64(splitmix64(order.seed & _MASK) ^ _SALT) + epoch)
         found = list(order.blocks())
-        blocks = [found[permuted(at, len(found), key)] for at in range(len(found))]
+        blocks = [found[permute_index(at, len(found), key)] for at in range(len(found))]
         return cls(tuple(blocks), tuple(accumulate(block.end - block.start for block in blocks)), order.window, key)
 
     def window_at(self, position: int) -> tuple[int, int, int]:
         """The window of a position: where it starts, its records, and the key of their permutation."""
         number = position // self.window
         start = number * self.window
-        return start, min(self.window, self.records - start), mix(self.key ^ mix(number))
+        return start, min(self.window, self.records - start), splitmix64(self.key ^ splitmix64(number))
 
     def blocks_of(self, start: int, end: int) -> range:
         """Numbers of the blocks that hold the unmixed positions ``[start, end)``."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> RecordPosition:
         """The record at a position.
 
         Raises:
             ValueError: the epoch has no such position.
         """
         start, size, key = self.window_at(position)
-        unmixed = start + permuted(position - start, size, key)
+        unmixed = start + permute_index(position - start, size, key)
         at = bisect_right(self.ends, unmixed)
         block = self.blocks[at]
-        return Place(block.source, block.end - (self.ends[at] - unmixed))
+        return RecordPosition(block.source, block.end - (self.ends[at] - unmixed))
 
     def ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
         """Which records are at the positions ``[start, end)``: sorted ranges ``[first, after last]`` by source."""
@@ -268,7 +272,7 @@ _MASK = (1 << 64) - 1
 _SALT = 0x5348554646_4C45  # a window of 1 must not be the order that ranges have without a window
 
 
-def named(ranges: Mapping[str, Sequence[Sequence[int]]], most: int = 64) -> str:
+def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], most: int = 64) -> str:
     """Records for people: ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most so many ranges."""
     parts: list[str] = []
     left = most

@@ -18,9 +18,9 @@ from edl.api.journal_entries import (
 )
 from edl.core import checkpoint_failures, cuts, update_accounting
 from edl.core.compaction import dataset_entry
-from edl.core.cuts import Cut, Stage
+from edl.core.cuts import CutStage, PendingCut
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
     CutPrepared,
     HoldUpdates,
     PrepareCut,
@@ -31,14 +31,14 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.ledger import Ledger
-from edl.core.state import State
+from edl.core.state import JobState
 
 RETRY_SECONDS = 1.0
 RETRY_HELD_SECONDS = 10.0
 RETRY_SAVING_SECONDS = 30.0
 
 
-def possible(state: State, now: float) -> bool:
+def can_begin_cut(state: JobState, now: float) -> bool:
     """Whether a cut that is begun now can be taken."""
     assert state.training is not None
     live = state.training.leases
@@ -47,29 +47,29 @@ def possible(state: State, now: float) -> bool:
     return free and not unmet and now >= state.held_cuts and state.fleet.ps_ready()
 
 
-def begin(state: State, *, checkpoint: bool, pin: bool, keep: bool = False) -> None:
+def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep: bool = False) -> None:
     """Begin a cut: the PS make room for it; ``keep``: they hold updates after their copies, too."""
     assert state.training is not None
     number = state.cut_number + 1
     state.record(CutAnnounced(cut=number, step=state.step))
-    state.cut = Cut(number, checkpoint, pin, keep=keep)
-    state.cut.enter(Stage.PREPARING, _servers(state))
+    state.cut = PendingCut(number, checkpoint, pin, keep=keep)
+    state.cut.enter(CutStage.PREPARING, _live_ps(state))
     state.do(PrepareCut(number))
 
 
-def advance(state: State, now: float) -> None:
+def advance_cut(state: JobState, now: float) -> None:
     """Hold updates when all PS have room and no lease is on its way back; call the cut off when it takes too long."""
     cut = state.cut
     if cut is None:
         return
-    if cut.stage is Stage.PREPARING and cut.complete and not state.revocations:
-        cut.enter(Stage.HOLDING, _servers(state), now + cuts.HOLD_SECONDS)
+    if cut.stage is CutStage.PREPARING and cut.complete and not state.revocations:
+        cut.enter(CutStage.HOLDING, _live_ps(state), now + cuts.HOLD_TIMEOUT_SECONDS)
         state.do(HoldUpdates(cut.number))
     elif cut.overdue(now):
-        call_off(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
+        abort_cut(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
 
 
-def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SECONDS) -> None:
+def abort_cut(state: JobState, reason: str, now: float, retry: float = RETRY_HELD_SECONDS) -> None:
     """Give the cut on its way up; it is tried again under another number.
 
     Args:
@@ -83,27 +83,27 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SE
     state.emit(Warned(f"cut {state.cut.number} is off: {reason}"))
     if state.cut.keep:  # somebody waits for it, and not for long
         retry = min(retry, RETRY_SECONDS)
-    _failed(state, reason, now + retry)
+    _clear_cut(state, reason, now + retry)
 
 
-def _failed(state: State, reason: str, until: float) -> None:
+def _clear_cut(state: JobState, reason: str, until: float) -> None:
     """No cut is on its way any more, and none is begun before ``until``."""
     state.cut, state.held_cuts = None, until
     if state.stopping is not None:
         state.stopping.obstacle = reason
 
 
-def prepared(state: State, event: CutPrepared, now: float) -> None:
+def handle_cut_prepared(state: JobState, event: CutPrepared, now: float) -> None:
     """A PS has room for its copy; ``advance`` goes on when all have."""
     cut = state.cut
     if cut is not None and cut.number == event.cut:
-        cut.answered(Stage.PREPARING, event.ps)
+        cut.answered(CutStage.PREPARING, event.ps)
 
 
-def held(state: State, event: UpdatesHeld, now: float) -> None:
+def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None:
     """A PS lets no further step in; with the last one it is known which steps the cut has: the ledger's half of it."""
     cut, training = state.cut, state.training
-    if cut is None or cut.number != event.cut or not cut.answered(Stage.HOLDING, event.ps):
+    if cut is None or cut.number != event.cut or not cut.answered(CutStage.HOLDING, event.ps):
         return
     cut.applied[event.ps] = event.applied
     if not cut.complete:
@@ -115,22 +115,22 @@ def held(state: State, event: UpdatesHeld, now: float) -> None:
         state.unmet = {lease: live[lease] for lease in unmet}
         names = sorted({f"ps-{state.fleet.pods[ps].index}" for ps in unmet.values()})
         reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has made a step since"
-        call_off(state, reason, now, RETRY_SECONDS)
+        abort_cut(state, reason, now, RETRY_SECONDS)
         return
     steps = cut.steps(live)
     if steps.value is None:
-        call_off(state, steps.reason, now)
+        abort_cut(state, steps.reason, now)
         return
     cut.within, cut.below = steps.value, state.next_number()
     state.frozen = training.position(cut.within)
-    cut.enter(Stage.SNAPSHOT, _servers(state), now + cuts.COPY_SECONDS)
+    cut.enter(CutStage.SNAPSHOT, _live_ps(state), now + cuts.COPY_TIMEOUT_SECONDS)
     state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within, cut.keep))
 
 
-def taken(state: State, event: SnapshotTaken, now: float) -> None:
+def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> None:
     """A PS has its copy and lets updates in again; with the last one the cut is taken."""
     cut = state.cut
-    if cut is None or cut.number != event.cut or not cut.answered(Stage.SNAPSHOT, event.ps):
+    if cut is None or cut.number != event.cut or not cut.answered(CutStage.SNAPSHOT, event.ps):
         return
     cut.versions[event.ps], cut.pause = event.version, max(cut.pause, event.pause)
     if event.entered is not None:
@@ -138,12 +138,12 @@ def taken(state: State, event: SnapshotTaken, now: float) -> None:
     if event.ps in state.fleet.pods:
         state.fleet.pods[event.ps].version = event.version
     if cut.complete:
-        _complete(state, cut)
+        _complete_cut(state, cut)
 
 
-def _complete(state: State, cut: Cut) -> None:
+def _complete_cut(state: JobState, cut: PendingCut) -> None:
     version, step = max(cut.versions.values(), default=0), state.frozen["done_steps"]
-    found = _weigh(state, cut, step)
+    found = _check_update_balance(state, cut, step)
     state.record(
         CutTaken(
             cut=cut.number,
@@ -162,17 +162,17 @@ def _complete(state: State, cut: Cut) -> None:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
         lasting = cut.checkpoint or not state.settings.durable
-        _pinned(state, cut.number, step, final=lasting and state.over(_ledger(state)))
+        _record_pin(state, cut.number, step, final=lasting and state.over(_ledger_at_cut(state)))
     if cut.checkpoint:
-        cut.enter(Stage.SAVING, ())
+        cut.enter(CutStage.SAVING, ())
         state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause, dataset_entry(state)))
     else:
         state.cut = None
 
 
-def _weigh(state: State, cut: Cut, step: int) -> update_accounting.Balance:
+def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update_accounting.UpdateBalance:
     """Compare what is done with what was applied; tell what was not known when a PS was lost, and what differs."""
-    found = update_accounting.at_cut(state, cut, step)
+    found = update_accounting.compare_with_cut(state, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
     for index, updates in found.lacking.items():
         more = updates - state.counters.updates_of.get(index, 0)
@@ -191,7 +191,7 @@ def _weigh(state: State, cut: Cut, step: int) -> update_accounting.Balance:
     return found
 
 
-def _ledger(state: State) -> Ledger:
+def _ledger_at_cut(state: JobState) -> Ledger:
     """The training ledger as the cut has it."""
     training = state.training
     assert training is not None
@@ -200,11 +200,11 @@ def _ledger(state: State) -> Ledger:
     return ledger
 
 
-def _servers(state: State) -> set[str]:
+def _live_ps(state: JobState) -> set[str]:
     return {ps.uid for ps in state.fleet.live(Role.PS)}
 
 
-def _pinned(state: State, pin: int, step: int, *, final: bool) -> None:
+def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
     if final:
         state.record(FinalCutPinned(cut=pin))
     if state.validation:
@@ -212,19 +212,19 @@ def _pinned(state: State, pin: int, step: int, *, final: bool) -> None:
         state.emit(EvaluationStarted(step=step))
 
 
-def saved(state: State, event: CheckpointSaved, now: float) -> None:
+def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
     """The checkpoint is on disk, or could not be written: then the one before stays the newest."""
     cut = state.cut
-    if cut is None or cut.number != event.cut or cut.stage is not Stage.SAVING:
+    if cut is None or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
         state.record(CutCalledOff(cut=cut.number, reason=event.error))
         state.emit(Warned(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
-        checkpoint_failures.save_failed(state, event.error)
-        _failed(state, event.error, now + RETRY_SAVING_SECONDS)
+        checkpoint_failures.record_save_failure(state, event.error)
+        _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
         state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.frozen))
         state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
-        checkpoint_failures.save_worked(state)
+        checkpoint_failures.clear_save_failure(state)
     state.cut = None

@@ -2,8 +2,8 @@
 
 Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
 whose checkpoints cannot be written hands out no step after a while (``checkpoint_failures``). The status says either at
-once (``missing_ps``, ``unsaved_checkpoint``); an event tells of its beginning, of its end, and of a PS that turns out
-to be missing too, or to be on a lost node (``advance``).
+once (``find_missing_ps``, ``unsaved_checkpoint_reason``); an event tells of its beginning, of its end, and of a PS
+that turns out to be missing too, or to be on a lost node (``advance``).
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.events import StallEnded
 from edl.core.events import MissingPs, TrainingStalled
-from edl.core.job_pod import Pod
-from edl.core.state import Stalled, State
+from edl.core.job_pod import JobPod
+from edl.core.state import JobState, StallState
 
-SILENT_SECONDS = 10.0
+SILENCE_SECONDS = 10.0
 """Ten registrations: a PS that has not spoken for so long, while no worker made a step, does not answer."""
-TOLD_SECONDS = 3.0
+EVENT_DELAY_SECONDS = 3.0
 """What is over sooner is no event: a master that takes over asks every PS to listen, and that takes a second."""
-UNSAVED = "waiting until a checkpoint can be written"
-_PHASES = ("Training", "Evaluating", "Exporting")
+UNSAVED_REASON = "waiting until a checkpoint can be written"
+_WORKING_PHASES = ("Training", "Evaluating", "Exporting")
 
 
-def advance(state: State, now: float) -> None:
+def update_stall(state: JobState, now: float) -> None:
     """Tell that training stands, and that it goes on."""
-    missing, unsaved = missing_ps(state, now), unsaved_checkpoint(state)
+    missing, unsaved = find_missing_ps(state, now), unsaved_checkpoint_reason(state)
     if not missing and not unsaved:
-        _over(state, now)
+        _end_stall(state, now)
         return
-    stalled = state.stalled = state.stalled or Stalled(now)
+    stalled = state.stalled = state.stalled or StallState(now)
     stalled.waits = tuple(f"ps-{each.index}" for each in missing)
     stalled.unsaved = bool(unsaved)
     for each in missing:
         if each.since and each.index not in stalled.lost:
             stalled.lost[each.index] = each.why, each.since
     news = {(each.index, bool(each.since)) for each in missing} - stalled.told
-    lasts = news if now - stalled.since >= TOLD_SECONDS else set()
+    lasts = news if now - stalled.since >= EVENT_DELAY_SECONDS else set()
     if lasts or (unsaved and not stalled.told_unsaved):
         # A PS whose node is lost is asked for anew a moment later: that is no news.
         stalled.told |= lasts | {(index, False) for index, _ in lasts}
@@ -43,7 +43,7 @@ def advance(state: State, now: float) -> None:
         state.emit(TrainingStalled(missing, unsaved))
 
 
-def _over(state: State, now: float) -> None:
+def _end_stall(state: JobState, now: float) -> None:
     stalled, state.stalled = state.stalled, None
     if stalled is None or state.ended or not (stalled.told or stalled.told_unsaved):
         return
@@ -54,7 +54,7 @@ def _over(state: State, now: float) -> None:
     state.emit(StallEnded(seconds=now - stalled.since, reason=reason))
 
 
-def unsaved_checkpoint(state: State) -> str:
+def unsaved_checkpoint_reason(state: JobState) -> str:
     """Why no checkpoint can be written, if training stands for want of one; else nothing."""
     failure, training = state.checkpoint_failure, state.training
     if state.ended or failure is None or failure.paused is None or training is None:
@@ -62,16 +62,16 @@ def unsaved_checkpoint(state: State) -> str:
     return "" if training.outstanding_steps or state.training_over() else failure.reason
 
 
-def missing_ps(state: State, now: float) -> tuple[MissingPs, ...]:
+def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
     """The PS for want of which a job that was at work stands now."""
-    if state.ended or not state.synced or state.phase not in _PHASES:
+    if state.ended or not state.synced or state.phase not in _WORKING_PHASES:
         return ()
     there = {pod.index: pod for pod in state.fleet.live(Role.PS)}
-    found = (_missing(state, index, there.get(index), now) for index in range(state.fleet.ps))
-    return tuple(_with_cause(state, missing) for missing in found if missing is not None)
+    found = (_find_missing(state, index, there.get(index), now) for index in range(state.fleet.ps))
+    return tuple(_add_lost_node(state, missing) for missing in found if missing is not None)
 
 
-def _with_cause(state: State, missing: MissingPs) -> MissingPs:
+def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
     """A successor takes longer to start than a lost node is shown: who looks then has to read of the node, too."""
     lost = state.stalled.lost.get(missing.index) if state.stalled is not None else None
     if lost is None or missing.since:
@@ -80,17 +80,17 @@ def _with_cause(state: State, missing: MissingPs) -> MissingPs:
     return MissingPs(missing.index, f"{missing.why}; the one before is lost: {why}", since)
 
 
-def _missing(state: State, index: int, pod: Pod | None, now: float) -> MissingPs | None:
+def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:
     if pod is None:
         refusal = state.fleet.refusals.get((Role.PS, index), "")
         return MissingPs(index, f"the cluster does not start it: {refusal}" if refusal else "a new one is asked for")
     silent = now - max(pod.heard, state.stepped)
-    if pod.unreachable and silent >= SILENT_SECONDS:
+    if pod.unreachable and silent >= SILENCE_SECONDS:
         return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable)
     if not pod.ran:
         return MissingPs(index, f"it has no place yet: {pod.message}" if pod.message else "it is being started")
     if not (pod.attached and pod.initialized):
         return MissingPs(index, "it loads its checkpoint" if pod.loading else "it is being started")
-    if silent >= SILENT_SECONDS:
+    if silent >= SILENCE_SECONDS:
         return MissingPs(index, f"it has not answered for {silent:.0f} s")
     return None

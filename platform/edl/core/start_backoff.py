@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_FIRST, _LONGEST = 1.0, 60.0
+_FIRST_DELAY, _MAX_DELAY = 1.0, 60.0
 
 
 @dataclass(slots=True)
-class Backoff:
+class StartBackoff:
     """Twice as long after each round of refusals, until a pod of the role starts.
 
     Attributes:
@@ -23,7 +23,7 @@ class Backoff:
         """The cluster would not start a pod; whether this is the first refusal of its round."""
         if now < self.until:
             return False
-        self.until = now + min(_FIRST * 2**self.rounds, _LONGEST)
+        self.until = now + min(_FIRST_DELAY * 2**self.rounds, _MAX_DELAY)
         self.rounds += 1
         return True
 

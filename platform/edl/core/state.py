@@ -1,9 +1,9 @@
 """Everything a master knows about its job.
 
-``JobState`` (module ``job``) decides; what it decides about the ledger becomes journal entries, and ``apply`` is the
-only code that changes the ledger, live and in replay alike (module ``entries``). So a master that replays the journal
-is where the one before it was. What is not in the journal (deadlines, PS attachments, cuts on their way) is found again
-by looking.
+``JobStateMachine`` (module ``job``) decides; what it decides about the ledger becomes journal entries, and ``apply``
+is the only code that changes the ledger, live and in replay alike (module ``entries``). So a master that replays the
+journal is where the one before it was. What is not in the journal (deadlines, PS attachments, cuts on their way) is
+found again by looking.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from edl.api.cluster_port import MOST_WORKERS
 from edl.api.events import Event
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
 from edl.core import compaction, entry_handlers
-from edl.core.callback_decisions import Callback, Callbacks
-from edl.core.crashing_ranges import Suspicion
-from edl.core.cuts import Cut, Stage
-from edl.core.evaluation import Round
-from edl.core.events import Command, EmitEvent, EndJob, PhaseEntered, Record, TrainingStalled
-from edl.core.job_counters import Counters
-from edl.core.job_pods import Fleet
-from edl.core.job_settings import Settings
-from edl.core.lease_timeouts import Holder, Patience
-from edl.core.ledger import Lease, Ledger, Work
-from edl.core.revocation_settlement import Revocation
-from edl.core.saved_checkpoint import Checkpoint, CheckpointFailure
-from edl.core.shards import Source
-from edl.core.shuffle import Order
-from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.callback_decisions import CallbackSpec, CallbackState
+from edl.core.crashing_ranges import CrashSuspects
+from edl.core.cuts import CutStage, PendingCut
+from edl.core.evaluation import EvaluationRound
+from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
+from edl.core.job_counters import JobCounters
+from edl.core.job_pods import JobPods
+from edl.core.job_settings import JobSettings
+from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
+from edl.core.ledger import Lease, Ledger, RecordRange
+from edl.core.revocation_settlement import LeaseRevocation
+from edl.core.saved_checkpoint import CheckpointFailure, SavedCheckpoint
+from edl.core.shards import RecordSource
+from edl.core.shuffle import ShuffleOrder
+from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, single_task_ledger
 
 __all__ = [
     "DESCRIBE",
@@ -39,18 +39,18 @@ __all__ = [
     "METRICS",
     "PREDICTION",
     "TRAINING",
-    "Checkpoint",
-    "Counters",
-    "Settings",
-    "State",
-    "unit",
+    "JobCounters",
+    "JobSettings",
+    "JobState",
+    "SavedCheckpoint",
+    "single_task_ledger",
 ]
 
 INCARNATION_SHIFT = 32
 
 
 @dataclass(slots=True)
-class Stopping:
+class PendingStop:
     """A final checkpoint is to be taken, and then the job ends (module ``final_checkpoint``).
 
     Attributes:
@@ -69,7 +69,7 @@ class Stopping:
 
 
 @dataclass(slots=True)
-class Stalled:
+class StallState:
     """Training stands for want of parameter servers, or of room for a checkpoint (module ``stall``).
 
     Attributes:
@@ -90,7 +90,7 @@ class Stalled:
 
 
 @dataclass(slots=True)
-class State:
+class JobState:
     """Everything the master knows.
 
     Attributes:
@@ -124,16 +124,16 @@ class State:
         next_look: until then ``deadline`` need not look at every holder.
     """
 
-    settings: Settings
+    settings: JobSettings
     incarnation: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    validation: tuple[Source, ...] = ()
-    order: Order | None = None
+    validation: tuple[RecordSource, ...] = ()
+    order: ShuffleOrder | None = None
     described: bool = False
-    fleet: Fleet = field(init=False)
-    counters: Counters = field(default_factory=Counters)
-    checkpoint: Checkpoint | None = None
-    round: Round | None = None
+    fleet: JobPods = field(init=False)
+    counters: JobCounters = field(default_factory=JobCounters)
+    checkpoint: SavedCheckpoint | None = None
+    round: EvaluationRound | None = None
     cut_number: int = 0
     last_evaluation: int = 0
     last_checkpoint: int = 0
@@ -145,38 +145,38 @@ class State:
     reason: str = ""
     lease_counter: int = 0
     revoked: set[int] = field(default_factory=set)
-    revocations: list[Revocation] = field(default_factory=list)
-    callbacks: Callbacks = field(default_factory=Callbacks)
+    revocations: list[LeaseRevocation] = field(default_factory=list)
+    callbacks: CallbackState = field(default_factory=CallbackState)
     best_restored: int = 0
     # Found again after a restart, never in the journal:
     synced: bool = False
-    cut: Cut | None = None
+    cut: PendingCut | None = None
     frozen: dict[str, Any] = field(default_factory=dict)
     held_cuts: float = 0.0
     checkpoint_failure: CheckpointFailure | None = None
     unmet: dict[int, int] = field(default_factory=dict)
     stepped: float = 0.0
-    stalled: Stalled | None = None
-    stopping: Stopping | None = None
+    stalled: StallState | None = None
+    stopping: PendingStop | None = None
     keeping: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)
     not_kept: dict[str, str] = field(default_factory=dict)
-    declared: tuple[Callback, ...] | None = None
+    declared: tuple[CallbackSpec, ...] | None = None
     copying: int = 0
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     emptied: bool = False
-    holders: dict[str, Holder] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
+    holders: dict[str, LeaseHolder] = field(default_factory=dict)
+    patience: LeaseTimeouts = field(default_factory=LeaseTimeouts)
     more_missing: bool = False
     next_look: float = float("-inf")
-    suspicion: Suspicion = field(default_factory=Suspicion)
-    range_ends: dict[tuple[str, Work], int] = field(default_factory=dict)
+    suspicion: CrashSuspects = field(default_factory=CrashSuspects)
+    range_ends: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
     """Workers that crashed in a range of an evaluation or a prediction, by kind and range."""
     failure: tuple[str, str] | None = None
-    out: list[Command] = field(default_factory=list)
+    out: list[CoreCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(self.settings.ps)
+        self.fleet = JobPods(self.settings.ps)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -251,13 +251,13 @@ class State:
     def floor(self) -> int:
         """Every lease below is closed. Leases of a snapshot on its way stay open: their pushes may be, too."""
         floor = self.oldest()
-        if self.cut is not None and self.cut.stage is Stage.SNAPSHOT:
+        if self.cut is not None and self.cut.stage is CutStage.SNAPSHOT:
             floor = min([floor, *self.cut.within])
         return floor
 
     # ------------------------------------------------------------------ deciding
 
-    def do(self, *commands: Command) -> None:
+    def do(self, *commands: CoreCommand) -> None:
         """Add commands to what is being decided."""
         self.out.extend(commands)
 
@@ -267,7 +267,7 @@ class State:
 
     def record(self, entry: JournalEntry) -> None:
         """Decide a change of the ledger: it is journaled and applied at once."""
-        self.out.append(Record(entry))
+        self.out.append(RecordEntry(entry))
         self.apply(entry)
 
     def end(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
@@ -280,15 +280,15 @@ class State:
 
     def apply(self, entry: JournalEntry) -> None:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
-        entry_handlers.APPLY[type(entry)](self, entry)
+        entry_handlers.ENTRY_HANDLERS[type(entry)](self, entry)
 
     def replay(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
         """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""
         if snapshot is not None:
-            compaction.restore(self, snapshot)
+            compaction.restore_state(self, snapshot)
         for entry in journaled:
             self.apply(JournalEntry.from_json(entry))
 
     def snapshot(self) -> dict[str, Any]:
         """All that the journal's entries so far have led to, as JSON."""
-        return compaction.snapshot(self)
+        return compaction.state_to_snapshot(self)

@@ -31,7 +31,7 @@ def decode_json(data: bytes | str, *, not_finite: bool = False) -> Any:
         value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
-    return _checked(value, MAX_DEPTH, not_finite)
+    return _check_value(value, MAX_DEPTH, not_finite)
 
 
 def check_text(text: str) -> str:
@@ -47,12 +47,12 @@ def check_text(text: str) -> str:
     return text
 
 
-def writable_text(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Return a text that every message and file can hold: what is half of a surrogate pair becomes its number."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _checked(value: Any, depth: int, not_finite: bool) -> Any:
+def _check_value(value: Any, depth: int, not_finite: bool) -> Any:
     if isinstance(value, str):
         return check_text(value)
     if isinstance(value, int):
@@ -67,6 +67,6 @@ def _checked(value: Any, depth: int, not_finite: bool) -> Any:
         if not depth:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
-            return [_checked(x, depth - 1, not_finite) for x in value]
-        return {check_text(name): _checked(x, depth - 1, not_finite) for name, x in value.items()}
+            return [_check_value(x, depth - 1, not_finite) for x in value]
+        return {check_text(name): _check_value(x, depth - 1, not_finite) for name, x in value.items()}
     return value

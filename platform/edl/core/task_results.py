@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.core import evaluation
-from edl.core.evaluation import Round
-from edl.core.events import Steps
+from edl.core.evaluation import EvaluationRound
+from edl.core.events import LeaseProgress
 from edl.core.ledger import Lease
-from edl.core.shuffle import MOST_BLOCKS
+from edl.core.shuffle import MAX_BLOCKS
 
-PARTS = ("training", "validation", "prediction")
+DATASET_PARTS = ("training", "validation", "prediction")
 
 
-def refusal(kind: str, lease: Lease, last: Steps | None, result: Any, at: Round | None) -> str:
+def find_result_error(
+    kind: str, lease: Lease, last: LeaseProgress | None, result: Any, at: EvaluationRound | None
+) -> str:
     """Why the report of a task cannot be entered; empty when it can.
 
     Args:
@@ -32,40 +34,40 @@ def refusal(kind: str, lease: Lease, last: Steps | None, result: Any, at: Round 
         if last is not None and last.through < lease.steps:
             return f"a training task was reported done after {last.through} of {lease.steps} steps"
         return ""
-    return _SHAPES.get(kind, _anything)(result, at)
+    return _RESULT_CHECKS.get(kind, _accept_any)(result, at)
 
 
-def _anything(result: Any, at: Round | None) -> str:
+def _accept_any(result: Any, at: EvaluationRound | None) -> str:
     return ""
 
 
-def _dataset(result: Any, at: Round | None) -> str:
-    if not isinstance(result, dict) or not set(result) <= {*PARTS, "blocks"}:
-        return f"the data set is described by an object of {', '.join(PARTS)}, not by {_named(result)}"
+def _check_dataset(result: Any, at: EvaluationRound | None) -> str:
+    if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks"}:
+        return f"the data set is described by an object of {', '.join(DATASET_PARTS)}, not by {_describe_value(result)}"
     parts = [part for name, part in result.items() if name != "blocks"]
     rows = [row for part in parts for row in (part if isinstance(part, list) else [part])]
     wrong = [row for row in rows if not _is_source(row)]
     if wrong:
-        return f"a source is [name, records], not {_named(wrong[0])}"
-    fine = result.get("blocks") is None or _are_blocks(result["blocks"], result.get("training"))
+        return f"a source is [name, records], not {_describe_value(wrong[0])}"
+    fine = result.get("blocks") is None or _are_valid_blocks(result["blocks"], result.get("training"))
     return "" if fine else "the blocks of the training sources do not add up to their records"
 
 
-def _are_blocks(found: Any, rows: Any) -> bool:
+def _are_valid_blocks(found: Any, rows: Any) -> bool:
     match found:
         case {"runs": list(runs), "record_bytes": int(record_bytes)} if isinstance(rows, list):
-            numbers = [x for source in runs for run in source for x in run] if _is_nested(runs) else [-1]
+            numbers = [x for source in runs for run in source for x in run] if _has_run_pairs(runs) else [-1]
             return (
                 record_bytes >= 0
                 and len(runs) == len(rows)
                 and all(x > 0 for x in numbers)
-                and sum(times for source in runs for _, times in source) <= MOST_BLOCKS + len(rows)
+                and sum(times for source in runs for _, times in source) <= MAX_BLOCKS + len(rows)
                 and all(sum(n * t for n, t in source) == row[1] for source, row in zip(runs, rows, strict=True))
             )
     return False
 
 
-def _is_nested(runs: list[Any]) -> bool:
+def _has_run_pairs(runs: list[Any]) -> bool:
     """Whether it is a list of pairs of whole numbers for each source."""
     pairs = [pair for source in runs for pair in (source if isinstance(source, list) else [source])]
     return all(
@@ -80,14 +82,14 @@ def _is_source(row: Any) -> bool:
     return False
 
 
-def _states(result: Any, at: Round | None) -> str:
+def _check_metric_states(result: Any, at: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
-        return f"metric states are an object with one entry a metric, not {_named(result)}"
+        return f"metric states are an object with one entry a metric, not {_describe_value(result)}"
     wrong = [name for name, found in result.items() if not _is_state(found)]
     if wrong:
         return f"metric {wrong[0]!r} is not reported as additive or not, with a list of states"
     try:
-        evaluation.add(at.states if at else {}, result)
+        evaluation.merge_metric_states(at.states if at else {}, result)
     except (TypeError, ValueError) as error:
         return f"metric states do not add up: {error}"
     return ""
@@ -107,44 +109,44 @@ def _is_number(state: Any) -> bool:
     return all(_is_number(x) for x in state) if isinstance(state, list) else isinstance(state, int | float | None)
 
 
-def _values(result: Any, at: Round | None) -> str:
+def _check_metric_values(result: Any, at: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
-        return f"metrics are {{name: number}}, not {_named(result)}"
+        return f"metrics are {{name: number}}, not {_describe_value(result)}"
     wrong = [name for name, value in result.items() if not isinstance(value, int | float | None)]
-    return f"metric {wrong[0]!r} is {_named(result[wrong[0]])}, not a number" if wrong else ""
+    return f"metric {wrong[0]!r} is {_describe_value(result[wrong[0]])}, not a number" if wrong else ""
 
 
-def exported(result: Any) -> tuple[list[str], str]:
+def parse_export(result: Any) -> tuple[list[str], str]:
     """The paths of an export, and how it is loaded where that takes more than Keras; older entries have paths only."""
     if isinstance(result, dict):
         return list(result["paths"]), str(result["loading"])
     return list(result), ""
 
 
-def _paths(result: Any, at: Round | None) -> str:
+def _check_export(result: Any, at: EvaluationRound | None) -> str:
     if isinstance(result, dict):
         if set(result) != {"paths", "loading"} or not isinstance(result["loading"], str):
-            return f"an export is reported with its paths and how to load it, not as {_named(result)}"
+            return f"an export is reported with its paths and how to load it, not as {_describe_value(result)}"
         result = result["paths"]
     fine = isinstance(result, list) and bool(result) and all(isinstance(path, str) and path for path in result)
-    return "" if fine else f"an export is reported as a list of paths, not as {_named(result)}"
+    return "" if fine else f"an export is reported as a list of paths, not as {_describe_value(result)}"
 
 
-def _best(result: Any, at: Round | None) -> str:
+def _check_best_model(result: Any, at: EvaluationRound | None) -> str:
     match result:
         case {"place": int(place), "cut": int(cut), "path": str()} if 0 <= place < 1 << 16 and 0 < cut < 1 << 62:
             return ""
-    return f"a best model is reported with its place, cut and path, not as {_named(result)}"
+    return f"a best model is reported with its place, cut and path, not as {_describe_value(result)}"
 
 
-def _named(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
 
 
-_SHAPES: Mapping[str, Callable[[Any, Round | None], str]] = {
-    "describe": _dataset,
-    "evaluation": _states,
-    "metrics": _values,
-    "export": _paths,
-    "best model": _best,
+_RESULT_CHECKS: Mapping[str, Callable[[Any, EvaluationRound | None], str]] = {
+    "describe": _check_dataset,
+    "evaluation": _check_metric_states,
+    "metrics": _check_metric_values,
+    "export": _check_export,
+    "best model": _check_best_model,
 }

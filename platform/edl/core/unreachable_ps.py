@@ -14,23 +14,23 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.events import Warned
 from edl.core.events import DeletePod
-from edl.core.state import State
+from edl.core.state import JobState
 
-SILENT_SECONDS = 10.0
+SILENCE_SECONDS = 10.0
 """Ten registrations. The cluster itself takes longer to notice, so that mostly nothing is left to wait for."""
 
 TAINT_SECONDS = 5.0
 """After the pods' conditions the cluster taints the node; before that it would give the successor a place there."""
 
 
-def replace(state: State, now: float) -> None:
+def replace_unreachable_ps(state: JobState, now: float) -> None:
     """Give up every PS of which nobody hears; what follows is what follows a lost PS."""
     for pod in state.fleet.live(Role.PS):
         pod.noticed = (now if pod.noticed is None else pod.noticed) if pod.unreachable else None
         if pod.noticed is None or now - pod.noticed < TAINT_SECONDS:
             continue
         silent = now - max(pod.heard, state.stepped)
-        if pod.given_up or silent < SILENT_SECONDS:
+        if pod.given_up or silent < SILENCE_SECONDS:
             continue
         pod.given_up, pod.dismissal = True, "its node is unreachable"
         state.emit(

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edl.api.journal_entries import CutTaken
-    from edl.core.cuts import Cut
-    from edl.core.saved_checkpoint import Checkpoint
-    from edl.core.state import State
+    from edl.core.cuts import PendingCut
+    from edl.core.saved_checkpoint import SavedCheckpoint
+    from edl.core.state import JobState
 
 
-def lacking_at(state: State, checkpoint: Checkpoint | None) -> Mapping[str, int]:
+def checkpoint_missing_updates(state: JobState, checkpoint: SavedCheckpoint | None) -> Mapping[str, int]:
     """Updates that the parameters of a checkpoint lack, by index of the PS; as now where an older EDL wrote it."""
     if checkpoint is None:
         return {}
@@ -35,14 +35,14 @@ def lacking_at(state: State, checkpoint: Checkpoint | None) -> Mapping[str, int]
     return lacking
 
 
-def lost_with(state: State, index: int) -> int:
+def count_updates_lost(state: JobState, index: int) -> int:
     """Updates that a PS loses that goes back to the newest checkpoint now, or to the start, and did not lack before."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
-    lacking = state.step - step + lacking_at(state, state.checkpoint).get(str(index), 0)
+    lacking = state.step - step + checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0)
     return max(0, lacking - state.counters.updates_of.get(str(index), 0))
 
 
-def lost(state: State, index: str, updates: int) -> None:
+def add_lost_updates(state: JobState, index: str, updates: int) -> None:
     """A PS lacks so many more updates than before."""
     counters = state.counters
     if updates:
@@ -51,7 +51,7 @@ def lost(state: State, index: str, updates: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class UpdateBalance:
     """What a cut shows.
 
     Attributes:
@@ -63,10 +63,10 @@ class Balance:
     differs: dict[str, int] = field(default_factory=dict)
 
 
-def at_cut(state: State, cut: Cut, done: int) -> Balance:
+def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalance:
     """Compare what every PS let in until it copied its parameters with the steps that are ``done`` in the cut."""
     fleet, known = state.fleet, state.counters.updates_of
-    balance = Balance()
+    balance = UpdateBalance()
     back: dict[str, int] = {}
     steady = []
     for uid, entered in cut.entered.items():
@@ -93,7 +93,7 @@ def at_cut(state: State, cut: Cut, done: int) -> Balance:
     return balance
 
 
-def enter(state: State, entry: CutTaken) -> None:
+def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
     """Make true what a cut shows; nothing, if no parameter server counts its steps."""
     fleet, counters = state.fleet, state.counters
     if entry.lacking is None:
@@ -108,7 +108,7 @@ def enter(state: State, entry: CutTaken) -> None:
     counters.steps_not_applied += max(map(abs, differs.values()), default=0)
 
 
-def went_back(state: State, lacking: Mapping[str, int] | None) -> None:
+def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
     """All parameters are those of a checkpoint, which lacks so many updates; None: nobody knows how many."""
     state.fleet.measured.clear()
     if lacking is not None:
@@ -116,14 +116,14 @@ def went_back(state: State, lacking: Mapping[str, int] | None) -> None:
         state.counters.updates_rolled_back = sum(state.counters.updates_of.values())
 
 
-def restored(state: State, uid: str, index: int) -> None:
+def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
     """A PS loads the newest checkpoint, or begins with initial values where there is none."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
-    state.fleet.offsets[uid] = lacking_at(state, state.checkpoint).get(str(index), 0) - step
+    state.fleet.offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
     state.fleet.measured.pop(index, None)
 
 
-def leased_again(state: State, steps: Mapping[str, int]) -> None:
+def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
     """So many steps that each of these PS let in are not done: they are leased again."""
     for uid, extra in steps.items():
         if uid in state.fleet.offsets or uid not in state.fleet.born:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PLAIN_CLASS = "low"
+LOW_PRIORITY_CLASS = "low"
 """What workers get that a divided rule does not raise."""
-_DIGITS = 9
+_ROUNDING_DIGITS = 9
 """Of a share times a number of workers: 0.7 * 10 is a little more than 7 in binary, and seven workers are meant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PriorityRule:
     """A priority, divided or not.
 
     Attributes:
@@ -28,10 +28,10 @@ class Rule:
 
     def class_of(self, *, elevated: bool) -> str:
         """The PriorityClass of a worker."""
-        return self.name if elevated or not self.share else PLAIN_CLASS
+        return self.name if elevated or not self.share else LOW_PRIORITY_CLASS
 
 
-def parse(text: str) -> Rule:
+def parse_priority(text: str) -> PriorityRule:
     """The rule of ``high``, ``high=0.5`` or any other name of a class.
 
     Raises:
@@ -41,18 +41,18 @@ def parse(text: str) -> Rule:
     if not name:
         raise ValueError(f"{text!r} names no priority class")
     if not divided:
-        return Rule(name)
+        return PriorityRule(name)
     number = float(share)
     if not 0 < number < 1:
         raise ValueError(f"{text!r}: the share of workers must be above 0 and below 1")
-    return Rule(name, number)
+    return PriorityRule(name, number)
 
 
-def elevated(share: float, workers: int) -> int:
+def elevated_worker_count(share: float, workers: int) -> int:
     """How many of so many workers are elevated: the share, rounded up."""
-    return math.ceil(round(share * workers, _DIGITS))
+    return math.ceil(round(share * workers, _ROUNDING_DIGITS))
 
 
 def next_is_elevated(share: float, workers: int, elevated_now: int) -> bool:
     """Whether the next worker is to be elevated, of a job that wants ``workers`` and has ``elevated_now`` such ones."""
-    return elevated_now < elevated(share, workers)
+    return elevated_now < elevated_worker_count(share, workers)

@@ -17,17 +17,17 @@ from typing import BinaryIO
 
 from edl.api.errors import BadInputError
 from edl.data.conversion_hints import hint_for_encoding
-from edl.data.data_files import unreadable
+from edl.data.data_files import read_error
 from edl.data.reader import NOT_UTF8, BlockSizes
 
-_INDEX_EVERY = 256
+_ROWS_PER_BLOCK = 256
 _MEMORY_FACTOR = 10
 """What rows take in memory, as lists of text, for a byte in the file: more the shorter the cells are."""
-_BOM = b"\xef\xbb\xbf"
+_UTF8_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Dialect:
+class CsvDialect:
     """How the files are written: the separator, and whether the first row names the columns."""
 
     sep: str = ","
@@ -35,7 +35,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """A row as it stands in the file.
 
     Args:
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Index:
+class CsvIndex:
     """What one pass over a file finds.
 
     Args:
@@ -72,28 +72,28 @@ class CsvFile:
     Nothing stays open between calls, and threads may share an instance.
     """
 
-    def __init__(self, path: Path, dialect: Dialect) -> None:
+    def __init__(self, path: Path, dialect: CsvDialect) -> None:
         self.path = path
         self._dialect = dialect
         # Row number and offset where the last read ended: reads in order never parse a row twice.
         self._resume = (0, 0)
 
     @cached_property
-    def index(self) -> Index:
+    def index(self) -> CsvIndex:
         """Found by one pass over the file."""
         try:
             with self.path.open("rb") as stream:
                 return self._scan(stream)
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
     def blocks(self) -> BlockSizes:
         """Rows between two entries of the index."""
         rows = self.index.rows
-        sizes = [min(_INDEX_EVERY, rows - start) for start in range(0, rows, _INDEX_EVERY)]
+        sizes = [min(_ROWS_PER_BLOCK, rows - start) for start in range(0, rows, _ROWS_PER_BLOCK)]
         return BlockSizes(sizes, _MEMORY_FACTOR * self.index.version[0])
 
-    def rows(self, start: int, end: int) -> list[Row]:
+    def rows(self, start: int, end: int) -> list[CsvRow]:
         """Rows ``[start, end)``, which must lie within the file."""
         if start >= end:
             return []
@@ -101,17 +101,17 @@ class CsvFile:
             with self.path.open("rb") as stream:
                 return self._read(stream, start, end)
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
-    def _read(self, stream: BinaryIO, start: int, end: int) -> list[Row]:
-        if _version(stream) != self.index.version:
+    def _read(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
+        if _file_version(stream) != self.index.version:
             raise BadInputError(
                 "the file changed while it was in use",
                 where=str(self.path),
                 hint="write new files beside the old ones instead of over them",
             )
         at, offset = self._nearest(start)
-        parsed = RowStream(stream, offset, self._dialect.sep)
+        parsed = CsvRowStream(stream, offset, self._dialect.sep)
         for _ in range(start - at):
             next(parsed)
         found = [next(parsed) for _ in range(end - start)]
@@ -120,24 +120,24 @@ class CsvFile:
 
     def _nearest(self, row: int) -> tuple[int, int]:
         """The last known row at or before ``row``, and its offset."""
-        block = row // _INDEX_EVERY
-        indexed = (block * _INDEX_EVERY, self.index.offsets[block])
+        block = row // _ROWS_PER_BLOCK
+        indexed = (block * _ROWS_PER_BLOCK, self.index.offsets[block])
         resume = self._resume
         return resume if indexed[0] < resume[0] <= row else indexed
 
-    def _scan(self, stream: BinaryIO) -> Index:
-        parsed = RowStream(stream, 0, self._dialect.sep)
+    def _scan(self, stream: BinaryIO) -> CsvIndex:
+        parsed = CsvRowStream(stream, 0, self._dialect.sep)
         header = self._header(parsed) if self._dialect.header else None
         offsets, rows = array("Q"), 0
         for row in parsed:
             if header is None and row.fault is None:
                 header = [str(number) for number in range(len(row.cells))]
-            if rows % _INDEX_EVERY == 0:
+            if rows % _ROWS_PER_BLOCK == 0:
                 offsets.append(row.offset)
             rows += 1
-        return Index(tuple(header or ()), rows, offsets, _version(stream))
+        return CsvIndex(tuple(header or ()), rows, offsets, _file_version(stream))
 
-    def _header(self, parsed: RowStream) -> list[str]:
+    def _header(self, parsed: CsvRowStream) -> list[str]:
         row = next(parsed, None)
         if row is None or row.fault or len(set(row.cells)) != len(row.cells):
             fault = "the file is empty" if row is None else row.fault or "a column name appears twice"
@@ -151,7 +151,7 @@ class CsvFile:
         return row.cells
 
 
-class RowStream(Iterator[Row]):
+class CsvRowStream(Iterator[CsvRow]):
     """The rows of a stream from a byte offset on, each with the offset of its first byte."""
 
     def __init__(self, stream: BinaryIO, offset: int, sep: str) -> None:
@@ -161,7 +161,7 @@ class RowStream(Iterator[Row]):
         self._undecodable = False
         self._parser = csv.reader(self._lines(), delimiter=sep, strict=True)
 
-    def __next__(self) -> Row:
+    def __next__(self) -> CsvRow:
         while True:
             offset, cells, fault = self.offset, list[str](), None
             self._undecodable = False
@@ -172,11 +172,11 @@ class RowStream(Iterator[Row]):
             if self._undecodable:
                 fault = NOT_UTF8
             if cells or fault:
-                return Row(offset, cells, fault)
+                return CsvRow(offset, cells, fault)
 
     def _lines(self) -> Iterator[str]:
         for line in self._stream:
-            text = line.removeprefix(_BOM) if self.offset == 0 else line
+            text = line.removeprefix(_UTF8_BOM) if self.offset == 0 else line
             self.offset += len(line)
             try:
                 yield text.decode()
@@ -185,6 +185,6 @@ class RowStream(Iterator[Row]):
                 yield text.decode(errors="replace")
 
 
-def _version(stream: BinaryIO) -> tuple[int, int]:
+def _file_version(stream: BinaryIO) -> tuple[int, int]:
     stat = os.fstat(stream.fileno())
     return stat.st_size, stat.st_mtime_ns

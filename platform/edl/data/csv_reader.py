@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.data.csv_file import CsvFile, Dialect
+from edl.data.csv_file import CsvDialect, CsvFile
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
-from edl.data.reader_options import Options
+from edl.data.reader_options import ReaderOptions
 
 
 class CsvReader:
@@ -21,17 +21,17 @@ class CsvReader:
         columns: with a header, the columns to give and their order; without one, the name of each column.
     """
 
-    def __init__(self, files: Sequence[Path], dialect: Dialect | None = None, columns: Sequence[str] = ()) -> None:
-        self._dialect = dialect or Dialect()
+    def __init__(self, files: Sequence[Path], dialect: CsvDialect | None = None, columns: Sequence[str] = ()) -> None:
+        self._dialect = dialect or CsvDialect()
         self._files = {str(file): CsvFile(file, self._dialect) for file in files}
         self._columns = tuple(columns)
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> CsvReader:
         """With the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all)."""
-        chosen = Options(options, allowed=("sep", "header", "columns"))
+        chosen = ReaderOptions(options, allowed=("sep", "header", "columns"))
         default = "\t" if all(file.suffix.lower() == ".tsv" for file in files) else ","
-        dialect = Dialect(chosen.character("sep", default), chosen.flag("header", default=True))
+        dialect = CsvDialect(chosen.character("sep", default), chosen.flag("header", default=True))
         return cls(files, dialect, chosen.names("columns"))
 
     @cached_property

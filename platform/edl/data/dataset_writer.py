@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.data_files import beside
-from edl.data.record_tables import DataSet, Table
+from edl.data.data_files import temporary_path
+from edl.data.record_tables import GeneratedDataset, RecordTable
 from edl.data.recordio.chunk import Compression
 from edl.data.recordio.writer import Writer
-from edl.data.tf_example import Value, serialize_example
+from edl.data.tf_example import FeatureValue, serialize_example
 
-Format: TypeAlias = Literal["recordio", "csv"]
-Advance: TypeAlias = Callable[[int], None]
+FileFormat: TypeAlias = Literal["recordio", "csv"]
+ProgressCallback: TypeAlias = Callable[[int], None]
 
-ABOUT = "about.json"
+ABOUT_NAME = "about.json"
 """What is known of a data set, beside its directories."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetLayout:
     """How records become files.
 
     Args:
@@ -35,7 +35,7 @@ class Layout:
         records_per_file: most records in one file.
     """
 
-    format: Format = "recordio"
+    format: FileFormat = "recordio"
     compression: Compression = "none"
     records_per_file: int = 16_384
 
@@ -46,7 +46,7 @@ class Layout:
             raise BadInputError(f"--compression {self.compression} with csv", hint="only RecordIO files are compressed")
 
 
-def refuse_in_use(out: Path) -> None:
+def check_output_empty(out: Path) -> None:
     """Raise BadInputError if ``out`` is a file or a directory with anything in it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInputError(
@@ -54,12 +54,14 @@ def refuse_in_use(out: Path) -> None:
         )
 
 
-def write_set(data: DataSet, out: Path, layout: Layout, advance: Advance) -> dict[str, list[Path]]:
+def write_dataset(
+    data: GeneratedDataset, out: Path, layout: DatasetLayout, advance: ProgressCallback
+) -> dict[str, list[Path]]:
     """Write ``out/train`` and ``out/test``, replacing each as a whole, and ``data.about``; the records' files, by part.
 
     Args:
         data: the records.
-        out: the directory; see ``refuse_in_use``.
+        out: the directory; see ``check_output_empty``.
         layout: format, compression, file size.
         advance: is told how many records were written since the last call.
 
@@ -68,16 +70,18 @@ def write_set(data: DataSet, out: Path, layout: Layout, advance: Advance) -> dic
     """
     parts = {"train": data.training, "test": data.validation}
     try:
-        written = {name: _write_part(table, out / name, layout, advance) for name, table in parts.items()}
+        written = {name: _write_dataset_part(table, out / name, layout, advance) for name, table in parts.items()}
         if data.about:
-            (out / ABOUT).write_text(json.dumps(dict(data.about), indent=1) + "\n")
+            (out / ABOUT_NAME).write_text(json.dumps(dict(data.about), indent=1) + "\n")
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", where=str(error.filename or out)) from error
     return written
 
 
-def _write_part(table: Table, directory: Path, layout: Layout, advance: Advance) -> list[Path]:
-    temporary = beside(directory)
+def _write_dataset_part(
+    table: RecordTable, directory: Path, layout: DatasetLayout, advance: ProgressCallback
+) -> list[Path]:
+    temporary = temporary_path(directory)
     temporary.mkdir(parents=True)
     try:
         names = list(_write_files(table, temporary, layout, advance))
@@ -90,7 +94,9 @@ def _write_part(table: Table, directory: Path, layout: Layout, advance: Advance)
     return [directory / name for name in names]
 
 
-def _write_files(table: Table, directory: Path, layout: Layout, advance: Advance) -> Iterator[str]:
+def _write_files(
+    table: RecordTable, directory: Path, layout: DatasetLayout, advance: ProgressCallback
+) -> Iterator[str]:
     features, rows = table.features(), table.rows()
     for number in range(-(-len(table) // layout.records_per_file)):
         name = f"data-{number:05d}.{layout.format}"
@@ -101,7 +107,7 @@ def _write_files(table: Table, directory: Path, layout: Layout, advance: Advance
         yield name
 
 
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], advance: Advance) -> None:
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], advance: ProgressCallback) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)
@@ -111,7 +117,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def _write_recordio(
-    path: Path, features: Iterable[dict[str, Value]], compression: Compression, advance: Advance
+    path: Path, features: Iterable[dict[str, FeatureValue]], compression: Compression, advance: ProgressCallback
 ) -> None:
     with Writer(path, compression=compression) as writer:
         for record in features:

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import RetryableError
-from edl.data.digits import Digits
+from edl.data.digits import DigitImages
 
-_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+_MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 # Keras itself would wait and retry much longer; and no timeout of urllib bounds the look-up of a name.
 _PROBE_SECONDS = 4.0
-_PROBE = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
+_PROBE_SCRIPT = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
 _LOAD_SECONDS = 180.0
-_LOAD = """
+_LOAD_SCRIPT = """
 import sys
 import keras
 import numpy
@@ -35,42 +35,42 @@ class MnistUnavailableError(RetryableError):
     """keras.datasets cannot deliver MNIST now."""
 
 
-def load_mnist() -> tuple[Digits, Digits]:
+def load_mnist() -> tuple[DigitImages, DigitImages]:
     """MNIST's 60,000 training and 10,000 test digits.
 
     Raises:
         MnistUnavailableError: no network (tried for 4 seconds), no Keras, or a download that failed or took 3 minutes.
     """
-    if not _cached():
-        _python(_PROBE, _URL, _PROBE_SECONDS, "the network")
+    if not _is_cached():
+        _run_python(_PROBE_SCRIPT, _MNIST_URL, _PROBE_SECONDS, "the network")
     with tempfile.TemporaryDirectory(prefix="edl-mnist-") as folder:
         target = Path(folder, "mnist.npz")
-        _python(_LOAD, str(target), _LOAD_SECONDS, "keras.datasets")
+        _run_python(_LOAD_SCRIPT, str(target), _LOAD_SECONDS, "keras.datasets")
         with np.load(target, allow_pickle=False) as arrays:
-            return _digits(arrays["x"], arrays["y"]), _digits(arrays["vx"], arrays["vy"])
+            return _digits_from_arrays(arrays["x"], arrays["y"]), _digits_from_arrays(arrays["vx"], arrays["vy"])
 
 
-def _digits(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> Digits:
-    return Digits(images, labels.astype(np.int64))
+def _digits_from_arrays(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> DigitImages:
+    return DigitImages(images, labels.astype(np.int64))
 
 
-def _cached() -> bool:
+def _is_cached() -> bool:
     home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
     return Path(home, "datasets", "mnist.npz").is_file()
 
 
-def _python(script: str, argument: str, seconds: float, what: str) -> None:
+def _run_python(script: str, argument: str, seconds: float, what: str) -> None:
     """Run a script in a process of its own, for at most so long."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", script, argument]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise _unavailable(f"{what} did not answer within {seconds:.0f} s") from error
+        raise _unavailable_error(f"{what} did not answer within {seconds:.0f} s") from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        raise _unavailable(f"{what} failed ({lines[-1]})") from error
+        raise _unavailable_error(f"{what} failed ({lines[-1]})") from error
 
 
-def _unavailable(reason: str) -> MnistUnavailableError:
+def _unavailable_error(reason: str) -> MnistUnavailableError:
     return MnistUnavailableError(f"MNIST is not available: {reason}", hint="--source digits works without a network")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.shards import scrambled
+from edl.core.shards import feistel_permute
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 PermutedRange: TypeAlias = Callable[[int, int, int, int], Positions]
@@ -20,9 +20,9 @@ PermutedRange: TypeAlias = Callable[[int, int, int, int], Positions]
 
 def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions:
     """Where the permutation of ``range(count)`` sends each of ``[first, last)``: ``[last - first]``."""
-    found = scrambled(np.arange(first, last, dtype=np.uint64), count, key)
+    found = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
     while (beyond := np.flatnonzero(found >= count)).size:
-        found[beyond] = scrambled(found[beyond], count, key)
+        found[beyond] = feistel_permute(found[beyond], count, key)
     return found.astype(np.int64)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import PathOrPaths, data_files, detect_format
+from edl.data.data_files import PathOrPaths, detect_format, list_data_files
 from edl.data.reader import Reader
 
 
@@ -25,13 +25,13 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
         BadInputError: no data there, a file cannot be read, the format or an option is unknown.
     """
     rest = dict(options or {})
-    files = data_files(paths)
+    files = list_data_files(paths)
     chosen = rest.pop("format", None)
     name = detect_format(files) if chosen is None else str(chosen)
-    return _format_reader(name, files, rest)
+    return _create_format_reader(name, files, rest)
 
 
-def _format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
+def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
     if name == "recordio":
         from edl.data.recordio.reader import RecordIOReader
 

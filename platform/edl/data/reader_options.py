@@ -10,7 +10,7 @@ from edl.api.errors import BadInputError
 _WHERE = "data.reader"
 
 
-class Options:
+class ReaderOptions:
     """What the user wrote under ``data.reader``, less ``format``.
 
     Args:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import Blocks, Order, choose_window
+from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
 from edl.data.reader import Reader
 
 
-def blocks_of(reader: Reader) -> Blocks | None:
+def read_reader_blocks(reader: Reader) -> BlockLayout | None:
     """The blocks of all sources of a reader; None: it has no random access.
 
     Raises:
@@ -28,10 +28,10 @@ def blocks_of(reader: Reader) -> Blocks | None:
             )
         sizes.append(counts)
         taken, records = taken + int(told.bytes), records + source.records
-    return Blocks.of(sizes, -(-taken // max(1, records)))
+    return BlockLayout.of(sizes, -(-taken // max(1, records)))
 
 
-def window_of(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
+def choose_reader_window(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
     """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
 
     Args:
@@ -43,16 +43,16 @@ def window_of(reader: Reader, wanted: int | None, records: int, portion: int) ->
     Raises:
         BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
     """
-    return choose_window(wanted, records, portion, None if wanted == 0 else blocks_of(reader))
+    return choose_window(wanted, records, portion, None if wanted == 0 else read_reader_blocks(reader))
 
 
-def order_of(reader: Reader, window: int, seed: int) -> Order:
+def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
     """The shuffled order of a reader's records.
 
     Raises:
         BadInputError: the reader has no random access.
     """
-    blocks = blocks_of(reader)
+    blocks = read_reader_blocks(reader)
     if blocks is None:
         raise BadInputError("the data reader has no random access: its records cannot be shuffled")
-    return Order.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)
+    return ShuffleOrder.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)

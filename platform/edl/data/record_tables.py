@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl.data.digits import SIDE, Digits
-from edl.data.tf_example import Value
+from edl.data.digits import IMAGE_SIDE, DigitImages
+from edl.data.tf_example import FeatureValue
 
 IRIS_LENGTHS = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 
 
-class Table(Protocol):
+class RecordTable(Protocol):
     """Records that know both of their shapes."""
 
     @property
@@ -23,7 +23,7 @@ class Table(Protocol):
 
     def __len__(self) -> int: ...
 
-    def features(self) -> Iterator[dict[str, Value]]:
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
         """Each record as the features of an Example."""
 
     def rows(self) -> Iterator[Sequence[object]]:
@@ -34,13 +34,13 @@ class Table(Protocol):
 class DigitTable:
     """Digits as ElasticDL's MNIST zoo reads them: ``image``, 784 floats of 0 to 255, and ``label``."""
 
-    digits: Digits
-    columns: Sequence[str] = ("label", *(f"pixel{number}" for number in range(SIDE * SIDE)))
+    digits: DigitImages
+    columns: Sequence[str] = ("label", *(f"pixel{number}" for number in range(IMAGE_SIDE * IMAGE_SIDE)))
 
     def __len__(self) -> int:
         return len(self.digits)
 
-    def features(self) -> Iterator[dict[str, Value]]:
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
         """``image`` as a float list, row by row; ``label`` as one int64."""
         for image, label in zip(self.digits.images, self.digits.labels, strict=True):
             yield {"image": image.ravel().astype(np.float32).tolist(), "label": int(label)}
@@ -62,7 +62,7 @@ class IrisTable:
     def __len__(self) -> int:
         return len(self.classes)
 
-    def features(self) -> Iterator[dict[str, Value]]:
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
         """One float for each length; ``class`` as one int64."""
         for lengths, kind in zip(self.lengths, self.classes, strict=True):
             yield {**dict(zip(IRIS_LENGTHS, lengths, strict=True)), "class": kind}
@@ -74,7 +74,7 @@ class IrisTable:
 
 
 @dataclass(frozen=True)
-class DataSet:
+class GeneratedDataset:
     """What is to be written.
 
     Attributes:
@@ -84,7 +84,7 @@ class DataSet:
         about: facts that are written beside them as ``about.json``; nothing is when it is empty.
     """
 
-    training: Table
-    validation: Table
+    training: RecordTable
+    validation: RecordTable
     origin: str
     about: Mapping[str, Any] = field(default_factory=dict)

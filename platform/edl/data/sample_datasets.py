@@ -7,15 +7,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from edl.api.errors import BadInputError
-from edl.data.digits import Digits, enlarge, load_digits, split
+from edl.data.digits import DigitImages, enlarge_digits, load_digits, split_digits
 from edl.data.mnist import MnistUnavailableError, load_mnist
-from edl.data.record_tables import DataSet, DigitTable, IrisTable
-from edl.data.synthetic_clicks import IDS, NUMBERS, ClickLaw, ClickTable
+from edl.data.record_tables import DigitTable, GeneratedDataset, IrisTable
+from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickModel, ClickTable
 
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 
 
-def mnist(source: ImageSource, *, held_back: float, records: int | None, seed: int) -> DataSet:
+def make_mnist_dataset(source: ImageSource, *, held_back: float, records: int | None, seed: int) -> GeneratedDataset:
     """Digits of 28x28: MNIST or, without a network, scikit-learn's.
 
     Args:
@@ -29,16 +29,18 @@ def mnist(source: ImageSource, *, held_back: float, records: int | None, seed: i
         BadInputError: a share or a count that leaves nothing.
     """
     rng = np.random.default_rng(seed)
-    training, validation, origin = _digit_parts(source, held_back, rng)
+    training, validation, origin = _load_digit_parts(source, held_back, rng)
     if records is not None:
         if records < 1:
             raise BadInputError(f"--records {records}", hint="at least 1")
         origin += f"; {records:,} training records" + (" by moved copies" if records > len(training) else "")
-        training = enlarge(training, records, rng)
-    return DataSet(DigitTable(training), DigitTable(validation), origin)
+        training = enlarge_digits(training, records, rng)
+    return GeneratedDataset(DigitTable(training), DigitTable(validation), origin)
 
 
-def _digit_parts(source: ImageSource, held_back: float, rng: np.random.Generator) -> tuple[Digits, Digits, str]:
+def _load_digit_parts(
+    source: ImageSource, held_back: float, rng: np.random.Generator
+) -> tuple[DigitImages, DigitImages, str]:
     reason = "as asked for"
     if source != "digits":
         try:
@@ -48,26 +50,26 @@ def _digit_parts(source: ImageSource, held_back: float, rng: np.random.Generator
             if source == "keras":
                 raise
             reason = error.message
-    _refuse_share(held_back)
-    training, validation = split(load_digits(), held_back, rng)
+    _check_validation_share(held_back)
+    training, validation = split_digits(load_digits(), held_back, rng)
     return training, validation, f"scikit-learn's 8x8 digits brought to 28x28 ({reason})"
 
 
-def iris(*, held_back: float, seed: int) -> DataSet:
+def make_iris_dataset(*, held_back: float, seed: int) -> GeneratedDataset:
     """The 150 iris flowers of scikit-learn, shuffled by ``seed``; a share is held back for validation."""
     from sklearn import datasets
 
-    _refuse_share(held_back)
+    _check_validation_share(held_back)
     raw = datasets.load_iris()
     order = np.random.default_rng(seed).permutation(len(raw.target))
     count = round(len(order) * held_back)
     training, validation = (
         IrisTable(raw.data[part].tolist(), raw.target[part].tolist()) for part in (order[count:], order[:count])
     )
-    return DataSet(training, validation, "scikit-learn's iris flowers")
+    return GeneratedDataset(training, validation, "scikit-learn's iris flowers")
 
 
-def clicks(law: ClickLaw, *, records: int, held_back: float) -> DataSet:
+def make_click_dataset(law: ClickModel, *, records: int, held_back: float) -> GeneratedDataset:
     """A click log from a planted model; ``about`` says the best AUC that a model can reach on the validation part.
 
     Args:
@@ -78,16 +80,19 @@ def clicks(law: ClickLaw, *, records: int, held_back: float) -> DataSet:
     Raises:
         BadInputError: a share that leaves nothing of one part.
     """
-    _refuse_share(held_back)
+    _check_validation_share(held_back)
     count = round(records * held_back)
     if not 0 < count < records:
         raise BadInputError(f"{records} records, of which {held_back:g} are held back", hint="take more records")
     training, validation = ClickTable(law, records - count, part=0), ClickTable(law, count, part=1)
     best = validation.best()
-    origin = f"a planted model over {NUMBERS} numbers and {IDS} ids; the best AUC on test/ is {best['auc']:.4f}"
-    return DataSet(training, validation, origin, {"law": law.told(), "test": best})
+    origin = (
+        f"a planted model over {NUMBER_FEATURES} numbers and {ID_FEATURES} ids; the best AUC on test/ is"
+        f" {best['auc']:.4f}"
+    )
+    return GeneratedDataset(training, validation, origin, {"law": law.told(), "test": best})
 
 
-def _refuse_share(held_back: float) -> None:
+def _check_validation_share(held_back: float) -> None:
     if not 0 < held_back < 1:
         raise BadInputError(f"--validation {held_back}", hint="a share between 0 and 1, such as 0.2")

@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import Block, EpochOrder, Order, named
+from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges
 from edl.data.gather import fastest_gather
 from edl.data.permuted_positions import fastest_permuted_range
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 
-_AT_ONCE = 4096
+_LOOKUP_POSITIONS = 4096
 """Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
 _GATHER = fastest_gather()
 _PERMUTED_RANGE = fastest_permuted_range()
 
 
-class _Piece(NamedTuple):
+class _PositionPiece(NamedTuple):
     """Positions ``[start, end)``, and the record of each before the window's were mixed."""
 
     epoch: int
@@ -76,17 +76,17 @@ class ShuffledReader:
         order: of its records.
     """
 
-    def __init__(self, reader: Reader, order: Order) -> None:
+    def __init__(self, reader: Reader, order: ShuffleOrder) -> None:
         self._reader = reader
         self.order = order
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
-        self._piece = _Piece(-1, 0, 0, np.empty(0, np.int64))
+        self._piece = _PositionPiece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
-        self._blocks: tuple[Block, ...] = ()
+        self._blocks: tuple[RecordBlock, ...] = ()
         self._held: dict[int, Sequence[Any]] = {}
         self._damaged: set[int] = set()
 
@@ -111,7 +111,7 @@ class ShuffledReader:
 
     def name(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
-        return named(self.order.epoch(epoch).ranges(start, end))
+        return describe_ranges(self.order.epoch(epoch).ranges(start, end))
 
     def _take(self, found: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
         held, window = self._held, self._packed_window
@@ -149,17 +149,19 @@ class ShuffledReader:
             return packed
         if on_corrupt is None:
             records = self._reader.read(block.source, block.start, block.end)
-            _check(block, len(records))
+            _check_record_count(block, len(records))
             return records
         corrupt: list[CorruptRange] = []
         records = self._reader.read(block.source, block.start, block.end, corrupt.append)
-        _check(block, len(records) + sum(each.records for each in corrupt))
+        _check_record_count(block, len(records) + sum(each.records for each in corrupt))
         if not corrupt:
             return records
         self._damaged.add(number)
         bad = {at: each for each in corrupt for at in range(each.start, each.end)}
         good = iter(records)
-        return [_alone(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)]
+        return [
+            _single_corrupt_record(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)
+        ]
 
     def _enter(self, epoch: int, position: int) -> None:
         """Forget the blocks that the window of a position does not have."""
@@ -183,16 +185,16 @@ class ShuffledReader:
             if block in damaged:
                 self._damaged.add(number)
 
-    def _looked_up(self, epoch: int, position: int) -> _Piece:
+    def _looked_up(self, epoch: int, position: int) -> _PositionPiece:
         """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
         piece = self._piece
         if piece.epoch == epoch and piece.start <= position < piece.end:
             return piece
         order = self._of(epoch)
         start, size, key = order.window_at(position)
-        end = min(position + _AT_ONCE, start + size)
+        end = min(position + _LOOKUP_POSITIONS, start + size)
         unmixed = _PERMUTED_RANGE(position - start, end - start, size, key) + start
-        self._piece = _Piece(epoch, position, end, unmixed)
+        self._piece = _PositionPiece(epoch, position, end, unmixed)
         return self._piece
 
     def _of(self, epoch: int) -> EpochOrder:
@@ -204,13 +206,13 @@ class ShuffledReader:
         return self._epoch[1]
 
 
-def _alone(corrupt: CorruptRange, record: int) -> CorruptRange:
+def _single_corrupt_record(corrupt: CorruptRange, record: int) -> CorruptRange:
     damaged = corrupt.damaged
     whole = (damaged.start, damaged.stop)
     return CorruptRange(corrupt.source, record, record + 1, corrupt.chunk, corrupt.offset, corrupt.reason, whole)
 
 
-def _check(block: Block, found: int) -> None:
+def _check_record_count(block: RecordBlock, found: int) -> None:
     if found != block.end - block.start:
         raise BadInputError(
             f"the data reader gave {found} of the {block.end - block.start} records from {block.start} on",

@@ -18,23 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.core.partition import mix
-from edl.data.tf_example import Value
+from edl.core.partition import splitmix64
+from edl.data.tf_example import FeatureValue
 
-NUMBERS, IDS = 13, 26
+NUMBER_FEATURES, ID_FEATURES = 13, 26
 """Features of a record."""
-BATCH = 8192
+BATCH_RECORDS = 8192
 """Records that are drawn at once; part of what a seed means."""
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IdArray: TypeAlias = npt.NDArray[np.int64]
 
 _BIAS, _NUMBERS_SD, _EFFECT, _PAIR = -1.3, 0.7, 0.35, 0.3
 _BITS = 21  # of a hash for each of the three numbers that an id has
 
 
 @dataclass(frozen=True)
-class ClickLaw:
+class ClickModel:
     """What chances and ids follow.
 
     Args:
@@ -51,66 +51,71 @@ class ClickLaw:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 2 * IDS:
-            raise BadInputError(f"--vocabulary {self.vocabulary}", hint=f"at least {2 * IDS}: two ids for each feature")
+        if self.vocabulary < 2 * ID_FEATURES:
+            raise BadInputError(
+                f"--vocabulary {self.vocabulary}", hint=f"at least {2 * ID_FEATURES}: two ids for each feature"
+            )
         if not 0 < self.exponent < 10:
             raise BadInputError(f"--exponent {self.exponent:g}", hint="above 0 and below 10; logs have about 1")
 
     def told(self) -> Mapping[str, Any]:
         """The law in JSON."""
-        return {"numbers": NUMBERS, "categories": IDS, **asdict(self)}
+        return {"numbers": NUMBER_FEATURES, "categories": ID_FEATURES, **asdict(self)}
 
     @property
     def share(self) -> int:
         """Ids of one feature: those of feature f are ``f * share`` to ``(f + 1) * share``."""
-        return self.vocabulary // IDS
+        return self.vocabulary // ID_FEATURES
 
     @cached_property
-    def _reach(self) -> Floats:
+    def _reach(self) -> FloatArray:
         """Cumulated frequency of the ids of a feature, the most frequent first; the last is 1."""
         total = np.cumsum(np.arange(1, self.share + 1, dtype=np.float64) ** -self.exponent)
-        reach: Floats = total / total[-1]
+        reach: FloatArray = total / total[-1]
         return reach
 
     @cached_property
-    def _scattered(self) -> Ids:
+    def _scattered(self) -> IdArray:
         """Which id has which rank: frequent ids do not lie beside each other."""
         return np.random.default_rng([self.seed, 1]).permutation(self.share).astype(np.int64)
 
     @cached_property
-    def _weights(self) -> Floats:
-        weights = np.random.default_rng([self.seed, 2]).normal(size=NUMBERS)
-        scaled: Floats = weights * (_NUMBERS_SD / np.linalg.norm(weights))
+    def _weights(self) -> FloatArray:
+        weights = np.random.default_rng([self.seed, 2]).normal(size=NUMBER_FEATURES)
+        scaled: FloatArray = weights * (_NUMBERS_SD / np.linalg.norm(weights))
         return scaled
 
-    def draw_ids(self, count: int, rng: np.random.Generator) -> Ids:
+    def draw_ids(self, count: int, rng: np.random.Generator) -> IdArray:
         """``[count, IDS]``."""
-        ranks = np.searchsorted(self._reach, rng.random((count, IDS)), side="right")
-        ids: Ids = self._scattered[np.minimum(ranks, self.share - 1)] + np.arange(IDS) * self.share
+        ranks = np.searchsorted(self._reach, rng.random((count, ID_FEATURES)), side="right")
+        ids: IdArray = self._scattered[np.minimum(ranks, self.share - 1)] + np.arange(ID_FEATURES) * self.share
         return ids
 
-    def chances(self, numbers: npt.NDArray[np.float32], ids: Ids) -> Floats:
+    def chances(self, numbers: npt.NDArray[np.float32], ids: IdArray) -> FloatArray:
         """Of a click, for numbers ``[n, NUMBERS]`` and ids ``[n, IDS]``."""
-        hashes = mix(ids.astype(np.uint64) ^ np.uint64(mix(self.seed)))
-        effects, *vectors = (_EFFECT * _unit(hashes), *(_PAIR * _unit(hashes >> (_BITS * i)) for i in (1, 2)))
+        hashes = splitmix64(ids.astype(np.uint64) ^ np.uint64(splitmix64(self.seed)))
+        effects, *vectors = (
+            _EFFECT * _to_unit_interval(hashes),
+            *(_PAIR * _to_unit_interval(hashes >> (_BITS * i)) for i in (1, 2)),
+        )
         pairs = sum((np.square(v.sum(1)) - np.square(v).sum(1)) / 2 for v in vectors)
-        chances: Floats = 1 / (1 + np.exp(-(_BIAS + numbers @ self._weights + effects.sum(1) + pairs)))
+        chances: FloatArray = 1 / (1 + np.exp(-(_BIAS + numbers @ self._weights + effects.sum(1) + pairs)))
         return chances
 
 
-def _unit(hashes: npt.NDArray[np.uint64]) -> Floats:
+def _to_unit_interval(hashes: npt.NDArray[np.uint64]) -> FloatArray:
     """The lowest bits as numbers between -1 and 1."""
     return (hashes & np.uint64((1 << _BITS) - 1)).astype(np.float64) / (1 << (_BITS - 1)) - 1
 
 
 @dataclass(frozen=True)
-class Clicks:
+class ClickBatch:
     """Some records: numbers ``[n, NUMBERS]``, ids ``[n, IDS]``, labels ``[n]`` of 0 or 1, and their chances ``[n]``."""
 
     numbers: npt.NDArray[np.float32]
-    ids: Ids
-    labels: Ids
-    chances: Floats
+    ids: IdArray
+    labels: IdArray
+    chances: FloatArray
 
 
 @dataclass(frozen=True)
@@ -123,40 +128,45 @@ class ClickTable:
         part: tells two parts of one law apart, such as training and test.
     """
 
-    law: ClickLaw
+    law: ClickModel
     records: int
     part: int
-    columns: Sequence[str] = ("label", *(f"i{n}" for n in range(1, NUMBERS + 1)), *(f"c{n}" for n in range(1, IDS + 1)))
+    columns: Sequence[str] = (
+        "label",
+        *(f"i{n}" for n in range(1, NUMBER_FEATURES + 1)),
+        *(f"c{n}" for n in range(1, ID_FEATURES + 1)),
+    )
 
     def __len__(self) -> int:
         return self.records
 
-    def batches(self) -> Iterator[Clicks]:
+    def batches(self) -> Iterator[ClickBatch]:
         """All records in order."""
-        for number, start in enumerate(range(0, self.records, BATCH)):
+        for number, start in enumerate(range(0, self.records, BATCH_RECORDS)):
             rng = np.random.default_rng([self.law.seed, 3, self.part, number])
-            count = min(BATCH, self.records - start)
-            numbers = rng.standard_normal((count, NUMBERS), np.float32)
+            count = min(BATCH_RECORDS, self.records - start)
+            numbers = rng.standard_normal((count, NUMBER_FEATURES), np.float32)
             ids = self.law.draw_ids(count, rng)
             chances = self.law.chances(numbers, ids)
-            yield Clicks(numbers, ids, (rng.random(count) < chances).astype(np.int64), chances)
+            yield ClickBatch(numbers, ids, (rng.random(count) < chances).astype(np.int64), chances)
 
-    def features(self) -> Iterator[dict[str, Value]]:
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
         """``numbers``: 13 floats; ``ids``: 26 int64; ``label``: 0 or 1 as int64."""
         for batch in self.batches():
-            for numbers, ids, label in _lists(batch):
+            for numbers, ids, label in _iter_lists(batch):
                 yield {"numbers": numbers, "ids": ids, "label": label}
 
     def rows(self) -> Iterator[Sequence[object]]:
         """The label, the numbers, the ids."""
         for batch in self.batches():
-            for numbers, ids, label in _lists(batch):
+            for numbers, ids, label in _iter_lists(batch):
                 yield [label, *numbers, *ids]
 
     def best(self) -> Mapping[str, Any]:
         """What a model that knew the chances would reach here, in JSON.
 
-        ``auc`` is with the labels as they are; ``auc_expected`` its mean over all labels that could have been drawn.
+        ``roc_auc`` is with the labels as they are; ``auc_expected`` its mean over all labels that could have been
+        drawn.
         """
         batches = list(self.batches())
         labels = np.concatenate([batch.labels for batch in batches])
@@ -164,16 +174,16 @@ class ClickTable:
         return {
             "records": self.records,
             "clicked": float(labels.mean()),
-            "auc": auc(chances, labels),
-            "auc_expected": auc(chances, chances),
+            "auc": roc_auc(chances, labels),
+            "auc_expected": roc_auc(chances, chances),
         }
 
 
-def _lists(batch: Clicks) -> Iterator[tuple[list[float], list[int], int]]:
+def _iter_lists(batch: ClickBatch) -> Iterator[tuple[list[float], list[int], int]]:
     return zip(batch.numbers.tolist(), batch.ids.tolist(), batch.labels.tolist(), strict=True)
 
 
-def auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) -> float:
+def roc_auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) -> float:
     """Area under the ROC curve: how often a click has a higher score than a record without; half of a tie.
 
     Args:

@@ -14,13 +14,13 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from edl.api.errors import BadInputError
 
-Value: TypeAlias = bytes | str | int | float | Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
+FeatureValue: TypeAlias = bytes | str | int | float | Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
 
 _PACKAGE = "tensorflow"
 _Field = descriptor_pb2.FieldDescriptorProto
 
 
-def serialize_example(features: Mapping[str, Value]) -> bytes:
+def serialize_example(features: Mapping[str, FeatureValue]) -> bytes:
     """One record: its features by name, each a value or a flat sequence of values of one type.
 
     ``bytes`` and ``str`` become a bytes list, ``int`` and ``bool`` an int64 list, ``float`` a float list (float32).
@@ -29,13 +29,13 @@ def serialize_example(features: Mapping[str, Value]) -> bytes:
     Raises:
         BadInputError: a feature's values are of another type, of several types, or out of range.
     """
-    example = _example_class()()
+    example = _build_example_class()()
     for name, value in features.items():
-        _fill(example.features.feature[name], name, value)
+        _fill_feature(example.features.feature[name], name, value)
     return bytes(example.SerializeToString(deterministic=True))
 
 
-def _fill(feature: Any, name: str, value: Value) -> None:
+def _fill_feature(feature: Any, name: str, value: FeatureValue) -> None:
     values = [value] if isinstance(value, bytes | str | int | float) else value
     try:
         kinds = set(map(type, values))
@@ -44,7 +44,7 @@ def _fill(feature: Any, name: str, value: Value) -> None:
         elif all(issubclass(kind, int | float) for kind in kinds):
             feature.float_list.value.extend(values)
         else:
-            feature.bytes_list.value.extend(_as_bytes(item) for item in values)
+            feature.bytes_list.value.extend(_to_bytes(item) for item in values)
     except (TypeError, ValueError) as error:
         raise BadInputError(
             f"feature {name!r} cannot be stored: {error}",
@@ -52,7 +52,7 @@ def _fill(feature: Any, name: str, value: Value) -> None:
         ) from error
 
 
-def _as_bytes(item: object) -> bytes:
+def _to_bytes(item: object) -> bytes:
     if isinstance(item, str):
         return item.encode()
     if isinstance(item, bytes):
@@ -61,36 +61,36 @@ def _as_bytes(item: object) -> bytes:
 
 
 @cache
-def _example_class() -> Any:
+def _build_example_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(_file())
+    pool.Add(_build_file_descriptor())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
 
 
-def _file() -> descriptor_pb2.FileDescriptorProto:
+def _build_file_descriptor() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(name="edl/example.proto", package=_PACKAGE, syntax="proto3")
-    _list_message(file, "BytesList", _Field.TYPE_BYTES)
-    _list_message(file, "FloatList", _Field.TYPE_FLOAT)
-    _list_message(file, "Int64List", _Field.TYPE_INT64)
+    _add_list_message(file, "BytesList", _Field.TYPE_BYTES)
+    _add_list_message(file, "FloatList", _Field.TYPE_FLOAT)
+    _add_list_message(file, "Int64List", _Field.TYPE_INT64)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, kind in enumerate(("bytes", "float", "int64"), 1):
-        _message_field(feature, f"{kind}_list", number, f"{kind.capitalize()}List").oneof_index = 0
+        _add_message_field(feature, f"{kind}_list", number, f"{kind.capitalize()}List").oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
-    _message_field(entry, "value", 2, "Feature")
-    _message_field(features, "feature", 1, "Features.FeatureEntry").label = _Field.LABEL_REPEATED
-    _message_field(file.message_type.add(name="Example"), "features", 1, "Features")
+    _add_message_field(entry, "value", 2, "Feature")
+    _add_message_field(features, "feature", 1, "Features.FeatureEntry").label = _Field.LABEL_REPEATED
+    _add_message_field(file.message_type.add(name="Example"), "features", 1, "Features")
     return file
 
 
-def _list_message(file: descriptor_pb2.FileDescriptorProto, name: str, kind: _Field.Type.ValueType) -> None:
+def _add_list_message(file: descriptor_pb2.FileDescriptorProto, name: str, kind: _Field.Type.ValueType) -> None:
     file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=_Field.LABEL_REPEATED)
 
 
-def _message_field(message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str) -> _Field:
+def _add_message_field(message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str) -> _Field:
     return message.field.add(
         name=name,
         number=number,

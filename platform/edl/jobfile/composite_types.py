@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from edl.jobfile.document_tree import Json, Node, Place
-from edl.jobfile.scalar_types import Kind, Text, found
+from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext
+from edl.jobfile.scalar_types import FieldType, TextType, describe_value
 
 
 @dataclass(frozen=True, slots=True)
-class Nullable:
+class NullableType:
     """A value or null; what null means is said by the field's sentence."""
 
-    kind: Kind
+    kind: FieldType
 
     @property
     def expected(self) -> str:
@@ -27,25 +27,25 @@ class Nullable:
         inner: type | None = getattr(self.kind, "section", None)
         return inner
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """None for null."""
         return None if node.value is None else self.kind.read(node, place)
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """Null for None."""
         return None if value is None else self.kind.write(value)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """Null, or the inner kind."""
         return {"anyOf": [{"type": "null"}, self.kind.schema()]}
 
 
 @dataclass(frozen=True, slots=True)
-class TextOr:
+class TextOrMappingType:
     """Text, or a mapping in its place."""
 
-    text: Kind
-    mapping: Kind
+    text: FieldType
+    mapping: FieldType
 
     @property
     def expected(self) -> str:
@@ -58,47 +58,47 @@ class TextOr:
         inner: type | None = getattr(self.mapping, "section", None)
         return inner
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """What the mapping means, or the text."""
         return (self.mapping if isinstance(node.value, dict) else self.text).read(node, place)
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """The text, or the mapping."""
         return (self.text if isinstance(value, str) else self.mapping).write(value)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """Either of the two."""
         return {"anyOf": [self.text.schema(), self.mapping.schema()]}
 
 
 @dataclass(frozen=True, slots=True)
-class ListOf:
+class ListType:
     """A list, a tuple once read."""
 
-    kind: Kind
+    kind: FieldType
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return f"a list, each of it {self.kind.expected}"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """A tuple of the members."""
         if not isinstance(node.value, list):
-            return place.report(node, f"found {found(node)}, must be {self.expected}")
+            return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
         return tuple(self.kind.read(member, inner) for member, inner in place.items(node.value))
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """A JSON array."""
         return [self.kind.write(member) for member in value]
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """An array of the inner kind."""
         return {"type": "array", "items": self.kind.schema()}
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class PathListType:
     """One path, a list of paths, or null for none: always a tuple of text once read."""
 
     @property
@@ -106,53 +106,53 @@ class Paths:
         """What is allowed, to stand after 'must be'."""
         return "a path, a list of paths, or null"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """A tuple of paths, as written."""
         if node.value is None:
             return ()
         if isinstance(node.value, list):
-            return ListOf(_PATH).read(node, place)
+            return ListType(_PATH_TYPE).read(node, place)
         if isinstance(node.value, str) and node.value:
             return (node.value,)
-        return place.report(node, f"found {found(node)}, must be {self.expected}")
+        return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """A JSON array."""
         return list(value)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """Null, a string, or an array of strings."""
-        return {"anyOf": [{"type": "null"}, _PATH.schema(), ListOf(_PATH).schema()]}
+        return {"anyOf": [{"type": "null"}, _PATH_TYPE.schema(), ListType(_PATH_TYPE).schema()]}
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class MappingType:
     """A mapping whose names the user chooses, each value of one kind; ``names`` is what a name may be, if not any."""
 
-    kind: Kind
-    names: Text | None = None
+    kind: FieldType
+    names: TextType | None = None
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return f"a mapping of names, each of it {self.kind.expected}"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """A dict of the members."""
         if not isinstance(node.value, dict):
-            return place.report(node, f"found {found(node)}, must be {self.expected}")
+            return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
         return {name: self._member(name, member, place.member(name)) for name, member in node.value.items()}
 
-    def _member(self, name: str, node: Node, place: Place) -> Any:
+    def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
         if self.names is not None and not re.fullmatch(self.names.pattern, name):
             return place.report(node, f"found '{name}' as a name, must be {self.names.meaning}")
         return self.kind.read(node, place)
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """A JSON object."""
         return {name: self.kind.write(member) for name, member in value.items()}
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """An object with such names."""
         if self.names is None:
             return {"type": "object", "additionalProperties": self.kind.schema()}
@@ -161,7 +161,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
+class AnyJsonType:
     """Any JSON value: what is passed on to the user's code or to Kubernetes as it is."""
 
     @property
@@ -169,18 +169,18 @@ class Anything:
         """What is allowed, to stand after 'must be'."""
         return "any value"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The plain value."""
         return node.plain()
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """The value itself."""
-        plain: Json = value
+        plain: JsonValue = value
         return plain
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """No restriction."""
         return {}
 
 
-_PATH = Text(meaning="a path")
+_PATH_TYPE = TextType(meaning="a path")

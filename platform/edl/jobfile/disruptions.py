@@ -7,40 +7,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Self
 
-from edl.api.cluster_port import Cause
+from edl.api.cluster_port import TerminationCause
 from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
-from edl.jobfile.composite_types import Named
-from edl.jobfile.json_object import Report
-from edl.jobfile.scalar_types import Text, Whole
-from edl.jobfile.section_type import Option
+from edl.jobfile.composite_types import MappingType
+from edl.jobfile.json_object import JsonObject
+from edl.jobfile.scalar_types import IntegerType, TextType
+from edl.jobfile.section_type import FieldOption
 
-_COUNT = Whole(0)
-_BY_REASON = Named(_COUNT)
-_PLANNED = ("Completed", "Deleted", "succeeded")
-_CAUSES = {cause.value for cause in Cause}
+_COUNT = IntegerType(0)
+_BY_REASON = MappingType(_COUNT)
+_PLANNED_REASONS = ("Completed", "Deleted", "succeeded")
+_EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
 
 
 @dataclass(frozen=True, slots=True)
-class Losses(Report):
+class DisruptionReport(JsonObject):
     """The content of ``losses.json``."""
 
-    workers: Annotated[Mapping[str, int], Option(_BY_REASON, "Workers that were lost, by reason.")] = field(
+    workers: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Workers that were lost, by reason.")] = field(
         default_factory=dict
     )
-    ps: Annotated[Mapping[str, int], Option(_BY_REASON, "Parameter servers that were lost, by reason.")] = field(
+    ps: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Parameter servers that were lost, by reason.")] = field(
         default_factory=dict
     )
-    master: Annotated[Mapping[str, int], Option(_BY_REASON, "Masters that were lost, by reason.")] = field(
+    master: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Masters that were lost, by reason.")] = field(
         default_factory=dict
     )
-    rollbacks: Annotated[int, Option(_COUNT, "How often parameters went back to a checkpoint.")] = 0
-    records_rolled_back: Annotated[int, Option(_COUNT, "Records that went back with them.", "records")] = 0
-    rollback_reason: Annotated[str, Option(Text(r"^[\s\S]*$"), "Why, the newest time.")] = ""
-    records_returned: Annotated[int, Option(_COUNT, "Records that went back to the queue.", "records")] = 0
-    records_leased_again: Annotated[int, Option(_COUNT, "Of them, those that were leased again.", "records")] = 0
+    rollbacks: Annotated[int, FieldOption(_COUNT, "How often parameters went back to a checkpoint.")] = 0
+    records_rolled_back: Annotated[int, FieldOption(_COUNT, "Records that went back with them.", "records")] = 0
+    rollback_reason: Annotated[str, FieldOption(TextType(r"^[\s\S]*$"), "Why, the newest time.")] = ""
+    records_returned: Annotated[int, FieldOption(_COUNT, "Records that went back to the queue.", "records")] = 0
+    records_leased_again: Annotated[int, FieldOption(_COUNT, "Of them, those that were leased again.", "records")] = 0
 
 
-class LossCounter:
+class DisruptionCounter:
     """Counts the losses among events, in the order in which they happened."""
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class LossCounter:
     def hear(self, event: Event) -> None:
         """Count one event; whom the master itself told to go is no loss."""
         match event:
-            case RoleLeaving() if event.cause not in _CAUSES:
+            case RoleLeaving() if event.cause not in _EXTERNAL_CAUSES:
                 self._dismissed.add((event.role, event.index))
-            case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED:
+            case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED_REASONS:
                 if (event.role, event.index) not in self._dismissed:
                     self._lost[event.role][event.reason.partition(": ")[0] or "no reason known"] += 1
             case RolledBack():
@@ -75,9 +75,9 @@ class LossCounter:
                 self._leased += event.end - event.start
 
     @property
-    def losses(self) -> Losses:
+    def losses(self) -> DisruptionReport:
         """All so far."""
-        return Losses(
+        return DisruptionReport(
             dict(self._lost["worker"]),
             dict(self._lost["ps"]),
             dict(self._lost["master"]),

@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edl.jobfile.problems import Problem
+from edl.jobfile.problems import SpecProblem
 
-Scalar: TypeAlias = str | int | float | bool | None
+ScalarValue: TypeAlias = str | int | float | bool | None
 # not recursive: dataclass annotations that name it are evaluated in other modules, where forward references fail
-Json: TypeAlias = Scalar | list[Any] | dict[str, Any]
+JsonValue: TypeAlias = ScalarValue | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DocumentNode:
     """A value and its place: a scalar, a mapping of text to nodes, or a list of nodes.
 
     A mapping's members carry the line of their key. ``where`` is ready to be printed.
     """
 
-    value: Scalar | dict[str, Node] | list[Node]
+    value: ScalarValue | dict[str, DocumentNode] | list[DocumentNode]
     where: str
 
-    def plain(self) -> Json:
+    def plain(self) -> JsonValue:
         """The value without places."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
@@ -33,30 +33,30 @@ class Node:
         return self.value
 
 
-def tree(value: object, where: str) -> Node:
+def build_tree(value: object, where: str) -> DocumentNode:
     """A tree of plain JSON values, all of them at one place."""
     if isinstance(value, Mapping):
-        return Node({str(key): tree(member, where) for key, member in value.items()}, where)
+        return DocumentNode({str(key): build_tree(member, where) for key, member in value.items()}, where)
     if isinstance(value, list | tuple):
-        return Node([tree(member, where) for member in value], where)
+        return DocumentNode([build_tree(member, where) for member in value], where)
     if value is None or isinstance(value, str | int | float):
-        return Node(value, where)
+        return DocumentNode(value, where)
     raise TypeError(f"not a JSON value: {value!r}")
 
 
-def json_tree(text: str, where: str) -> Node | None:
+def parse_json_tree(text: str, where: str) -> DocumentNode | None:
     """The tree of a JSON text, all of it at one place; None for anything but an object without duplicate names.
 
     Many times as fast as YAML's parser, which reads JSON too, and says what is wrong and on which line.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_distinct)
-        return tree(value, where) if isinstance(value, dict) else None
+        value = json.loads(text, object_pairs_hook=_reject_duplicate_names)
+        return build_tree(value, where) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("duplicate names")
@@ -64,21 +64,21 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadContext:
     """Where a reader of the tree stands: the path so far, and the list that collects problems."""
 
     path: str
-    problems: list[Problem]
+    problems: list[SpecProblem]
 
-    def member(self, name: str) -> Place:
+    def member(self, name: str) -> ReadContext:
         """The place of a mapping's member."""
-        return Place(f"{self.path}.{name}" if self.path else name, self.problems)
+        return ReadContext(f"{self.path}.{name}" if self.path else name, self.problems)
 
-    def items(self, nodes: list[Node]) -> Iterator[tuple[Node, Place]]:
+    def items(self, nodes: list[DocumentNode]) -> Iterator[tuple[DocumentNode, ReadContext]]:
         """The members of a list, each with its place."""
         for index, node in enumerate(nodes):
-            yield node, Place(f"{self.path}[{index}]", self.problems)
+            yield node, ReadContext(f"{self.path}[{index}]", self.problems)
 
-    def report(self, node: Node, message: str, hint: str | None = None) -> None:
+    def report(self, node: DocumentNode, message: str, hint: str | None = None) -> None:
         """Add a problem; reading goes on, so that all problems of a file are told at once."""
-        self.problems.append(Problem(node.where, self.path, message, hint))
+        self.problems.append(SpecProblem(node.where, self.path, message, hint))

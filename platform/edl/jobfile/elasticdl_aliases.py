@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.jobfile.problems import folded
+from edl.jobfile.problems import normalize_spelling
 
-FIELDS: Mapping[str, str] = {
+FIELD_ALIASES: Mapping[str, str] = {
     "batch_size": "train.minibatch_size",
     "checkpoint_steps": "checkpoint.every_steps",
     "data_reader_params": "data.reader",
@@ -32,7 +32,7 @@ FIELDS: Mapping[str, str] = {
     "validation_data": "data.validation",
 }
 """Where a job file says the same. Fields of the same name one level down need no line: they are found by themselves."""
-FUNCTIONS: Mapping[str, str] = {
+FUNCTION_ALIASES: Mapping[str, str] = {
     "callbacks": "callbacks",
     "custom_data_reader": "custom_data_reader",
     "eval_metrics_fn": "eval_metrics_fn",
@@ -44,14 +44,14 @@ FUNCTIONS: Mapping[str, str] = {
 }
 """What is code here: the function of the model module that says it."""
 
-_FIELDS = {folded(name): field for name, field in FIELDS.items()}
-_FUNCTIONS = {folded(name): function for name, function in FUNCTIONS.items()}
+_NORMALIZED_FIELDS = {normalize_spelling(name): field for name, field in FIELD_ALIASES.items()}
+_NORMALIZED_FUNCTIONS = {normalize_spelling(name): function for name, function in FUNCTION_ALIASES.items()}
 
 
-def pointer(name: str) -> str | None:
+def suggest_replacement(name: str) -> str | None:
     """What to write in place of a job's unknown field, to stand after a semicolon; None when nothing is known of it."""
-    if field := _FIELDS.get(folded(name)):
+    if field := _NORMALIZED_FIELDS.get(normalize_spelling(name)):
         return f"did you mean '{field}'?"
-    if function := _FUNCTIONS.get(folded(name)):
+    if function := _NORMALIZED_FUNCTIONS.get(normalize_spelling(name)):
         return f"it belongs in the model module, as the function {function}() (see the model contract)"
     return None

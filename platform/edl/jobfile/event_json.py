@@ -6,8 +6,8 @@ import json
 
 from edl.api.events import EVENTS, Event
 from edl.jobfile import json_object
-from edl.jobfile.document_tree import Json
-from edl.jobfile.problems import Problem, SpecError
+from edl.jobfile.document_tree import JsonValue
+from edl.jobfile.problems import SpecError, SpecProblem
 
 
 def line(event: Event) -> str:
@@ -15,28 +15,28 @@ def line(event: Event) -> str:
     return json.dumps(json_object.to_json(event), allow_nan=False)
 
 
-def parse(line: str, where: str = "event") -> Event:
+def parse_event_line(line: str, where: str = "event") -> Event:
     """The event of a line; raises SpecError for anything that ``line`` did not write."""
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise SpecError([Problem(where, "", f"not JSON: {error}")]) from error
-    return from_json(value, where)
+        raise SpecError([SpecProblem(where, "", f"not JSON: {error}")]) from error
+    return event_from_json(value, where)
 
 
-def from_json(value: object, where: str = "event") -> Event:
+def event_from_json(value: object, where: str = "event") -> Event:
     """The event of a JSON object; raises SpecError that names ``where`` and every wrong field."""
     kind = value.get("event") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in EVENTS:
-        raise SpecError([Problem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])
+        raise SpecError([SpecProblem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])
     return json_object.from_json(EVENTS[kind], value, where)
 
 
-def schema() -> dict[str, Json]:
+def build_event_schema() -> dict[str, JsonValue]:
     """JSON Schema of one event."""
-    return {"oneOf": [_schema(event) for event in EVENTS.values()]}
+    return {"oneOf": [_event_type_schema(event) for event in EVENTS.values()]}
 
 
-def _schema(event: type[Event]) -> dict[str, Json]:
+def _event_type_schema(event: type[Event]) -> dict[str, JsonValue]:
     section = json_object.section_of(event)
     return {"title": event.kind, "description": event.__doc__} | section.schema(required=("event",))

@@ -14,73 +14,85 @@ from typing import Annotated
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.job import Strategy
 from edl.jobfile import elasticdl_aliases
-from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, Paths
-from edl.jobfile.document_tree import Json
-from edl.jobfile.kubernetes_names import IMAGE
-from edl.jobfile.pod_spec import Pod, Resources, Security, Storage, Volume, WorkerResources
-from edl.jobfile.quantities import DURATION, SIZE
-from edl.jobfile.scalar_types import Choice, Number, Text, Whole
-from edl.jobfile.section_type import Option, Section
+from edl.jobfile.composite_types import AnyJsonType, ListType, MappingType, NullableType, PathListType
+from edl.jobfile.document_tree import JsonValue
+from edl.jobfile.kubernetes_names import IMAGE_NAME
+from edl.jobfile.pod_spec import PodSpec, ResourceSpec, SecuritySpec, StorageSpec, VolumeSpec, WorkerResourceSpec
+from edl.jobfile.quantities import DURATION_TYPE, SIZE_TYPE
+from edl.jobfile.scalar_types import ChoiceType, IntegerType, NumberType, TextType
+from edl.jobfile.section_type import FieldOption, SectionType
 
 API_VERSION = "edl.dev/v1"
 
-_JOB_NAME = Text(
+_JOB_NAME_TYPE = TextType(
     r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
     "a job name: 1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -",
 )
-_DEFINITION = Text(
+_DEFINITION_TYPE = TextType(
     r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$",
     "a module below the zoo and a function in it, such as mnist.model.custom_model",
 )
-_PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
-_DIVIDED_PRIORITY = Text(
+_PRIORITY_TYPE = TextType(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
+_SPLIT_PRIORITY_TYPE = TextType(
     r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=0\.[0-9]*[1-9][0-9]*)?$",
     "the name of a PriorityClass, or one with the share of workers (above 0, below 1) that get it, such as high=0.5",
 )
-_PATH = Text(meaning="a path")
-_TEXT = Text()
-_COUNT = Whole(0)
-_POSITIVE = Whole(1)
-_UNUSED_STEPS = Whole(1, 100_000_000)  # each takes 4 bytes of a table's memory
+_PATH_TYPE = TextType(meaning="a path")
+_TEXT_TYPE = TextType()
+_COUNT_TYPE = IntegerType(0)
+_POSITIVE_TYPE = IntegerType(1)
+_EVICTION_STEPS_TYPE = IntegerType(1, 100_000_000)  # each takes 4 bytes of a table's memory
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSpec:
     """The user's model code."""
 
-    definition: Annotated[str, Option(_DEFINITION, "The module below the zoo and the function that makes the model.")]
-    zoo: Annotated[str, Option(_PATH, "The directory of model code; relative to this file under edl run.")] = (
-        "model_zoo"
-    )
+    definition: Annotated[
+        str, FieldOption(_DEFINITION_TYPE, "The module below the zoo and the function that makes the model.")
+    ]
+    zoo: Annotated[
+        str, FieldOption(_PATH_TYPE, "The directory of model code; relative to this file under edl run.")
+    ] = "model_zoo"
     params: Annotated[
-        Mapping[str, Json], Option(Named(Anything()), "Keyword arguments of the function that makes the model.")
+        Mapping[str, JsonValue],
+        FieldOption(MappingType(AnyJsonType()), "Keyword arguments of the function that makes the model."),
     ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataSpec:
     """Where records come from; each set is a tuple of paths, empty when there is none."""
 
-    training: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to train on.")] = ()
-    validation: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to evaluate on.")] = ()
-    prediction: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to predict.")] = ()
+    training: Annotated[
+        tuple[str, ...], FieldOption(PathListType(), "Files or directories of records to train on.")
+    ] = ()
+    validation: Annotated[
+        tuple[str, ...], FieldOption(PathListType(), "Files or directories of records to evaluate on.")
+    ] = ()
+    prediction: Annotated[
+        tuple[str, ...], FieldOption(PathListType(), "Files or directories of records to predict.")
+    ] = ()
     reader: Annotated[
-        Mapping[str, Json],
-        Option(Named(Anything()), "Arguments of the reader, such as format (recordio or csv); the reader checks them."),
+        Mapping[str, JsonValue],
+        FieldOption(
+            MappingType(AnyJsonType()),
+            "Arguments of the reader, such as format (recordio or csv); the reader checks them.",
+        ),
     ] = field(default_factory=dict)
     max_corrupt_records: Annotated[
-        int, Option(_COUNT, "Corrupt records that are skipped and counted before the job fails.", "records")
+        int, FieldOption(_COUNT_TYPE, "Corrupt records that are skipped and counted before the job fails.", "records")
     ] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
+class ShuffleSpec:
     """How training records are mixed."""
 
     window: Annotated[
         int | None,
-        Option(
-            Nullable(_COUNT),
+        FieldOption(
+            NullableType(_COUNT_TYPE),
             "Training records that are mixed with each other. The blocks of all files come in random order, and a "
             "worker holds the records of one window and of up to two blocks more (a chunk of RecordIO, 256 rows of "
             "CSV) in memory. null: as many as take about 64 MiB, 65536 at most; none where a custom reader has no "
@@ -92,55 +104,60 @@ class Shuffle:
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class TrainSpec:
     """How long and in which portions to train."""
 
-    epochs: Annotated[int, Option(_POSITIVE, "How often the training records are gone through.", "epochs")] = 1
-    minibatch_size: Annotated[int, Option(_POSITIVE, "Records of one step of one worker.", "records")] = 64
+    epochs: Annotated[
+        int, FieldOption(_POSITIVE_TYPE, "How often the training records are gone through.", "epochs")
+    ] = 1
+    minibatch_size: Annotated[int, FieldOption(_POSITIVE_TYPE, "Records of one step of one worker.", "records")] = 64
     minibatches_per_task: Annotated[
-        int, Option(_POSITIVE, "Minibatches that a worker leases at once.", "minibatches")
+        int, FieldOption(_POSITIVE_TYPE, "Minibatches that a worker leases at once.", "minibatches")
     ] = 64
     evaluation_steps: Annotated[
         int | None,
-        Option(
-            Nullable(_POSITIVE),
+        FieldOption(
+            NullableType(_POSITIVE_TYPE),
             "Steps from one evaluation to the next; those that fall due while one runs are left out. null evaluates "
             "at the end only.",
             "steps",
         ),
     ] = None
     max_steps: Annotated[
-        int | None, Option(Nullable(_POSITIVE), "Steps after which the job ends; null ends with the epochs.", "steps")
+        int | None,
+        FieldOption(
+            NullableType(_POSITIVE_TYPE), "Steps after which the job ends; null ends with the epochs.", "steps"
+        ),
     ] = None
-    shuffle: Annotated[Shuffle, Option(Section(Shuffle), "How training records are mixed.")] = field(
-        default_factory=Shuffle
+    shuffle: Annotated[ShuffleSpec, FieldOption(SectionType(ShuffleSpec), "How training records are mixed.")] = field(
+        default_factory=ShuffleSpec
     )
-    seed: Annotated[int, Option(_COUNT, "Seed of the initial weights and of the order of the records.")] = 0
+    seed: Annotated[int, FieldOption(_COUNT_TYPE, "Seed of the initial weights and of the order of the records.")] = 0
     on_nan: Annotated[
         str,
-        Option(
-            Choice(("stop", "skip")),
+        FieldOption(
+            ChoiceType(("stop", "skip")),
             "When a loss or gradient is not finite: stop the job naming the records, or skip the minibatch's update.",
         ),
     ] = "stop"
     on_crashing_range: Annotated[
         str,
-        Option(
-            Choice(("fail", "skip")),
+        FieldOption(
+            ChoiceType(("fail", "skip")),
             "When a range of records makes workers crash again and again: fail the job, or skip the range and say so.",
         ),
     ] = "fail"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointSpec:
     """When cuts of the parameters and the ledger are kept."""
 
-    every_steps: Annotated[int, Option(_POSITIVE, "Steps from one checkpoint to the next.", "steps")] = 1000
+    every_steps: Annotated[int, FieldOption(_POSITIVE_TYPE, "Steps from one checkpoint to the next.", "steps")] = 1000
     keep: Annotated[
         int,
-        Option(
-            _POSITIVE,
+        FieldOption(
+            _POSITIVE_TYPE,
             "Newest checkpoints that are kept; there must be room for one more, which is written before the oldest is "
             "removed.",
             "checkpoints",
@@ -148,8 +165,8 @@ class Checkpoint:
     ] = 3
     full_timeout: Annotated[
         float,
-        Option(
-            DURATION,
+        FieldOption(
+            DURATION_TYPE,
             "How long training waits when a checkpoint cannot be written, one interval after it was due; then the job "
             "fails and can be resumed.",
             "seconds",
@@ -158,51 +175,58 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportSpec:
     """Where the trained model goes."""
 
     path: Annotated[
-        str | None, Option(Nullable(_PATH), "Directory of the exported model; null is export/ in the run's directory.")
+        str | None,
+        FieldOption(
+            NullableType(_PATH_TYPE), "Directory of the exported model; null is export/ in the run's directory."
+        ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class MasterSpec:
     """The coordinator's pod."""
 
-    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pod; edl run does not use it.")] = "high"
-    resources: Annotated[Resources, Option(Section(Resources), "What the pod asks for.")] = field(
-        default_factory=Resources
+    priority: Annotated[str, FieldOption(_PRIORITY_TYPE, "PriorityClass of the pod; edl run does not use it.")] = "high"
+    resources: Annotated[ResourceSpec, FieldOption(SectionType(ResourceSpec), "What the pod asks for.")] = field(
+        default_factory=ResourceSpec
     )
     lost_timeout: Annotated[
-        float, Option(DURATION, "How long workers and parameter servers wait for a lost master.", "seconds")
+        float, FieldOption(DURATION_TYPE, "How long workers and parameter servers wait for a lost master.", "seconds")
     ] = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterServers:
+class ParameterServerSpec:
     """The roles that hold the parameters."""
 
-    count: Annotated[int, Option(_POSITIVE, "Number of parameter servers.", "processes or pods")] = 1
-    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pods; edl run does not use it.")] = "high"
-    replicas: Annotated[int, Option(_COUNT, "Copies of each slot on other parameter servers.", built=(0,))] = 0
+    count: Annotated[int, FieldOption(_POSITIVE_TYPE, "Number of parameter servers.", "processes or pods")] = 1
+    priority: Annotated[str, FieldOption(_PRIORITY_TYPE, "PriorityClass of the pods; edl run does not use it.")] = (
+        "high"
+    )
+    replicas: Annotated[
+        int, FieldOption(_COUNT_TYPE, "Copies of each slot on other parameter servers.", built=(0,))
+    ] = 0
     embedding_threshold: Annotated[
-        int, Option(SIZE, "Embedding layers of at least this size are served as rows.", "bytes")
+        int, FieldOption(SIZE_TYPE, "Embedding layers of at least this size are served as rows.", "bytes")
     ] = 2 << 20
-    resources: Annotated[Resources, Option(Section(Resources), "What each pod asks for.")] = field(
-        default_factory=Resources
+    resources: Annotated[ResourceSpec, FieldOption(SectionType(ResourceSpec), "What each pod asks for.")] = field(
+        default_factory=ResourceSpec
     )
     store: Annotated[
         str,
-        Option(
-            Choice(("auto", "native", "numpy")),
+        FieldOption(
+            ChoiceType(("auto", "native", "numpy")),
             "What holds embedding rows: native code, or numpy, which is slower; auto is native where that is there.",
         ),
     ] = "auto"
     max_rows: Annotated[
         int | None,
-        Option(
-            Nullable(_POSITIVE),
+        FieldOption(
+            NullableType(_POSITIVE_TYPE),
             "Rows that an embedding table may hold on all parameter servers together; a push beyond that fails the "
             "job.",
             "rows",
@@ -210,8 +234,8 @@ class ParameterServers:
     ] = None
     evict_after_steps: Annotated[
         int | None,
-        Option(
-            Nullable(_UNUSED_STEPS),
+        FieldOption(
+            NullableType(_EVICTION_STEPS_TYPE),
             "Steps after which a row that no push named is dropped; null keeps all.",
             "steps",
         ),
@@ -219,27 +243,32 @@ class ParameterServers:
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class WorkerSpec:
     """The elastic part of the job."""
 
-    min: Annotated[int, Option(_COUNT, "Below this many workers the job is called starved; it goes on.", "workers")] = 1
+    min: Annotated[
+        int, FieldOption(_COUNT_TYPE, "Below this many workers the job is called starved; it goes on.", "workers")
+    ] = 1
     max: Annotated[
-        int, Option(Whole(1, MOST_WORKERS), "As many workers are asked for; edl run starts this many.", "workers")
+        int,
+        FieldOption(
+            IntegerType(1, MOST_WORKERS), "As many workers are asked for; edl run starts this many.", "workers"
+        ),
     ] = 2
     priority: Annotated[
         str,
-        Option(
-            _DIVIDED_PRIORITY,
+        FieldOption(
+            _SPLIT_PRIORITY_TYPE,
             "PriorityClass of the pods; high=0.5 gives high to half of them, low to the rest. edl run does not use it.",
         ),
     ] = "low"
-    resources: Annotated[WorkerResources, Option(Section(WorkerResources), "What each pod asks for.")] = field(
-        default_factory=WorkerResources
-    )
+    resources: Annotated[
+        WorkerResourceSpec, FieldOption(SectionType(WorkerResourceSpec), "What each pod asks for.")
+    ] = field(default_factory=WorkerResourceSpec)
     oom_memory_factor: Annotated[
         float,
-        Option(
-            Number(1.0),
+        FieldOption(
+            NumberType(1.0),
             "Memory of a worker's successor after it ran out of memory, as a factor; 1 ends the job instead.",
         ),
     ] = 1.0
@@ -249,56 +278,66 @@ class Workers:
 class JobSpec:
     """All about one job."""
 
-    name: Annotated[str, Option(_JOB_NAME, "Names the job, its runs and its pods.")]
-    model: Annotated[Model, Option(Section(Model), "The user's model code.")]
-    image: Annotated[str | None, Option(Nullable(IMAGE), "Container image of every role; edl run does not use it.")] = (
-        None
+    name: Annotated[str, FieldOption(_JOB_NAME_TYPE, "Names the job, its runs and its pods.")]
+    model: Annotated[ModelSpec, FieldOption(SectionType(ModelSpec), "The user's model code.")]
+    image: Annotated[
+        str | None, FieldOption(NullableType(IMAGE_NAME), "Container image of every role; edl run does not use it.")
+    ] = None
+    data: Annotated[DataSpec, FieldOption(SectionType(DataSpec), "Where records come from.")] = field(
+        default_factory=DataSpec
     )
-    data: Annotated[Data, Option(Section(Data), "Where records come from.")] = field(default_factory=Data)
-    train: Annotated[Train, Option(Section(Train), "How long and in which portions to train.")] = field(
-        default_factory=Train
+    train: Annotated[TrainSpec, FieldOption(SectionType(TrainSpec), "How long and in which portions to train.")] = (
+        field(default_factory=TrainSpec)
     )
-    strategy: Annotated[Strategy, Option(Section(Strategy), "How workers combine what they learn.")] = field(
+    strategy: Annotated[Strategy, FieldOption(SectionType(Strategy), "How workers combine what they learn.")] = field(
         default_factory=Strategy
     )
     checkpoint: Annotated[
-        Checkpoint | None,
-        Option(
-            Nullable(Section(Checkpoint)),
+        CheckpointSpec | None,
+        FieldOption(
+            NullableType(SectionType(CheckpointSpec)),
             "When checkpoints are kept; null keeps those of step 0 and of the end only (Local: none): a job that is "
             "resumed, or loses its only parameter server, begins at step 0.",
         ),
-    ] = field(default_factory=Checkpoint)
+    ] = field(default_factory=CheckpointSpec)
     export: Annotated[
-        Export | None, Option(Nullable(Section(Export)), "Where the trained model goes; null exports nothing.")
-    ] = field(default_factory=Export)
-    master: Annotated[Master, Option(Section(Master), "The coordinator's pod.")] = field(default_factory=Master)
-    ps: Annotated[ParameterServers, Option(Section(ParameterServers), "The roles that hold the parameters.")] = field(
-        default_factory=ParameterServers
+        ExportSpec | None,
+        FieldOption(NullableType(SectionType(ExportSpec)), "Where the trained model goes; null exports nothing."),
+    ] = field(default_factory=ExportSpec)
+    master: Annotated[MasterSpec, FieldOption(SectionType(MasterSpec), "The coordinator's pod.")] = field(
+        default_factory=MasterSpec
     )
-    workers: Annotated[Workers, Option(Section(Workers), "The elastic part of the job.")] = field(
-        default_factory=Workers
+    ps: Annotated[
+        ParameterServerSpec, FieldOption(SectionType(ParameterServerSpec), "The roles that hold the parameters.")
+    ] = field(default_factory=ParameterServerSpec)
+    workers: Annotated[WorkerSpec, FieldOption(SectionType(WorkerSpec), "The elastic part of the job.")] = field(
+        default_factory=WorkerSpec
     )
     ttl_after_finished: Annotated[
         float | None,
-        Option(
-            Nullable(DURATION),
+        FieldOption(
+            NullableType(DURATION_TYPE),
             "How long the ended job's objects stay on the cluster, where edl list, status and logs find them: its Job, "
             "and with it the ConfigMaps, Service, Secret and Lease; null keeps them. What is on volumes stays; edl run "
             "does not use it.",
             "seconds",
         ),
     ] = None
-    volumes: Annotated[tuple[Volume, ...], Option(ListOf(Section(Volume)), "Directories that all roles share.")] = ()
-    storage: Annotated[Storage, Option(Section(Storage), "Where journal, checkpoints and logs go.")] = field(
-        default_factory=Storage
-    )
+    volumes: Annotated[
+        tuple[VolumeSpec, ...], FieldOption(ListType(SectionType(VolumeSpec)), "Directories that all roles share.")
+    ] = ()
+    storage: Annotated[
+        StorageSpec, FieldOption(SectionType(StorageSpec), "Where journal, checkpoints and logs go.")
+    ] = field(default_factory=StorageSpec)
     pod: Annotated[
-        Pod, Option(Section(Pod), "What every pod of the job gets; edl run has no pods and does not use it.")
-    ] = field(default_factory=Pod)
-    security: Annotated[Security, Option(Section(Security), "Whom pods run as; edl run does not use it.")] = field(
-        default_factory=Security
-    )
+        PodSpec,
+        FieldOption(SectionType(PodSpec), "What every pod of the job gets; edl run has no pods and does not use it."),
+    ] = field(default_factory=PodSpec)
+    security: Annotated[
+        SecuritySpec, FieldOption(SectionType(SecuritySpec), "Whom pods run as; edl run does not use it.")
+    ] = field(default_factory=SecuritySpec)
 
 
-JOB = Section(JobSpec, constants=(("apiVersion", API_VERSION),), pointer=elasticdl_aliases.pointer)
+JOB_SECTION = SectionType(
+    JobSpec, constants=(("apiVersion", API_VERSION),), pointer=elasticdl_aliases.suggest_replacement
+)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
-from edl.jobfile.document_tree import Json
-from edl.jobfile.job_spec import API_VERSION, JOB
+from edl.jobfile.document_tree import JsonValue
+from edl.jobfile.job_spec import API_VERSION, JOB_SECTION
 from edl.jobfile.json_object import section_of
 
 JOB_SCHEMA = f"{API_VERSION.replace('/', '_')}.schema.json"
@@ -20,30 +20,30 @@ STATUS_SCHEMA = "status.schema.json"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def job_schema() -> dict[str, Json]:
+def build_job_schema() -> dict[str, JsonValue]:
     """JSON Schema of a job file."""
     head = {"$schema": _DIALECT, "$id": f"https://edl.dev/schemas/{JOB_SCHEMA}", "title": f"JobSpec {API_VERSION}"}
-    return {**head, "description": "A job of EDL.", **JOB.schema()}
+    return {**head, "description": "A job of EDL.", **JOB_SECTION.schema()}
 
 
-def status_schema() -> dict[str, Json]:
+def build_status_schema() -> dict[str, JsonValue]:
     """JSON Schema of ``status.json``; ``$defs`` holds those of the summary and of an event."""
     head = {"$schema": _DIALECT, "$id": f"https://edl.dev/schemas/{STATUS_SCHEMA}", "title": "Status of a job"}
-    inner = {"summary": section_of(Summary).schema(), "event": event_json.schema()}
+    inner = {"summary": section_of(Summary).schema(), "event": event_json.build_event_schema()}
     return {**head, "description": "The job as it is now.", **section_of(Status).schema(), "$defs": inner}
 
 
-def generated() -> dict[str, str]:
+def generate_schema_files() -> dict[str, str]:
     """The text of every published schema, by file name."""
-    schemas = {JOB_SCHEMA: job_schema(), STATUS_SCHEMA: status_schema()}
+    schemas = {JOB_SCHEMA: build_job_schema(), STATUS_SCHEMA: build_status_schema()}
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 
 
-def published(name: str) -> str:
+def read_published_schema(name: str) -> str:
     """The text of a published schema."""
     return files("edl.jobfile").joinpath(name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name, text in generated().items():
+    for name, text in generate_schema_files().items():
         Path(__file__).with_name(name).write_text(text, encoding="utf-8")

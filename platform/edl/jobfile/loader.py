@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.jobfile import consistency_rules
-from edl.jobfile.document_tree import Json, Node, Place, json_tree
-from edl.jobfile.job_spec import API_VERSION, JOB, JobSpec
-from edl.jobfile.problems import Problem, SpecError
+from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext, parse_json_tree
+from edl.jobfile.job_spec import API_VERSION, JOB_SECTION, JobSpec
+from edl.jobfile.problems import SpecError, SpecProblem
 
-_BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
+_MINIMAL_HEADER_HINT = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
 
 
-Demands = Callable[[JobSpec], Iterable[consistency_rules.Broken]]
+ExtraRules = Callable[[JobSpec], Iterable[consistency_rules.RuleViolation]]
 """Rules that one use of a job adds to those of every use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class NumberOption:
     """A number of the command line that has an option of its own.
 
     Attributes:
@@ -38,26 +38,26 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _LoadRequest:
     """What a file is read for, besides its text."""
 
     overrides: tuple[str, ...] = ()
-    counts: tuple[Count, ...] = ()
+    counts: tuple[NumberOption, ...] = ()
     required: tuple[str, ...] = ()
-    demands: Demands = lambda _: ()
+    demands: ExtraRules = lambda _: ()
 
-    def broken(self, spec: JobSpec) -> Iterator[consistency_rules.Broken]:
-        yield from consistency_rules.broken(spec, self.required)
+    def broken(self, spec: JobSpec) -> Iterator[consistency_rules.RuleViolation]:
+        yield from consistency_rules.find_rule_violations(spec, self.required)
         yield from self.demands(spec)
 
 
-def load(
+def load_job_file(
     path: str | os.PathLike[str],
     overrides: Iterable[str] = (),
     *,
-    counts: Iterable[Count] = (),
+    counts: Iterable[NumberOption] = (),
     required: Iterable[str] = (),
-    demands: Demands = lambda _: (),
+    demands: ExtraRules = lambda _: (),
 ) -> JobSpec:
     """The job of a YAML or JSON file.
 
@@ -74,15 +74,15 @@ def load(
         SpecError: a BadInputError with every problem of the file, each with file, line and path in the document.
     """
     source = os.fspath(path)
-    text = _text(Path(path))
-    root = json_tree(text, source) if source.endswith(".json") else None
-    use = _Use(tuple(overrides), tuple(counts), tuple(required), demands)
-    spec = None if root is None else _job(root, use, [])
-    return spec or _load_yaml(text, source, use)
+    text = _read_text_file(Path(path))
+    root = parse_json_tree(text, source) if source.endswith(".json") else None
+    use = _LoadRequest(tuple(overrides), tuple(counts), tuple(required), demands)
+    spec = None if root is None else _read_job_spec(root, use, [])
+    return spec or _load_yaml_text(text, source, use)
 
 
-def loads(text: str, source: str) -> JobSpec:
-    """The job of a text that ``dump`` gave as JSON.
+def load_job_text(text: str, source: str) -> JobSpec:
+    """The job of a text that ``dump_job_spec`` gave as JSON.
 
     Args:
         source: what it is called in messages.
@@ -90,12 +90,12 @@ def loads(text: str, source: str) -> JobSpec:
     Raises:
         SpecError: it is no such text.
     """
-    root = json_tree(text, source)
-    spec = None if root is None else _job(root, _Use(), [])
-    return spec or _load_yaml(text, source, _Use())
+    root = parse_json_tree(text, source)
+    spec = None if root is None else _read_job_spec(root, _LoadRequest(), [])
+    return spec or _load_yaml_text(text, source, _LoadRequest())
 
 
-def place_of(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
+def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
     """File and line, or the option, that gave a field its value: for what is found wrong with it after it was loaded.
 
     Args:
@@ -105,102 +105,104 @@ def place_of(field: str, path: str | os.PathLike[str], overrides: Iterable[str] 
     from edl.jobfile.yaml_parser import parse_yaml
 
     source = os.fspath(path)
-    root = parse_yaml(_text(Path(path)), source, [])
-    return source if root is None else _nearest_node(_overridden(root, tuple(overrides), []), field).where
+    root = parse_yaml(_read_text_file(Path(path)), source, [])
+    return source if root is None else _find_nearest_node(_apply_overrides(root, tuple(overrides), []), field).where
 
 
-def dump(spec: JobSpec) -> dict[str, Json]:
+def dump_job_spec(spec: JobSpec) -> dict[str, JsonValue]:
     """All fields as JSON values, defaults included: what load reads back as an equal spec."""
-    return JOB.write(spec)
+    return JOB_SECTION.write(spec)
 
 
-def changes(old: JobSpec, new: JobSpec) -> list[tuple[str, Json, Json]]:
+def diff_job_specs(old: JobSpec, new: JobSpec) -> list[tuple[str, JsonValue, JsonValue]]:
     """The fields in which two specs differ: path, old value, new value; in the order of the fields."""
-    return list(_differences("", dump(old), dump(new)))
+    return list(_diff_values("", dump_job_spec(old), dump_job_spec(new)))
 
 
-def _load_yaml(text: str, source: str, use: _Use) -> JobSpec:
+def _load_yaml_text(text: str, source: str, use: _LoadRequest) -> JobSpec:
     from edl.jobfile.yaml_parser import parse_yaml  # not for roles, which read JSON: its import costs 40 ms
 
     # YAML contains JSON: this is also where mistakes in a JSON file get their lines
-    problems: list[Problem] = []
+    problems: list[SpecProblem] = []
     root = parse_yaml(text, source, problems)
     if root is None and not problems:
-        problems.append(Problem(source, "", "is empty, must be a mapping of fields", _BEGINNING))
-    spec = None if root is None else _job(root, use, problems)
+        problems.append(SpecProblem(source, "", "is empty, must be a mapping of fields", _MINIMAL_HEADER_HINT))
+    spec = None if root is None else _read_job_spec(root, use, problems)
     if spec is None:
-        raise SpecError(sorted(problems, key=_line))
+        raise SpecError(sorted(problems, key=_line_number))
     return spec
 
 
-def _job(root: Node, use: _Use, problems: list[Problem]) -> JobSpec | None:
+def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecProblem]) -> JobSpec | None:
     """The job of a tree; None when ``problems`` says why there is none."""
-    root = _counted(_overridden(root, use.overrides, problems), use.counts, problems)
-    spec: JobSpec | None = JOB.read(root, Place("", problems))
-    problems.extend(_problem(root, rule) for rule in (use.broken(spec) if spec is not None else ()))
+    root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.counts, problems)
+    spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
+    problems.extend(_problem_from_violation(root, rule) for rule in (use.broken(spec) if spec is not None else ()))
     return None if problems else spec
 
 
-def _problem(root: Node, rule: consistency_rules.Broken) -> Problem:
+def _problem_from_violation(root: DocumentNode, rule: consistency_rules.RuleViolation) -> SpecProblem:
     """A broken rule with its place, and with the option that the other field is from: no line of a file shows that."""
-    where, hint = _nearest_node(root, rule.path).where, rule.hint
-    other = _node(root, rule.other)
+    where, hint = _find_nearest_node(root, rule.path).where, rule.hint
+    other = _find_node(root, rule.other)
     if other and other.where.startswith("--") and other.where != where:
         source = f"is from {other.where}"
         hint = f"{hint}, which {source}" if hint else f"{rule.other} {source}"
-    return Problem(where, rule.path, rule.message, hint)
+    return SpecProblem(where, rule.path, rule.message, hint)
 
 
-def _text(path: Path) -> str:
+def _read_text_file(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError([Problem(str(path), "", "not a text file in UTF-8")]) from error
+        raise SpecError([SpecProblem(str(path), "", "not a text file in UTF-8")]) from error
     except FileNotFoundError as error:
-        raise SpecError([Problem(str(path), "", "no such file")]) from error
+        raise SpecError([SpecProblem(str(path), "", "no such file")]) from error
     except IsADirectoryError as error:
         inside = sorted(file.name for file in path.glob("*.y*ml"))
         hint = f"it contains: {', '.join(inside)}" if inside else None
-        raise SpecError([Problem(str(path), "", "is a directory, must be a job file", hint)]) from error
+        raise SpecError([SpecProblem(str(path), "", "is a directory, must be a job file", hint)]) from error
     except OSError as error:
-        raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
+        raise SpecError([SpecProblem(str(path), "", f"cannot be read: {error.strerror}")]) from error
 
 
-def _overridden(root: Node, overrides: tuple[str, ...], problems: list[Problem]) -> Node:
+def _apply_overrides(root: DocumentNode, overrides: tuple[str, ...], problems: list[SpecProblem]) -> DocumentNode:
     if overrides:
-        from edl.jobfile.overrides import override  # reads YAML
+        from edl.jobfile.overrides import apply_override  # reads YAML
 
         for assignment in overrides:
-            root = override(root, assignment, problems)
+            root = apply_override(root, assignment, problems)
     return root
 
 
-def _counted(root: Node, counts: tuple[Count, ...], problems: list[Problem]) -> Node:
+def _apply_number_options(
+    root: DocumentNode, counts: tuple[NumberOption, ...], problems: list[SpecProblem]
+) -> DocumentNode:
     for count in counts:
-        from edl.jobfile.overrides import assign  # reads YAML
+        from edl.jobfile.overrides import assign_value  # reads YAML
 
-        leaf = Node(count.number, count.option)
-        root = assign(root, count.field, leaf, problems)
-        least = _node(root, count.lowers)
+        leaf = DocumentNode(count.number, count.option)
+        root = assign_value(root, count.field, leaf, problems)
+        least = _find_node(root, count.lowers)
         if least and isinstance(least.value, int | float) and least.value > count.number:
-            root = assign(root, count.lowers, leaf, problems)
+            root = assign_value(root, count.lowers, leaf, problems)
     return root
 
 
-def _line(problem: Problem) -> int:
+def _line_number(problem: SpecProblem) -> int:
     line = re.search(r":(\d+)$", problem.where)
     return int(line[1]) if line else 0
 
 
-def _node(root: Node, path: str) -> Node | None:
+def _find_node(root: DocumentNode, path: str) -> DocumentNode | None:
     """The node at a path of names; None where there is none."""
-    node: Node | None = root
+    node: DocumentNode | None = root
     for step in path.split("."):
         node = node.value.get(step) if node and isinstance(node.value, dict) else None
     return node
 
 
-def _nearest_node(root: Node, path: str) -> Node:
+def _find_nearest_node(root: DocumentNode, path: str) -> DocumentNode:
     """The node at a path, or the innermost one on the way to it that exists."""
     node = root
     for step in re.findall(r"[^.\[\]]+", path):
@@ -211,9 +213,9 @@ def _nearest_node(root: Node, path: str) -> Node:
     return node
 
 
-def _differences(path: str, old: Json, new: Json) -> Iterator[tuple[str, Json, Json]]:
+def _diff_values(path: str, old: JsonValue, new: JsonValue) -> Iterator[tuple[str, JsonValue, JsonValue]]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
-            yield from _differences(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+            yield from _diff_values(f"{path}.{name}" if path else name, old.get(name), new.get(name))
     elif old != new:
         yield path, old, new

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.pod_spec import Volume
+from edl.jobfile.pod_spec import VolumeSpec
 
-DEFAULT_STORAGE = ".edl"
-UNSHARED_STORAGE = "/edl"
+DEFAULT_STORAGE_DIR = ".edl"
+UNSHARED_STORAGE_DIR = "/edl"
 """Storage of a job without a volume: every pod has its own, gone with the pod."""
 
 
-def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> JobSpec:
+def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> JobSpec:
     """The spec with absolute paths of this machine.
 
     A path at or below a volume's mount means the same place in that volume's ``local`` folder; a volume without one
@@ -30,18 +30,20 @@ def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> Job
     """
     base = Path(os.path.abspath(base_dir))
     volumes = tuple(
-        replace(volume, local=_absolute(volume.local, base)) if volume.local is not None else volume
+        replace(volume, local=_absolute_path(volume.local, base)) if volume.local is not None else volume
         for volume in spec.volumes
     )
 
     def here(path: str) -> str:
-        return _absolute(_mapped(path, volumes), base)
+        return _absolute_path(_map_to_volume(path, volumes), base)
 
     def all_here(paths: Iterable[str]) -> tuple[str, ...]:
         return tuple(path if "://" in path else here(path) for path in paths)
 
     data = spec.data
-    storage = here(spec.storage.path) if spec.storage.path is not None else str((cwd or Path.cwd()) / DEFAULT_STORAGE)
+    storage = (
+        here(spec.storage.path) if spec.storage.path is not None else str((cwd or Path.cwd()) / DEFAULT_STORAGE_DIR)
+    )
     return replace(
         spec,
         model=replace(spec.model, zoo=here(spec.model.zoo)),
@@ -57,34 +59,34 @@ def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> Job
     )
 
 
-def pod_storage(spec: JobSpec) -> str:
+def pod_storage_path(spec: JobSpec) -> str:
     """Directory of runs in every pod: by default ``edl/`` on the volume of ``storage.claim``, or on the first one."""
     if spec.storage.path is not None:
         return spec.storage.path
     claim = spec.storage.claim
     mounts = [volume.mount for volume in spec.volumes if claim is None or volume.claim == claim]
-    return posixpath.join(mounts[0], "edl") if mounts else UNSHARED_STORAGE
+    return posixpath.join(mounts[0], "edl") if mounts else UNSHARED_STORAGE_DIR
 
 
-def is_shared(spec: JobSpec) -> bool:
+def has_shared_storage(spec: JobSpec) -> bool:
     """Whether all pods of the job see one storage, which outlives them."""
     return bool(spec.volumes or spec.storage.claim)
 
 
-def volume_of(path: str, volumes: Iterable[Volume]) -> Volume | None:
+def find_volume(path: str, volumes: Iterable[VolumeSpec]) -> VolumeSpec | None:
     """The innermost volume that a path lies in."""
     wanted = PurePosixPath(os.path.normpath(path))
     inside = [volume for volume in volumes if wanted.is_relative_to(volume.mount)]
     return max(inside, key=lambda candidate: len(PurePosixPath(candidate.mount).parts), default=None)
 
 
-def _mapped(path: str, volumes: tuple[Volume, ...]) -> str:
+def _map_to_volume(path: str, volumes: tuple[VolumeSpec, ...]) -> str:
     """The path in the local folder of the innermost volume that it lies in."""
-    volume = volume_of(path, volumes)
+    volume = find_volume(path, volumes)
     if volume is None or volume.local is None:
         return path
     return str(Path(volume.local) / PurePosixPath(os.path.normpath(path)).relative_to(volume.mount))
 
 
-def _absolute(path: str, base: Path) -> str:
+def _absolute_path(path: str, base: Path) -> str:
     return os.path.normpath(base / path)

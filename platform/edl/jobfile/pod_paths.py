@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.path_resolution import pod_storage
+from edl.jobfile.path_resolution import pod_storage_path
 
-MODEL_ZOO = "/model_zoo"
+POD_ZOO_DIR = "/model_zoo"
 """Where an image has its zoo: what a relative ``model.zoo`` means."""
 
 
-def resolve_pod(spec: JobSpec, storage: str | None = None) -> JobSpec:
+def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
     """The spec with absolute paths of a pod.
 
     Args:
@@ -23,22 +23,22 @@ def resolve_pod(spec: JobSpec, storage: str | None = None) -> JobSpec:
     Raises:
         BadInputError: a path of data or of the export is relative: a pod has no folder that it could begin at.
     """
-    relative = list(_relative(spec))
+    relative = list(_find_relative_paths(spec))
     if relative:
         told = "\n".join(f"  {field}: {path}" for field, path in relative)
         raise BadInputError(
             f"paths of data must be absolute in a pod\n{told}",
             hint="Name a folder below the mount of one of the job's volumes, such as /data/train.",
         )
-    zoo = spec.model.zoo if spec.model.zoo.startswith("/") else MODEL_ZOO
+    zoo = spec.model.zoo if spec.model.zoo.startswith("/") else POD_ZOO_DIR
     return replace(
         spec,
         model=replace(spec.model, zoo=zoo),
-        storage=replace(spec.storage, path=storage or pod_storage(spec)),
+        storage=replace(spec.storage, path=storage or pod_storage_path(spec)),
     )
 
 
-def _relative(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def _find_relative_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name in ("training", "validation", "prediction"):
         paths: tuple[str, ...] = getattr(spec.data, name)
         yield from ((f"data.{name}", path) for path in paths if "://" not in path and not path.startswith("/"))

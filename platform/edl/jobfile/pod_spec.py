@@ -9,34 +9,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, TextOr
-from edl.jobfile.document_tree import Json
-from edl.jobfile.kubernetes_names import CLAIM, LABEL, LABEL_VALUE, SECRET
-from edl.jobfile.quantities import SOME_CORES, SOME_SIZE
-from edl.jobfile.scalar_types import Text, Whole
-from edl.jobfile.section_type import Option, Section
+from edl.jobfile.composite_types import AnyJsonType, ListType, MappingType, NullableType, TextOrMappingType
+from edl.jobfile.document_tree import JsonValue
+from edl.jobfile.kubernetes_names import CLAIM_NAME, LABEL_NAME, LABEL_VALUE, SECRET_NAME
+from edl.jobfile.quantities import POSITIVE_CORES_TYPE, POSITIVE_SIZE_TYPE
+from edl.jobfile.scalar_types import IntegerType, TextType
+from edl.jobfile.section_type import FieldOption, SectionType
 
-_ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")
-_PATH = Text(meaning="a path")
-_ANY_TEXT = Text(r"^[\s\S]*$")
-_ACCOUNT = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
-_SECRET_KEY = Text(r"^[-._a-zA-Z0-9]{1,253}$", "a key of a Secret: letters, digits, -, _ and .")
-_COUNT = Whole(0)
+_ABSOLUTE_PATH_TYPE = TextType(r"^/[\s\S]*$", "an absolute path")
+_PATH_TYPE = TextType(meaning="a path")
+_ANY_TEXT_TYPE = TextType(r"^[\s\S]*$")
+_ACCOUNT_TYPE = TextType(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
+_SECRET_KEY_TYPE = TextType(r"^[-._a-zA-Z0-9]{1,253}$", "a key of a Secret: letters, digits, -, _ and .")
+_COUNT_TYPE = IntegerType(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class ResourceSpec:
     """What one pod of a role asks Kubernetes for."""
 
-    cpu: Annotated[float, Option(SOME_CORES, "CPU of one pod; edl run does not limit its processes.", "cores")] = 2.0
-    memory: Annotated[int, Option(SOME_SIZE, "Memory of one pod; edl run does not limit its processes.", "bytes")] = (
-        2 << 30
-    )
-    gpu: Annotated[int, Option(_COUNT, "GPUs of one pod.", "devices", built=(0,))] = 0
+    cpu: Annotated[
+        float, FieldOption(POSITIVE_CORES_TYPE, "CPU of one pod; edl run does not limit its processes.", "cores")
+    ] = 2.0
+    memory: Annotated[
+        int, FieldOption(POSITIVE_SIZE_TYPE, "Memory of one pod; edl run does not limit its processes.", "bytes")
+    ] = 2 << 30
+    gpu: Annotated[int, FieldOption(_COUNT_TYPE, "GPUs of one pod.", "devices", built=(0,))] = 0
     ephemeral_storage: Annotated[
         int | None,
-        Option(
-            Nullable(SOME_SIZE),
+        FieldOption(
+            NullableType(POSITIVE_SIZE_TYPE),
             "Most that one pod writes on its node's own disk: its log, its temporary files; a pod that writes more is "
             "evicted, which counts as a crash. Not what it writes on volumes; null asks for none, where nodes do not "
             "count it. edl run does not limit its processes.",
@@ -46,109 +48,121 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerResources(Resources):
+class WorkerResourceSpec(ResourceSpec):
     """What one worker's pod asks Kubernetes for: of all roles only workers compute on devices."""
 
-    gpu: Annotated[int, Option(_COUNT, "GPUs of one pod; edl run uses those that there are.", "devices")] = 0
+    gpu: Annotated[int, FieldOption(_COUNT_TYPE, "GPUs of one pod; edl run uses those that there are.", "devices")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class VolumeSpec:
     """A directory that all roles share."""
 
-    mount: Annotated[str, Option(_ABSOLUTE, "Where the volume appears in paths of this file.")]
+    mount: Annotated[str, FieldOption(_ABSOLUTE_PATH_TYPE, "Where the volume appears in paths of this file.")]
     claim: Annotated[
-        str | None, Option(Nullable(CLAIM), "PersistentVolumeClaim of the volume; edl run does not use it.")
+        str | None,
+        FieldOption(NullableType(CLAIM_NAME), "PersistentVolumeClaim of the volume; edl run does not use it."),
     ] = None
     host_path: Annotated[
         str | None,
-        Option(
-            Nullable(_ABSOLUTE), "Directory of every node, in place of a claim, where the namespace allows hostPath."
+        FieldOption(
+            NullableType(_ABSOLUTE_PATH_TYPE),
+            "Directory of every node, in place of a claim, where the namespace allows hostPath.",
         ),
     ] = None
     local: Annotated[
         str | None,
-        Option(Nullable(_PATH), "Folder that stands for the volume under edl run, relative to this file."),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where journal, checkpoints and logs go."""
-
-    claim: Annotated[
-        str | None,
-        Option(Nullable(CLAIM), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."),
-    ] = None
-    path: Annotated[
-        str | None,
-        Option(
-            Nullable(_PATH), "Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume."
+        FieldOption(
+            NullableType(_PATH_TYPE), "Folder that stands for the volume under edl run, relative to this file."
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
-class SecretKey:
-    """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
+class StorageSpec:
+    """Where journal, checkpoints and logs go."""
 
-    secret: Annotated[str, Option(SECRET, "Name of the Secret; an admin allows it by admission.allowedSecrets.")]
-    key: Annotated[str, Option(_SECRET_KEY, "Key of the value in the Secret.")]
+    claim: Annotated[
+        str | None,
+        FieldOption(
+            NullableType(CLAIM_NAME), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."
+        ),
+    ] = None
+    path: Annotated[
+        str | None,
+        FieldOption(
+            NullableType(_PATH_TYPE),
+            "Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class SecretKeyRef:
+    """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
+
+    secret: Annotated[
+        str, FieldOption(SECRET_NAME, "Name of the Secret; an admin allows it by admission.allowedSecrets.")
+    ]
+    key: Annotated[str, FieldOption(_SECRET_KEY_TYPE, "Key of the value in the Secret.")]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
     """What every pod of the job gets; edl run has no pods and does not use it."""
 
     env: Annotated[
-        Mapping[str, str | SecretKey],
-        Option(
-            Named(TextOr(_ANY_TEXT, Section(SecretKey))),
+        Mapping[str, str | SecretKeyRef],
+        FieldOption(
+            MappingType(TextOrMappingType(_ANY_TEXT_TYPE, SectionType(SecretKeyRef))),
             "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value that a Secret of "
             "the namespace keeps.",
         ),
     ] = field(default_factory=dict)
     node_selector: Annotated[
-        Mapping[str, str], Option(Named(LABEL_VALUE, LABEL), "Labels of the nodes that pods may use.")
+        Mapping[str, str], FieldOption(MappingType(LABEL_VALUE, LABEL_NAME), "Labels of the nodes that pods may use.")
     ] = field(default_factory=dict)
     tolerations: Annotated[
-        tuple[Mapping[str, Json], ...], Option(ListOf(Named(Anything())), "Tolerations, as Kubernetes has them.")
+        tuple[Mapping[str, JsonValue], ...],
+        FieldOption(ListType(MappingType(AnyJsonType())), "Tolerations, as Kubernetes has them."),
     ] = ()
-    affinity: Annotated[Mapping[str, Json], Option(Named(Anything()), "Affinity, as Kubernetes has it.")] = field(
-        default_factory=dict
-    )
-    labels: Annotated[Mapping[str, str], Option(Named(LABEL_VALUE, LABEL), "Labels that are added to pods.")] = field(
-        default_factory=dict
-    )
+    affinity: Annotated[
+        Mapping[str, JsonValue], FieldOption(MappingType(AnyJsonType()), "Affinity, as Kubernetes has it.")
+    ] = field(default_factory=dict)
+    labels: Annotated[
+        Mapping[str, str], FieldOption(MappingType(LABEL_VALUE, LABEL_NAME), "Labels that are added to pods.")
+    ] = field(default_factory=dict)
     annotations: Annotated[
-        Mapping[str, str], Option(Named(_ANY_TEXT, LABEL), "Annotations that are added to pods.")
+        Mapping[str, str], FieldOption(MappingType(_ANY_TEXT_TYPE, LABEL_NAME), "Annotations that are added to pods.")
     ] = field(default_factory=dict)
     overrides: Annotated[
-        Mapping[str, Json], Option(Named(Anything()), "Parts of a pod that are merged in last, as Kubernetes has them.")
+        Mapping[str, JsonValue],
+        FieldOption(MappingType(AnyJsonType()), "Parts of a pod that are merged in last, as Kubernetes has them."),
     ] = field(default_factory=dict)
     image_pull_secrets: Annotated[
-        tuple[str, ...], Option(ListOf(SECRET), "Names of the Secrets that the image is pulled with.")
+        tuple[str, ...], FieldOption(ListType(SECRET_NAME), "Names of the Secrets that the image is pulled with.")
     ] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RunAs:
+class RunAsSpec:
     """The user that containers run as."""
 
-    user: Annotated[int, Option(_COUNT, "Numeric user id.")] = 1000
-    group: Annotated[int, Option(_COUNT, "Numeric group id, also of the volumes' files.")] = 1000
+    user: Annotated[int, FieldOption(_COUNT_TYPE, "Numeric user id.")] = 1000
+    group: Annotated[int, FieldOption(_COUNT_TYPE, "Numeric group id, also of the volumes' files.")] = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class SecuritySpec:
     """Whom pods run as; edl run does not use it."""
 
-    run_as: Annotated[RunAs, Option(Section(RunAs), "User and group of every container.")] = field(
-        default_factory=RunAs
+    run_as: Annotated[RunAsSpec, FieldOption(SectionType(RunAsSpec), "User and group of every container.")] = field(
+        default_factory=RunAsSpec
     )
     master_account: Annotated[
-        str, Option(_ACCOUNT, "ServiceAccount of the master, which starts, watches and deletes the job's pods.")
+        str,
+        FieldOption(_ACCOUNT_TYPE, "ServiceAccount of the master, which starts, watches and deletes the job's pods."),
     ] = "edl-job-master"
     pod_account: Annotated[
-        str, Option(_ACCOUNT, "ServiceAccount of parameter servers and workers; they get no API token.")
+        str, FieldOption(_ACCOUNT_TYPE, "ServiceAccount of parameter servers and workers; they get no API token.")
     ] = "edl-none"

@@ -10,7 +10,7 @@ from edl.api.errors import BadInputError
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SpecProblem:
     """One mistake in a document.
 
     Attributes:
@@ -33,18 +33,18 @@ class Problem:
 class SpecError(BadInputError):
     """A document that cannot be used; ``problems`` holds every mistake that was found in it, in its order."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SpecProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def nearest(name: str, valid: Iterable[str]) -> str | None:
+def closest_match(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that ``name`` is most likely a typo of, or None when none is close."""
-    by_folded = {folded(candidate): candidate for candidate in valid}
-    close = get_close_matches(folded(name), by_folded, n=1)
+    by_folded = {normalize_spelling(candidate): candidate for candidate in valid}
+    close = get_close_matches(normalize_spelling(name), by_folded, n=1)
     return by_folded[close[0]] if close else None
 
 
-def folded(name: str) -> str:
+def normalize_spelling(name: str) -> str:
     """A name without its spelling: to people minibatchSize, Minibatch-Size and minibatch_size are one word."""
     return name.lower().replace("-", "").replace("_", "")

@@ -15,47 +15,47 @@ from typing import Annotated, Self
 from edl.api.events import Event
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
-from edl.jobfile.disruptions import Losses
-from edl.jobfile.json_object import Report, from_json, to_json
-from edl.jobfile.problems import Problem, SpecError
-from edl.jobfile.scalar_types import Number, Text, Whole
-from edl.jobfile.section_type import Option
+from edl.jobfile.disruptions import DisruptionReport
+from edl.jobfile.json_object import JsonObject, from_json, to_json
+from edl.jobfile.problems import SpecError, SpecProblem
+from edl.jobfile.scalar_types import IntegerType, NumberType, TextType
+from edl.jobfile.section_type import FieldOption
 
-STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"
-SUMMARY, FAILURE, LOSSES = "summary.json", "failure.json", "losses.json"
+STATUS_KEY, EVENTS_KEY, TIMELINE_KEY = "status.json", "events.jsonl", "timeline.json"
+SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY = "summary.json", "failure.json", "losses.json"
 
-EVENTS_KEPT, EVENTS_BYTES = 100, 64 << 10
-MOMENTS_KEPT = 240
+MAX_EVENTS, MAX_EVENTS_BYTES = 100, 64 << 10
+MAX_TIMELINE_POINTS = 240
 _TEXT_BYTES = 16 << 10
 _STATUS_BYTES = 512 << 10
-_CUT = " […]"
+_TRUNCATION_MARK = " […]"
 
-_COUNT = Whole(0)
-_FREE = Text(r"^[\s\S]*$")
+_COUNT = IntegerType(0)
+_FREE = TextType(r"^[\s\S]*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment(Report):
+class TimelinePoint(JsonObject):
     """The job at one time of its life, for plots."""
 
-    time: Annotated[float, Option(Number(0.0), "When.", "unix seconds")]
-    workers: Annotated[int, Option(_COUNT, "Workers that run.", "workers")]
-    pending: Annotated[int, Option(_COUNT, "Workers that were asked for and wait for room.", "workers")] = 0
-    samples_per_second: Annotated[float, Option(Number(0.0), "Records a second, lately.", "records/s")] = 0.0
-    records_done: Annotated[int, Option(_COUNT, "Records that are done for good.", "records")] = 0
+    time: Annotated[float, FieldOption(NumberType(0.0), "When.", "unix seconds")]
+    workers: Annotated[int, FieldOption(_COUNT, "Workers that run.", "workers")]
+    pending: Annotated[int, FieldOption(_COUNT, "Workers that were asked for and wait for room.", "workers")] = 0
+    samples_per_second: Annotated[float, FieldOption(NumberType(0.0), "Records a second, lately.", "records/s")] = 0.0
+    records_done: Annotated[int, FieldOption(_COUNT, "Records that are done for good.", "records")] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(Report):
+class JobFailure(JsonObject):
     """Why a job failed: the content of ``failure.json``."""
 
-    kind: Annotated[str, Option(_FREE, "What sort of thing failed: job, input, storage, crash ...")]
-    reason: Annotated[str, Option(_FREE, "Why, in a sentence or a few.")]
-    detail: Annotated[str, Option(_FREE, "More: a traceback, a log.")] = ""
+    kind: Annotated[str, FieldOption(_FREE, "What sort of thing failed: job, input, storage, crash ...")]
+    reason: Annotated[str, FieldOption(_FREE, "Why, in a sentence or a few.")]
+    detail: Annotated[str, FieldOption(_FREE, "More: a traceback, a log.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class PublishedStatus:
     """All that a master has told so far; empty before it told anything.
 
     Attributes:
@@ -68,10 +68,10 @@ class Publication:
 
     status: Status | None = None
     events: Sequence[Event] = ()
-    timeline: Sequence[Moment] = ()
+    timeline: Sequence[TimelinePoint] = ()
     summary: Summary | None = None
-    failure: Failure | None = None
-    losses: Losses | None = None
+    failure: JobFailure | None = None
+    losses: DisruptionReport | None = None
 
     @property
     def detail(self) -> str:
@@ -80,56 +80,67 @@ class Publication:
 
     def to_pages(self) -> dict[str, str]:
         """The pages by name, no larger than a ConfigMap takes; those of which nothing is known are left out."""
-        pages = {EVENTS: _lines(self.events), TIMELINE: _written([moment.to_json() for moment in self.timeline])}
+        pages = {
+            EVENTS_KEY: _newest_event_lines(self.events),
+            TIMELINE_KEY: _to_compact_json([moment.to_json() for moment in self.timeline]),
+        }
         if self.status is not None:
-            pages[STATUS] = _status(self.status)
+            pages[STATUS_KEY] = _bounded_status_json(self.status)
         if self.losses is not None:
-            pages[LOSSES] = _written(self.losses.to_json())
+            pages[LOSSES_KEY] = _to_compact_json(self.losses.to_json())
         if self.summary is not None:
-            pages[SUMMARY] = _written(to_json(self.summary))
+            pages[SUMMARY_KEY] = _to_compact_json(to_json(self.summary))
         if self.failure is not None:
-            kind, reason, detail = self.failure.kind, _cut(self.failure.reason), _cut(self.failure.detail)
-            pages[FAILURE] = _written(Failure(kind, reason, detail).to_json())
+            kind, reason, detail = (
+                self.failure.kind,
+                _truncate_text(self.failure.reason),
+                _truncate_text(self.failure.detail),
+            )
+            pages[FAILURE_KEY] = _to_compact_json(JobFailure(kind, reason, detail).to_json())
         return pages
 
     @classmethod
     def from_pages(cls, pages: Mapping[str, str]) -> Self:
         """Read what ``to_pages`` wrote; raises SpecError that names the page for anything else."""
-        moments = _read(pages, TIMELINE)
+        moments = _read_page(pages, TIMELINE_KEY)
         if not isinstance(moments, list | None):
-            raise SpecError([Problem(TIMELINE, "", "must be a list of moments")])
-        status, summary, failure, losses = (_read(pages, name) for name in (STATUS, SUMMARY, FAILURE, LOSSES))
+            raise SpecError([SpecProblem(TIMELINE_KEY, "", "must be a list of moments")])
+        status, summary, failure, losses = (
+            _read_page(pages, name) for name in (STATUS_KEY, SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY)
+        )
         return cls(
-            status=None if status is None else from_json(Status, status, STATUS),
-            events=tuple(event_json.parse(line, EVENTS) for line in pages.get(EVENTS, "").splitlines()),
-            timeline=tuple(Moment.from_json(moment, TIMELINE) for moment in moments or ()),
-            summary=None if summary is None else from_json(Summary, summary, SUMMARY),
-            failure=None if failure is None else Failure.from_json(failure, FAILURE),
-            losses=None if losses is None else Losses.from_json(losses, LOSSES),
+            status=None if status is None else from_json(Status, status, STATUS_KEY),
+            events=tuple(
+                event_json.parse_event_line(line, EVENTS_KEY) for line in pages.get(EVENTS_KEY, "").splitlines()
+            ),
+            timeline=tuple(TimelinePoint.from_json(moment, TIMELINE_KEY) for moment in moments or ()),
+            summary=None if summary is None else from_json(Summary, summary, SUMMARY_KEY),
+            failure=None if failure is None else JobFailure.from_json(failure, FAILURE_KEY),
+            losses=None if losses is None else DisruptionReport.from_json(losses, LOSSES_KEY),
         )
 
 
-def extended(timeline: Sequence[Moment], moment: Moment) -> tuple[Moment, ...]:
+def extend_timeline(timeline: Sequence[TimelinePoint], moment: TimelinePoint) -> tuple[TimelinePoint, ...]:
     """A timeline with one more moment; when it is full, every second one goes, so that it covers the whole life.
 
     The newest moment is replaced while it is nearer to the one before than those are to each other on average: after
     many thinnings, a moment stands for a long time.
     """
-    if len(timeline) >= 3 and moment.time - timeline[-2].time < _spacing(timeline[:-1]) / 2:
+    if len(timeline) >= 3 and moment.time - timeline[-2].time < _mean_interval(timeline[:-1]) / 2:
         timeline = timeline[:-1]
     longer = (*timeline, moment)
-    return longer if len(longer) <= MOMENTS_KEPT else (*longer[:-1:2], moment)
+    return longer if len(longer) <= MAX_TIMELINE_POINTS else (*longer[:-1:2], moment)
 
 
-def _spacing(timeline: Sequence[Moment]) -> float:
+def _mean_interval(timeline: Sequence[TimelinePoint]) -> float:
     return (timeline[-1].time - timeline[0].time) / (len(timeline) - 1)
 
 
-def _lines(events: Sequence[Event]) -> str:
+def _newest_event_lines(events: Sequence[Event]) -> str:
     """The newest events, as many as there is room for, one a line."""
     lines: list[str] = []
-    room = EVENTS_BYTES
-    for each in reversed(events[-EVENTS_KEPT:]):
+    room = MAX_EVENTS_BYTES
+    for each in reversed(events[-MAX_EVENTS:]):
         line = event_json.line(each)
         room -= len(line) + 1  # ASCII
         if room < 0:
@@ -138,29 +149,29 @@ def _lines(events: Sequence[Event]) -> str:
     return "".join(reversed(lines))
 
 
-def _status(status: Status) -> str:
+def _bounded_status_json(status: Status) -> str:
     """A status of thousands of workers goes without most of them."""
-    text = _written(to_json(replace(status, reason=_cut(status.reason))))
+    text = _to_compact_json(to_json(replace(status, reason=_truncate_text(status.reason))))
     while len(text) > _STATUS_BYTES and status.workers:
         status = replace(status, workers=status.workers[: len(status.workers) // 2])
-        text = _written(to_json(replace(status, reason=_cut(status.reason))))
+        text = _to_compact_json(to_json(replace(status, reason=_truncate_text(status.reason))))
     return text
 
 
-def _cut(text: str) -> str:
+def _truncate_text(text: str) -> str:
     data = text.encode()
-    return text if len(data) <= _TEXT_BYTES else data[:_TEXT_BYTES].decode(errors="ignore") + _CUT
+    return text if len(data) <= _TEXT_BYTES else data[:_TEXT_BYTES].decode(errors="ignore") + _TRUNCATION_MARK
 
 
-def _written(value: object) -> str:
+def _to_compact_json(value: object) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def _read(pages: Mapping[str, str], name: str) -> object:
+def _read_page(pages: Mapping[str, str], name: str) -> object:
     if name not in pages:
         return None
     try:
         value: object = json.loads(pages[name])
     except ValueError as error:
-        raise SpecError([Problem(name, "", f"not JSON: {error}")]) from error
+        raise SpecError([SpecProblem(name, "", f"not JSON: {error}")]) from error
     return value

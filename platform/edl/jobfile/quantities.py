@@ -9,26 +9,32 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from edl.jobfile.document_tree import Json, Node, Place
-from edl.jobfile.scalar_types import ScalarKind, finite, whole
+from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext
+from edl.jobfile.scalar_types import ScalarType, to_finite_float, to_whole_number
 
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_ABOVE_ZERO = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"
+_NUMBER_PATTERN = r"[0-9]+(?:\.[0-9]+)?"
+_POSITIVE_NUMBER_PATTERN = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"
 """The same but for 0, without a look-ahead: Helm's schemas have none."""
-SIZE_PATTERN = rf"^{_NUMBER}(?:[KMGT]i|[kMGT])?$"
-CORES_PATTERN = rf"^{_NUMBER}m?$"
-DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
+SIZE_PATTERN = rf"^{_NUMBER_PATTERN}(?:[KMGT]i|[kMGT])?$"
+CORES_PATTERN = rf"^{_NUMBER_PATTERN}m?$"
+DURATION_PATTERN = rf"^(?:{_NUMBER_PATTERN}(?:ms|s|m|h|d))+$"
 
-_SIZES = {
+_BYTES_PER_UNIT = {
     "": 1,
     **{unit: 1000**power for power, unit in enumerate("kMGT", start=1)},
     **{f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)},
 }
-_SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+_SECONDS_PER_UNIT = {
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity(ScalarKind):
+class QuantityType(ScalarType):
     """A number in the documented unit, or text with a unit of its own: ``2Mi``, ``500m``, ``30m``."""
 
     parse: Callable[[str], float]
@@ -42,14 +48,14 @@ class Quantity(ScalarKind):
         """What is allowed, to stand after 'must be'."""
         return self.meaning
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
-        plain = whole if self.whole else finite
+        plain = to_whole_number if self.whole else to_finite_float
         number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
         allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
         return number if allowed else self.refuse(node, place)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {
             "anyOf": [
@@ -68,60 +74,65 @@ class Quantity(ScalarKind):
             return None
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of ``2Mi``, ``1.5G`` or ``4096``; raises ValueError for anything else and for parts of a byte."""
-    number, unit = _split(text, SIZE_PATTERN)
-    exact = Fraction(number) * _SIZES[unit]
+    number, unit = _split_unit(text, SIZE_PATTERN)
+    exact = Fraction(number) * _BYTES_PER_UNIT[unit]
     if exact.denominator != 1:
         raise ValueError(text)
     return int(exact)
 
 
-def cores(text: str) -> float:
+def parse_cores(text: str) -> float:
     """CPU cores of ``500m`` (thousandths), ``2`` or ``1.5``; raises ValueError for anything else."""
-    number, unit = _split(text, CORES_PATTERN)
+    number, unit = _split_unit(text, CORES_PATTERN)
     return float(Fraction(number) / (1000 if unit else 1))
 
 
-def size_text(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes as Kubernetes writes them, exactly: ``2Gi``, ``1536Mi``, ``1500000000``."""
     for unit in ("Ti", "Gi", "Mi", "Ki"):
-        if count and count % _SIZES[unit] == 0:
-            return f"{count // _SIZES[unit]}{unit}"
+        if count and count % _BYTES_PER_UNIT[unit] == 0:
+            return f"{count // _BYTES_PER_UNIT[unit]}{unit}"
     return str(count)
 
 
-def cores_text(count: float) -> str:
+def format_cores(count: float) -> str:
     """Cores as Kubernetes writes them: ``2``, ``250m``; rounded up to thousandths, so that some is never none."""
     thousandths = max(math.ceil(round(count * 1000, 6)), int(count > 0))
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of ``30m``, ``1h30m``, ``250ms``, ``1.5s`` or ``2d``; raises ValueError for anything else."""
     if not re.fullmatch(DURATION_PATTERN, text):
         raise ValueError(text)
-    parts = re.findall(rf"({_NUMBER})(ms|s|m|h|d)", text)
-    return float(sum(Fraction(number) * _SECONDS[unit] for number, unit in parts))
+    parts = re.findall(rf"({_NUMBER_PATTERN})(ms|s|m|h|d)", text)
+    return float(sum(Fraction(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts))
 
 
-def _split(text: str, pattern: str) -> tuple[str, str]:
+def _split_unit(text: str, pattern: str) -> tuple[str, str]:
     if not re.fullmatch(pattern, text):
         raise ValueError(text)
-    number = re.match(_NUMBER, text)
+    number = re.match(_NUMBER_PATTERN, text)
     assert number is not None
     return number.group(), text[number.end() :]
 
 
-SIZE = Quantity(size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
-SOME_SIZE = Quantity(
-    size,
-    SIZE_PATTERN.replace(_NUMBER, _ABOVE_ZERO),
+SIZE_TYPE = QuantityType(parse_size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
+POSITIVE_SIZE_TYPE = QuantityType(
+    parse_size,
+    SIZE_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
     "a size above 0 such as 2Mi, 1.5G or a number of bytes",
     whole=True,
     above_zero=True,
 )
-SOME_CORES = Quantity(
-    cores, CORES_PATTERN.replace(_NUMBER, _ABOVE_ZERO), "CPU cores above 0 such as 2, 1.5 or 500m", above_zero=True
+POSITIVE_CORES_TYPE = QuantityType(
+    parse_cores,
+    CORES_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
+    "CPU cores above 0 such as 2, 1.5 or 500m",
+    above_zero=True,
 )
-DURATION = Quantity(duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds")
+DURATION_TYPE = QuantityType(
+    parse_duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
+)

@@ -11,29 +11,29 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.jobfile.document_tree import Json, Node, Place, Scalar
-from edl.jobfile.problems import nearest
+from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext, ScalarValue
+from edl.jobfile.problems import closest_match
 
 
-class Kind(Protocol):
+class FieldType(Protocol):
     """What a value may be."""
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value of a node; reports to the place and returns None when the node does not hold one."""
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """The value as JSON, such that read gives it back."""
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarKind:
+class ScalarType:
     """What the kinds of single values share: one way to refuse, and JSON that is the value itself."""
 
     @property
@@ -41,18 +41,18 @@ class ScalarKind:
         """What is allowed, to stand after 'must be'."""
         raise NotImplementedError
 
-    def refuse(self, node: Node, place: Place, hint: str | None = None) -> None:
+    def refuse(self, node: DocumentNode, place: ReadContext, hint: str | None = None) -> None:
         """Report what was found and what is allowed."""
-        place.report(node, f"found {found(node)}, must be {self.expected}", hint)
+        place.report(node, f"found {describe_value(node)}, must be {self.expected}", hint)
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """The value as JSON."""
-        plain: Scalar = value
+        plain: ScalarValue = value
         return plain
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(ScalarKind):
+class IntegerType(ScalarType):
     """A whole number of at least ``minimum`` and at most ``maximum``."""
 
     minimum: int | None = 0
@@ -64,21 +64,25 @@ class Whole(ScalarKind):
         least = "" if self.minimum is None else f" of at least {self.minimum}"
         return f"a whole number{least}" + ("" if self.maximum is None else f" and at most {self.maximum}")
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
-        number = whole(node.value)
-        if number is None or number < _floor(self.minimum) or (self.maximum is not None and number > self.maximum):
-            return self.refuse(node, place, _unquote(node.value))
+        number = to_whole_number(node.value)
+        if (
+            number is None
+            or number < _minimum_or_infinity(self.minimum)
+            or (self.maximum is not None and number > self.maximum)
+        ):
+            return self.refuse(node, place, _suggest_removing_quotes(node.value))
         return number
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         limits = {"minimum": self.minimum, "maximum": self.maximum}
         return {"type": "integer"} | {name: limit for name, limit in limits.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class Number(ScalarKind):
+class NumberType(ScalarType):
     """A finite number of at least ``minimum``; always a float once read."""
 
     minimum: float | None = None
@@ -88,29 +92,29 @@ class Number(ScalarKind):
         """What is allowed, to stand after 'must be'."""
         return "a number" if self.minimum is None else f"a number of at least {self.minimum:g}"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
-        number = finite(node.value)
-        if number is None or number < _floor(self.minimum):
-            return self.refuse(node, place, _unquote(node.value))
+        number = to_finite_float(node.value)
+        if number is None or number < _minimum_or_infinity(self.minimum):
+            return self.refuse(node, place, _suggest_removing_quotes(node.value))
         return number
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {"type": "number"} | ({} if self.minimum is None else {"minimum": self.minimum})
 
 
 @dataclass(frozen=True, slots=True)
-class Measure(Number):
+class MeasurementType(NumberType):
     """A measured number, such as a loss: one that is not finite is written as null, since JSON has no word for it."""
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> JsonValue:
         """The value as JSON."""
         return float(value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(ScalarKind):
+class BooleanType(ScalarType):
     """True or false."""
 
     @property
@@ -118,17 +122,17 @@ class Flag(ScalarKind):
         """What is allowed, to stand after 'must be'."""
         return "true or false"
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
         return node.value if isinstance(node.value, bool) else self.refuse(node, place)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {"type": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
-class Text(ScalarKind):
+class TextType(ScalarType):
     """Text, not empty unless a pattern says so; ``meaning`` names what the pattern admits."""
 
     pattern: str = r"^[\s\S]+$"
@@ -139,7 +143,7 @@ class Text(ScalarKind):
         """What is allowed, to stand after 'must be'."""
         return self.meaning
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
         # fullmatch, because $ of a Python pattern also matches before a last line feed
         if isinstance(node.value, str) and re.fullmatch(self.pattern, node.value):
@@ -147,13 +151,13 @@ class Text(ScalarKind):
         quoted = None if isinstance(node.value, str | dict | list | None) else "put it in quotes to make it text"
         return self.refuse(node, place, quoted)
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {"type": "string", "pattern": self.pattern}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(ScalarKind):
+class ChoiceType(ScalarType):
     """One of a few names; those that come ``later`` are known, refused as not built yet, and offered to nobody."""
 
     names: tuple[str, ...]
@@ -162,25 +166,25 @@ class Choice(ScalarKind):
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return one_of(self.names)
+        return join_alternatives(self.names)
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
         if node.value in self.names:
             return node.value
         if node.value in self.later:
             return place.report(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
-        close = nearest(node.value, (*self.names, *self.later)) if isinstance(node.value, str) else None
+        close = closest_match(node.value, (*self.names, *self.later)) if isinstance(node.value, str) else None
         if close in self.later:
             return self.refuse(node, place, f"{close} is not built yet")
         return self.refuse(node, place, close and f"did you mean '{close}'?")
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {"enum": list(self.names)}
 
 
-def found(node: Node) -> str:
+def describe_value(node: DocumentNode) -> str:
     """A node as an error message quotes it."""
     match node.value:
         case dict():
@@ -197,12 +201,12 @@ def found(node: Node) -> str:
             return f"{number}"
 
 
-def one_of(names: tuple[str, ...]) -> str:
+def join_alternatives(names: tuple[str, ...]) -> str:
     """Names as an error message lists them."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def finite(value: object) -> float | None:
+def to_finite_float(value: object) -> float | None:
     """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -212,17 +216,17 @@ def finite(value: object) -> float | None:
         return None
 
 
-def whole(value: object) -> int | None:
+def to_whole_number(value: object) -> int | None:
     """A whole number however it is written, 1e3 included, as in JSON Schema; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def _unquote(value: object) -> str | None:
+def _suggest_removing_quotes(value: object) -> str | None:
     quoted = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?", value)
     return "leave the quotes out to make it a number" if quoted else None
 
 
-def _floor(minimum: float | None) -> float:
+def _minimum_or_infinity(minimum: float | None) -> float:
     return -math.inf if minimum is None else minimum

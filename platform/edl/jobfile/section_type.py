@@ -18,16 +18,25 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from edl.api.fields import Field
-from edl.jobfile.composite_types import ListOf, Named, Nullable
-from edl.jobfile.document_tree import Json, Node, Place
-from edl.jobfile.problems import nearest
-from edl.jobfile.scalar_types import Choice, Flag, Kind, Measure, Number, Text, Whole, found
+from edl.jobfile.composite_types import ListType, MappingType, NullableType
+from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext
+from edl.jobfile.problems import closest_match
+from edl.jobfile.scalar_types import (
+    BooleanType,
+    ChoiceType,
+    FieldType,
+    IntegerType,
+    MeasurementType,
+    NumberType,
+    TextType,
+    describe_value,
+)
 
 _ANY_TEXT = r"^[\s\S]*$"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class FieldOption:
     """A field of a section.
 
     Attributes:
@@ -39,7 +48,7 @@ class Option:
         required: it must be there when it is read, though the dataclass has a default.
     """
 
-    kind: Kind
+    kind: FieldType
     doc: str
     unit: str | None = None
     built: tuple[Any, ...] | None = None
@@ -48,17 +57,21 @@ class Option:
     @property
     def partial(self) -> bool:
         """Whether there are values that are known and not built."""
-        return self.built is not None or (isinstance(self.kind, Choice) and bool(self.kind.later))
+        return self.built is not None or (isinstance(self.kind, ChoiceType) and bool(self.kind.later))
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The field's value; a value that is known but not built is a problem, never ignored."""
         before = len(place.problems)
         value = self.kind.read(node, place)
         if self.built is not None and len(place.problems) == before and value not in self.built:
-            place.report(node, f"{_written(value)} is not built yet", f"built: {', '.join(map(_written, self.built))}")
+            place.report(
+                node,
+                f"{_format_json_value(value)} is not built yet",
+                f"built: {', '.join(map(_format_json_value, self.built))}",
+            )
         return value
 
-    def schema(self) -> dict[str, Json]:
+    def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of the values that this version accepts."""
         text = f"{self.doc} Unit: {self.unit}." if self.unit else self.doc
         accepted = self.kind.schema()
@@ -70,17 +83,17 @@ class Option:
 
 
 @cache
-def options(section: type) -> dict[str, Option]:
+def field_options(section: type) -> dict[str, FieldOption]:
     """The fields of a section, by name, in their order."""
     hints = get_type_hints(section, include_extras=True)
-    return {field.name: _option(hints[field.name]) for field in fields(section)}
+    return {field.name: _option_from_annotation(hints[field.name]) for field in fields(section)}
 
 
-def defaults(section: type) -> dict[str, Any]:
+def field_defaults(section: type) -> dict[str, Any]:
     """The defaults of a section's fields; fields that must be given are absent."""
     found_defaults = {}
     for field in fields(section):
-        if options(section)[field.name].required:
+        if field_options(section)[field.name].required:
             continue
         if field.default is not MISSING:
             found_defaults[field.name] = field.default
@@ -90,7 +103,7 @@ def defaults(section: type) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SectionType:
     """A mapping with the fields of a frozen dataclass; unknown fields are problems.
 
     Attributes:
@@ -111,98 +124,100 @@ class Section:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that the mapping may have."""
-        return (*(name for name, _ in self.constants), *options(self.section))
+        return (*(name for name, _ in self.constants), *field_options(self.section))
 
-    def read(self, node: Node, place: Place) -> Any:
+    def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The dataclass, or None when a field is missing or wrong."""
         if not isinstance(node.value, dict):
             advice = "leave the field out to have its defaults" if node.value is None and place.path else None
-            return place.report(node, f"found {found(node)}, must be {self.expected}", advice)
+            return place.report(node, f"found {describe_value(node)}, must be {self.expected}", advice)
         before = len(place.problems)
         values = {name: self._member(name, member, place) for name, member in node.value.items()}
         # a field that is there with a typo is not missing as well
-        meant = {nearest(name, self.names) for name in node.value if name not in self.names}
+        meant = {closest_match(name, self.names) for name in node.value if name not in self.names}
         for name in self._missing({*node.value, *meant}):
-            place.member(name).report(node, "is missing", options(self.section)[name].doc)
+            place.member(name).report(node, "is missing", field_options(self.section)[name].doc)
         if len(place.problems) > before:
             return None
-        return self.section(**{name: value for name, value in values.items() if name in options(self.section)})
+        return self.section(**{name: value for name, value in values.items() if name in field_options(self.section)})
 
-    def write(self, value: Any) -> dict[str, Json]:
+    def write(self, value: Any) -> dict[str, JsonValue]:
         """All fields, defaults included."""
-        members = {name: option.kind.write(getattr(value, name)) for name, option in options(self.section).items()}
+        members = {
+            name: option.kind.write(getattr(value, name)) for name, option in field_options(self.section).items()
+        }
         return {**dict(self.constants), **members}
 
-    def schema(self, required: tuple[str, ...] = ()) -> dict[str, Json]:
+    def schema(self, required: tuple[str, ...] = ()) -> dict[str, JsonValue]:
         """An object without additional properties; ``required`` adds constants to the fields that have no default."""
-        properties: dict[str, Json] = {name: {"const": text} for name, text in self.constants}
-        for name, option in options(self.section).items():
+        properties: dict[str, JsonValue] = {name: {"const": text} for name, text in self.constants}
+        for name, option in field_options(self.section).items():
             properties[name] = option.schema() | self._default(name, option)
         needed = [*required, *self._missing(())]
-        shape: dict[str, Json] = {"type": "object", "additionalProperties": False, "properties": properties}
+        shape: dict[str, JsonValue] = {"type": "object", "additionalProperties": False, "properties": properties}
         return shape | ({"required": needed} if needed else {})
 
-    def _member(self, name: str, node: Node, place: Place) -> Any:
-        option = options(self.section).get(name)
+    def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
+        option = field_options(self.section).get(name)
         if option is not None:
             return option.read(node, place.member(name))
         if name not in dict(self.constants):
             return place.member(name).report(node, *self._unknown(name))
         if node.value != dict(self.constants)[name]:
-            place.member(name).report(node, f"found {found(node)}, must be '{dict(self.constants)[name]}'")
+            place.member(name).report(node, f"found {describe_value(node)}, must be '{dict(self.constants)[name]}'")
         return None
 
     def _unknown(self, name: str) -> tuple[str, str]:
-        close = nearest(name, self.names) or _elsewhere(self.section, name)
+        close = closest_match(name, self.names) or _find_in_subsections(self.section, name)
         # the pointer first: num_workers is close to workers, and means workers.max
         guess = self.pointer(name) or (close and f"did you mean '{close}'?")
         return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
 
     def _missing(self, present: Iterable[str | None]) -> list[str]:
-        return [name for name in options(self.section) if name not in {*present, *defaults(self.section)}]
+        return [name for name in field_options(self.section) if name not in {*present, *field_defaults(self.section)}]
 
-    def _default(self, name: str, option: Option) -> dict[str, Json]:
-        given = defaults(self.section)
+    def _default(self, name: str, option: FieldOption) -> dict[str, JsonValue]:
+        given = field_defaults(self.section)
         return {"default": option.kind.write(given[name])} if name in given else {}
 
 
-def _written(value: Any) -> str:
+def _format_json_value(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def _option(hint: Any) -> Option:
-    (said,) = (extra for extra in hint.__metadata__ if isinstance(extra, Option | Field))
-    if isinstance(said, Option):
+def _option_from_annotation(hint: Any) -> FieldOption:
+    (said,) = (extra for extra in hint.__metadata__ if isinstance(extra, FieldOption | Field))
+    if isinstance(said, FieldOption):
         return said
-    return Option(_kind(hint.__origin__, said), said.doc, said.unit, required=said.required)
+    return FieldOption(_kind(hint.__origin__, said), said.doc, said.unit, required=said.required)
 
 
-def _kind(hint: Any, said: Field) -> Kind:
+def _kind(hint: Any, said: Field) -> FieldType:
     """What the type of a field in ``edl.api`` and what is said of it mean together."""
     inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
     if NoneType in get_args(hint):
-        return Nullable(_kind(inner[0], said))
+        return NullableType(_kind(inner[0], said))
     if get_origin(hint) is tuple:
-        return ListOf(_kind(inner[0], said))
+        return ListType(_kind(inner[0], said))
     if get_origin(hint) is Mapping:
-        return Named(_kind(inner[1], said))
+        return MappingType(_kind(inner[1], said))
     if dataclasses.is_dataclass(hint):
-        return Section(hint)  # type: ignore[arg-type]
+        return SectionType(hint)  # type: ignore[arg-type]
     if hint is bool:
-        return Flag()
+        return BooleanType()
     if hint is int:
-        return Whole(said.minimum)
+        return IntegerType(said.minimum)
     if hint is float:
-        return Measure() if said.measured else Number(None if said.minimum is None else float(said.minimum))
+        return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
     if said.choices:
-        return Choice(said.choices, said.later)
-    return Text(meaning="a name") if said.named else Text(_ANY_TEXT)
+        return ChoiceType(said.choices, said.later)
+    return TextType(meaning="a name") if said.named else TextType(_ANY_TEXT)
 
 
-def _elsewhere(section: type, name: str) -> str | None:
+def _find_in_subsections(section: type, name: str) -> str | None:
     """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
-    for outer, option in options(section).items():
+    for outer, option in field_options(section).items():
         inner = getattr(option.kind, "section", None)
-        if dataclasses.is_dataclass(inner) and name in options(inner):  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(inner) and name in field_options(inner):  # type: ignore[arg-type]
             return f"{outer}.{name}"
     return None

@@ -12,66 +12,68 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
-from edl.jobfile.document_tree import Node, Place, Scalar
-from edl.jobfile.problems import Problem
+from edl.jobfile.document_tree import DocumentNode, ReadContext, ScalarValue
+from edl.jobfile.problems import SpecProblem
 
-_CORE = "tag:yaml.org,2002:"
-_TRUE = frozenset({"true", "yes", "on", "y"})
+_YAML_TAG_PREFIX = "tag:yaml.org,2002:"
+_TRUE_WORDS = frozenset({"true", "yes", "on", "y"})
 # a timestamp's tag is given to what looks like one; nothing in a document of ours is a date
-_TEXT_TAGS = frozenset(f"{_CORE}{name}" for name in ("str", "timestamp", "merge", "value"))
+_TEXT_TAGS = frozenset(f"{_YAML_TAG_PREFIX}{name}" for name in ("str", "timestamp", "merge", "value"))
 
 
-def parse_yaml(text: str, source: str, problems: list[Problem]) -> Node | None:
+def parse_yaml(text: str, source: str, problems: list[SpecProblem]) -> DocumentNode | None:
     """The tree of a YAML text, None when there is none; ``source`` is the file's name for messages."""
     try:
         root = YAML(typ="safe", pure=True).compose(text)
-        return None if root is None else _Converter(source, problems).node(root, Place("", problems))
+        return None if root is None else _NodeConverter(source, problems).node(root, ReadContext("", problems))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        problems.append(Problem(where, "", f"cannot be parsed: {error.problem or error.context}", _advice(error)))
+        problems.append(
+            SpecProblem(where, "", f"cannot be parsed: {error.problem or error.context}", _yaml_error_hint(error))
+        )
     except YAMLError as error:
         position = getattr(error, "position", 0)
         where = f"{source}:{text.count(chr(10), 0, position) + 1}"
-        problems.append(Problem(where, "", f"cannot be parsed: {str(error).splitlines()[0]}"))
+        problems.append(SpecProblem(where, "", f"cannot be parsed: {str(error).splitlines()[0]}"))
     except RecursionError:
-        problems.append(Problem(source, "", "nested too deeply"))
+        problems.append(SpecProblem(source, "", "nested too deeply"))
     return None
 
 
-class _Converter:
+class _NodeConverter:
     """Turns ruamel's nodes into ours, reporting duplicate keys, tags and aliases that contain themselves."""
 
-    def __init__(self, source: str, problems: list[Problem]) -> None:
+    def __init__(self, source: str, problems: list[SpecProblem]) -> None:
         self._source = source
         self._problems = problems
         self._open: set[int] = set()
 
-    def node(self, raw: Any, place: Place, line: int | None = None) -> Node:
+    def node(self, raw: Any, place: ReadContext, line: int | None = None) -> DocumentNode:
         where = f"{self._source}:{(raw.start_mark.line if line is None else line) + 1}"
         if id(raw) in self._open:
-            place.report(Node(None, where), "an alias that contains itself")
-            return Node(None, where)
+            place.report(DocumentNode(None, where), "an alias that contains itself")
+            return DocumentNode(None, where)
         self._open.add(id(raw))
         try:
             return self._by_type(raw, place, where)
         finally:
             self._open.remove(id(raw))
 
-    def _by_type(self, raw: Any, place: Place, where: str) -> Node:
+    def _by_type(self, raw: Any, place: ReadContext, where: str) -> DocumentNode:
         if isinstance(raw, MappingNode):
-            return Node(self._mapping(raw, place), where)
+            return DocumentNode(self._mapping(raw, place), where)
         if isinstance(raw, SequenceNode):
-            items = [Node(None, "") for _ in raw.value]
+            items = [DocumentNode(None, "") for _ in raw.value]
             inner = [at for _, at in place.items(items)]
-            return Node([self.node(member, at) for member, at in zip(raw.value, inner, strict=True)], where)
+            return DocumentNode([self.node(member, at) for member, at in zip(raw.value, inner, strict=True)], where)
         return self._scalar(raw, place, where)
 
-    def _mapping(self, raw: MappingNode, place: Place) -> dict[str, Node]:
-        members: dict[str, Node] = {}
+    def _mapping(self, raw: MappingNode, place: ReadContext) -> dict[str, DocumentNode]:
+        members: dict[str, DocumentNode] = {}
         for key, value in raw.value:
             line = key.start_mark.line
-            at = Node(None, f"{self._source}:{line + 1}")
+            at = DocumentNode(None, f"{self._source}:{line + 1}")
             if not isinstance(key, ScalarNode):
                 place.report(at, "found a list or mapping as the name of a field, must be text")
             elif key.value in members:
@@ -80,37 +82,37 @@ class _Converter:
                 members[key.value] = self.node(value, place.member(key.value), line)
         return members
 
-    def _scalar(self, raw: ScalarNode, place: Place, where: str) -> Node:
-        name = str(raw.tag).removeprefix(_CORE)
+    def _scalar(self, raw: ScalarNode, place: ReadContext, where: str) -> DocumentNode:
+        name = str(raw.tag).removeprefix(_YAML_TAG_PREFIX)
         if str(raw.tag) in _TEXT_TAGS:
-            return Node(raw.value, where)
+            return DocumentNode(raw.value, where)
         if name in ("null", "bool", "int", "float"):
-            return Node(_converted(name, raw.value), where)
-        place.report(Node(None, where), f"found the YAML tag '{raw.tag}', must be a plain value")
-        return Node(None, where)
+            return DocumentNode(_convert_scalar_text(name, raw.value), where)
+        place.report(DocumentNode(None, where), f"found the YAML tag '{raw.tag}', must be a plain value")
+        return DocumentNode(None, where)
 
 
-def _converted(name: str, text: str) -> Scalar:
+def _convert_scalar_text(name: str, text: str) -> ScalarValue:
     plain = text.replace("_", "").lower()
     match name:
         case "null":
             return None
         case "bool":
-            return plain in _TRUE
+            return plain in _TRUE_WORDS
         case "int":
-            return _whole(plain, text)
+            return _parse_whole_number(plain, text)
         case _:
             return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
 
 
-def _whole(plain: str, text: str) -> int | str:
+def _parse_whole_number(plain: str, text: str) -> int | str:
     try:
         return int(plain, 0) if plain.lstrip("+-")[:2] in ("0x", "0o", "0b") else int(plain)
     except ValueError:  # longer than Python reads: no field admits it, and the message quotes it
         return text
 
 
-def _advice(error: MarkedYAMLError) -> str | None:
+def _yaml_error_hint(error: MarkedYAMLError) -> str | None:
     problem = error.problem or ""
     if "\\t" in problem:
         return "indent with spaces, YAML does not allow tabs"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.jobfile.problems import nearest
+from edl.jobfile.problems import closest_match
 
-ANYTHING = "*"
+STAR_IMPORT = "*"
 """What a module with ``from x import *`` defines besides its other names, where ``x`` is no module of the zoo."""
 
 
@@ -28,7 +28,7 @@ class ZooModule:
         name: what to import it as, with the zoo's parent folder on the path where the zoo's name allows that
             (``model_zoo.mnist.mnist_functional_api``), else with the zoo itself there.
         function: the name of the model's function or class in it.
-        names: what it defines, see :func:`names`.
+        names: what it defines, see :func:`defined_names`.
     """
 
     path: Path
@@ -38,10 +38,10 @@ class ZooModule:
 
     def may_define(self, name: str) -> bool:
         """Whether the module has a name, as far as can be told without running it."""
-        return name in self.names or ANYTHING in self.names
+        return name in self.names or STAR_IMPORT in self.names
 
 
-def locate(zoo: Path, definition: str) -> ZooModule:
+def find_model_function(zoo: Path, definition: str) -> ZooModule:
     """The module and function that a definition means.
 
     Raises:
@@ -54,13 +54,13 @@ def locate(zoo: Path, definition: str) -> ZooModule:
         raise BadInputError(
             f"'{definition}' names no module", hint="write <module>.<function>, as in mnist.custom_model"
         )
-    path = _module_file(zoo.resolve(), parts)
-    found = names(path, zoo.resolve())
-    _require(path, found, function)
-    return ZooModule(path, ".".join([*_package(zoo.resolve()), *parts]), function, found)
+    path = _find_module_file(zoo.resolve(), parts)
+    found = defined_names(path, zoo.resolve())
+    _check_defined(path, found, function)
+    return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, found)
 
 
-def _package(zoo: Path) -> list[str]:
+def _zoo_package(zoo: Path) -> list[str]:
     """The zoo as a package of its parent folder, where it can be one.
 
     A module of the zoo that is called like the zoo (``digits/digits.py``) is found before a folder that is no package.
@@ -69,34 +69,34 @@ def _package(zoo: Path) -> list[str]:
     return [zoo.name] if zoo.name.isidentifier() and not hidden else []
 
 
-def names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
+def defined_names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
     """The names that a module's top level defines or imports, in order.
 
     Of ``from x import *`` these are the public names of ``x`` where it is a module below ``zoo``, else
-    :data:`ANYTHING`.
+    :data:`STAR_IMPORT`.
 
     Raises:
         BadInputError: a file cannot be read, or is not Python.
     """
-    return tuple(dict.fromkeys(_names(path, zoo, ())))
+    return tuple(dict.fromkeys(_iter_defined_names(path, zoo, ())))
 
 
-def _names(path: Path, zoo: Path | None, importers: tuple[Path, ...]) -> Iterator[str]:
-    for name in _bound(_parsed(path).body):
-        if not name.startswith(ANYTHING):
+def _iter_defined_names(path: Path, zoo: Path | None, importers: tuple[Path, ...]) -> Iterator[str]:
+    for name in _bound_names(_parse_module(path).body):
+        if not name.startswith(STAR_IMPORT):
             yield name
             continue
-        source = _star_file(path, name, zoo) if zoo else None
+        source = _resolve_star_import(path, name, zoo) if zoo else None
         if source is None:
-            yield ANYTHING
+            yield STAR_IMPORT
         elif source not in importers:
-            inner = _names(source, zoo, (*importers, path))
+            inner = _iter_defined_names(source, zoo, (*importers, path))
             yield from (each for each in inner if not each.startswith("_"))
 
 
-def _star_file(path: Path, star: str, zoo: Path) -> Path | None:
+def _resolve_star_import(path: Path, star: str, zoo: Path) -> Path | None:
     """The module of the zoo that ``*<dots><module>`` means in the module at ``path``."""
-    module = star.removeprefix(ANYTHING)
+    module = star.removeprefix(STAR_IMPORT)
     above = len(module) - len(module.lstrip("."))
     parts = [part for part in module.split(".") if part]
     folders = [path.parents[above - 1]] if above else [zoo, zoo.parent] if parts[0] == zoo.name else [zoo]
@@ -108,7 +108,7 @@ def _star_file(path: Path, star: str, zoo: Path) -> Path | None:
     return None
 
 
-def _parsed(path: Path) -> ast.Module:
+def _parse_module(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -117,7 +117,7 @@ def _parsed(path: Path) -> ast.Module:
         raise BadInputError(f"the model module cannot be read: {error}", where=str(path)) from error
 
 
-_MEANT = {
+_EXPECTED_NAMES = {
     "callback": "callbacks",
     "callback_fn": "callbacks",
     "callbacks_fn": "callbacks",
@@ -136,26 +136,26 @@ _MEANT = {
 """Names that people give to what the contract calls otherwise."""
 
 
-def misnamed(path: Path) -> Iterator[tuple[str, str]]:
+def find_misnamed(path: Path) -> Iterator[tuple[str, str]]:
     """Names that a model module defines for nobody, and what was meant.
 
     A lost ``class_weights`` or ``callback`` would be invisible: the job trains without it. What the module itself uses
     is a helper of its own.
     """
-    tree = _parsed(path)
+    tree = _parse_module(path)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imports = (ast.Import, ast.ImportFrom)
-    own = dict.fromkeys(_bound([statement for statement in tree.body if not isinstance(statement, imports)]))
-    yield from ((name, _MEANT[name]) for name in own if name in _MEANT and name not in used)
+    own = dict.fromkeys(_bound_names([statement for statement in tree.body if not isinstance(statement, imports)]))
+    yield from ((name, _EXPECTED_NAMES[name]) for name in own if name in _EXPECTED_NAMES and name not in used)
 
 
-def refuse_misnamed(path: Path) -> None:
+def check_misnamed(path: Path) -> None:
     """Raise for the first name that a model module defines for nobody.
 
     Raises:
         BadInputError: it has one.
     """
-    for name, meant in misnamed(path):
+    for name, meant in find_misnamed(path):
         raise BadInputError(
             f"the model module defines '{name}', which nothing uses",
             where=str(path),
@@ -163,18 +163,18 @@ def refuse_misnamed(path: Path) -> None:
         )
 
 
-def _module_file(zoo: Path, parts: Sequence[str]) -> Path:
+def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:
     base = zoo.joinpath(*parts)
     for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
         if candidate.is_file():
             return candidate
-    known = _modules(zoo)
-    close = nearest(".".join(parts), known)
+    known = _list_modules(zoo)
+    close = closest_match(".".join(parts), known)
     hint = f"did you mean {close}?" if close else f"modules there: {', '.join(known[:20]) or 'none'}"
     raise BadInputError(f"the zoo has no module '{'.'.join(parts)}'", where=str(zoo), hint=hint)
 
 
-def _modules(zoo: Path) -> list[str]:
+def _list_modules(zoo: Path) -> list[str]:
     found = []
     for path in sorted(zoo.rglob("*.py")):
         parts = path.relative_to(zoo).with_suffix("").parts
@@ -183,17 +183,17 @@ def _modules(zoo: Path) -> list[str]:
     return found
 
 
-def _require(path: Path, defined: Sequence[str], function: str) -> None:
-    if function in defined or ANYTHING in defined:
+def _check_defined(path: Path, defined: Sequence[str], function: str) -> None:
+    if function in defined or STAR_IMPORT in defined:
         return
-    close = nearest(function, defined)
+    close = closest_match(function, defined)
     public = [name for name in defined if not name.startswith("_")]
     listing = f"it defines {', '.join(public) or 'nothing'}"
     hint = f"did you mean {close}? {listing}" if close else listing
     raise BadInputError(f"the module does not define '{function}'", where=str(path), hint=hint)
 
 
-def _bound(statements: Sequence[ast.stmt]) -> Iterator[str]:
+def _bound_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
     """Names that executing statements binds, also inside top-level if, try, with and loops.
 
     ``from ..x import *`` gives ``*..x``.
@@ -205,14 +205,14 @@ def _bound(statements: Sequence[ast.stmt]) -> Iterator[str]:
             case ast.Import(names=aliases):
                 yield from (alias.asname or alias.name.partition(".")[0] for alias in aliases)
             case ast.ImportFrom(module=module, names=aliases, level=level):
-                star = f"{ANYTHING}{'.' * level}{module or ''}"
+                star = f"{STAR_IMPORT}{'.' * level}{module or ''}"
                 yield from (star if alias.name == "*" else alias.asname or alias.name for alias in aliases)
             case _:
-                yield from _stored(statement)
-                yield from _bound(_nested(statement))
+                yield from _assigned_names(statement)
+                yield from _bound_names(_nested_statements(statement))
 
 
-def _stored(statement: ast.stmt) -> Iterator[str]:
+def _assigned_names(statement: ast.stmt) -> Iterator[str]:
     """Names that the statement's own targets bind, nested statements left out."""
     targets: list[ast.expr] = []
     match statement:
@@ -226,7 +226,7 @@ def _stored(statement: ast.stmt) -> Iterator[str]:
         yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
 
 
-def _nested(statement: ast.stmt) -> list[ast.stmt]:
+def _nested_statements(statement: ast.stmt) -> list[ast.stmt]:
     nested: list[ast.stmt] = []
     for block in ("body", "orelse", "finalbody"):
         nested += getattr(statement, block, [])

@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
-from edl.keras.graph_dependencies import leading_to
-from edl.keras.traced_function import any_count
-from edl.keras.user_code import defined_in
+from edl.keras.graph_dependencies import iter_dependencies
+from edl.keras.traced_function import spec_for_any_count
+from edl.keras.user_code import source_file
 
-_COUNT = 7919
+_PROBE_RECORD_COUNT = 7919
 """A number of records that no model has as another dimension: a prime."""
 
 
@@ -51,33 +51,35 @@ def refuse_broadcast(
         BadInputError: it does; says which shapes there are.
     """
     given = (labels, predictions) if weights is None else (labels, predictions, weights)
-    if not _may_meet(*({_shape(leaf) for leaf in tf.nest.flatten(each)} for each in (labels, predictions))):
+    if not _could_broadcast(
+        *({_format_shape(leaf) for leaf in tf.nest.flatten(each)} for each in (labels, predictions))
+    ):
         return
-    if _gives_square(function, given, found):
+    if _returns_square(function, given, found):
         does = "gives the shape (n, n) for n records"
-    elif _makes_square(function, given):
+    elif _computes_square(function, given):
         does = "compares each label with every prediction, (n, n) values for n records, before it averages them"
     else:
         return
     raise BadInputError(
-        f"{what} {does}: labels have the shape {_shapes(labels)} and predictions {_shapes(predictions)}",
-        where=where or defined_in(function),
+        f"{what} {does}: labels have the shape {_format_shapes(labels)} and predictions {_format_shapes(predictions)}",
+        where=where or source_file(function),
         hint="give both the same shape, as tf.reshape(labels, tf.shape(predictions)) does, or return one value a "
         "record",
     )
 
 
-def _may_meet(labels: set[str], predictions: set[str]) -> bool:
+def _could_broadcast(labels: set[str], predictions: set[str]) -> bool:
     """Whether some labels are one value a record, and some predictions too, in another shape."""
     return ("(n,)" in labels and "(n, 1)" in predictions) or ("(n, 1)" in labels and "(n,)" in predictions)
 
 
-def _gives_square(function: Callable[..., Any], given: tuple[Any, ...], found: Any) -> bool:
-    flat = {_shape(leaf) for leaf in tf.nest.flatten(given)}
+def _returns_square(function: Callable[..., Any], given: tuple[Any, ...], found: Any) -> bool:
+    flat = {_format_shape(leaf) for leaf in tf.nest.flatten(given)}
     if flat != {"(n,)", "(n, 1)"} or not _is_square(found):
         return False
     # With a known number of records it may have as many values a record as there happen to be records
-    return found.shape[0] is None or _is_square(_for_any_count(function, given))
+    return found.shape[0] is None or _is_square(_call_for_any_count(function, given))
 
 
 def _is_square(found: Any) -> bool:
@@ -85,23 +87,23 @@ def _is_square(found: Any) -> bool:
     return shape.rank is not None and shape.rank > 1 and shape[0] == shape[1] != 1
 
 
-def _for_any_count(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    specs = tf.nest.map_structure(any_count, given)
+def _call_for_any_count(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    specs = tf.nest.map_structure(spec_for_any_count, given)
     (found,) = tf.function(function, autograph=False).get_concrete_function(*specs).outputs
     return found
 
 
-def _makes_square(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+def _computes_square(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
     """Whether an operation of the function takes labels and predictions as ``(n,)`` and ``(n, 1)`` and is ``(n, n)``.
 
     The function is traced once more, for a number of records that no other dimension has: where that number is twice
     in a shape, both are records. Losses of pairs of records make them of one rank, and so are none of this.
     """
-    specs = tf.nest.map_structure(_of_count, given)
+    specs = tf.nest.map_structure(_spec_for_probe_count, given)
     if any(spec is None for spec in tf.nest.flatten(specs)):
         return False
     graph = tf.Graph()
-    with graph.as_default(), _functions_in_line():
+    with graph.as_default(), _inline_tf_functions():
         places = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
         try:
             function(*places)
@@ -110,19 +112,19 @@ def _makes_square(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
     labels, predictions, *weights = ({leaf.op for leaf in tf.nest.flatten(each)} for each in places)
     given_by_feed = labels.union(*weights)
     for operation in graph.get_operations():
-        if not any(output.shape == (_COUNT, _COUNT) for output in operation.outputs):
+        if not any(output.shape == (_PROBE_RECORD_COUNT, _PROBE_RECORD_COUNT) for output in operation.outputs):
             continue
-        flat = [value for value in operation.inputs if value.shape == (_COUNT,)]
-        column = [value for value in operation.inputs if value.shape == (_COUNT, 1)]
+        flat = [value for value in operation.inputs if value.shape == (_PROBE_RECORD_COUNT,)]
+        column = [value for value in operation.inputs if value.shape == (_PROBE_RECORD_COUNT, 1)]
         for one, other in product(flat, column):
-            made_of = set(leading_to(one)), set(leading_to(other))
+            made_of = set(iter_dependencies(one)), set(iter_dependencies(other))
             if any(a & given_by_feed and b & predictions for a, b in (made_of, made_of[::-1])):
                 return True
     return False
 
 
 @contextmanager
-def _functions_in_line() -> Iterator[None]:
+def _inline_tf_functions() -> Iterator[None]:
     """What a ``tf.function`` of the user's does is seen in the graph that calls it, in here."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
@@ -132,18 +134,18 @@ def _functions_in_line() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def _of_count(leaf: Any) -> tf.TensorSpec | None:
+def _spec_for_probe_count(leaf: Any) -> tf.TensorSpec | None:
     """A tensor's type and shape for ``_COUNT`` records; None for what has no shape of its own."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank is None:
         return None
-    return tf.TensorSpec([_COUNT, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
+    return tf.TensorSpec([_PROBE_RECORD_COUNT, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
 
 
-def _shapes(structure: Any) -> str:
-    return ", ".join(dict.fromkeys(_shape(leaf) for leaf in tf.nest.flatten(structure)))
+def _format_shapes(structure: Any) -> str:
+    return ", ".join(dict.fromkeys(_format_shape(leaf) for leaf in tf.nest.flatten(structure)))
 
 
-def _shape(leaf: Any) -> str:
+def _format_shape(leaf: Any) -> str:
     """In people's words if it holds one value a record."""
     rank = leaf.shape.rank if isinstance(leaf, tf.Tensor) else None
     if rank == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NoReturn
 
-_OF_WEIGHTS = (
+_WEIGHT_METHODS = (
     "evaluate",
     "export",
     "fit",
@@ -19,16 +19,16 @@ _OF_WEIGHTS = (
 """Methods of a Keras model that use or change its weights."""
 
 
-def refuse_weights(model: Any) -> None:
+def block_weight_methods(model: Any) -> None:
     """Let methods of ``model`` raise that would use the initial weights; those that the user's class defines stay."""
     import keras
 
-    for name in _OF_WEIGHTS:
+    for name in _WEIGHT_METHODS:
         if getattr(type(model), name) is getattr(keras.Model, name):
-            setattr(model, name, partial(_raise_no_weights, name))
+            setattr(model, name, partial(_raise_untrained_weights, name))
 
 
-def _raise_no_weights(method: str, *_: Any, **__: Any) -> NoReturn:
+def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
     """Not an error of EDL: what the user's code raises is shown with the user's lines."""
     raise RuntimeError(
         f"model.{method}: the model of a callback has the initial weights, the trained ones are on the parameter "
@@ -36,7 +36,7 @@ def _raise_no_weights(method: str, *_: Any, **__: Any) -> NoReturn:
     )
 
 
-def refuses_weights(model: Any, method: str) -> bool:
-    """Whether a method of this model raises because of :func:`refuse_weights`."""
+def is_blocked_method(model: Any, method: str) -> bool:
+    """Whether a method of this model raises because of :func:`block_weight_methods`."""
     own = vars(model).get(method)
-    return isinstance(own, partial) and own.func is _raise_no_weights
+    return isinstance(own, partial) and own.func is _raise_untrained_weights

@@ -8,20 +8,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from edl.data.reader import Reader
-from edl.jobfile.job_spec import Train
-from edl.keras.user_code import defined_in
+from edl.jobfile.job_spec import TrainSpec
+from edl.keras.user_code import source_file
 
 _LOG = logging.getLogger(__name__)
 
-Params = Mapping[str, Any]
+CallbackParams = Mapping[str, Any]
 
-_NEVER = tuple(f"on_{kind}_{end}" for kind in ("test_batch", "predict_batch", "predict") for end in ("begin", "end"))
+_UNCALLED_METHODS = tuple(
+    f"on_{kind}_{end}" for kind in ("test_batch", "predict_batch", "predict") for end in ("begin", "end")
+)
 """An evaluation is one call of ``on_test_begin`` and ``on_test_end`` for each of its tasks; predictions have none."""
-_NEVER_OF_MONITORS = tuple(f"on_{kind}_{end}" for kind in ("batch", "train_batch", "test") for end in ("begin", "end"))
+_UNCALLED_MONITOR_METHODS = tuple(
+    f"on_{kind}_{end}" for kind in ("batch", "train_batch", "test") for end in ("begin", "end")
+)
 """Callbacks that decide by evaluations hear of nothing else."""
 
 
-def params_of(train: Train, reader: Reader) -> Params:
+def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
     """``params`` as ``keras.fit`` sets them.
 
     Args:
@@ -38,7 +42,7 @@ def params_of(train: Train, reader: Reader) -> Params:
     return {"verbose": 1, "epochs": train.epochs, "steps": steps}
 
 
-def set_params(callbacks: Iterable[Any], params: Params) -> None:
+def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:
     """Give callbacks their ``params``, if any; a progress bar counts global steps, which do not end with an epoch."""
     import keras
 
@@ -49,7 +53,7 @@ def set_params(callbacks: Iterable[Any], params: Params) -> None:
         callback.set_params({**params, "steps": None} if bar else dict(params))
 
 
-def warn_of_never_called(callbacks: Iterable[Any], monitors: Iterable[Any]) -> None:
+def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) -> None:
     """Name the methods of the user's own that Keras would call and a job does not.
 
     Args:
@@ -57,14 +61,14 @@ def warn_of_never_called(callbacks: Iterable[Any], monitors: Iterable[Any]) -> N
         monitors: that are called after each evaluation.
     """
     for callback, never in (
-        *((each, _NEVER) for each in callbacks),
-        *((each, (*_NEVER, *_NEVER_OF_MONITORS)) for each in monitors),
+        *((each, _UNCALLED_METHODS) for each in callbacks),
+        *((each, (*_UNCALLED_METHODS, *_UNCALLED_MONITOR_METHODS)) for each in monitors),
     ):
-        own = [f"{method}()" for method in never if _is_own(callback, method)]
+        own = [f"{method}()" for method in never if _is_user_defined(callback, method)]
         if not own:
             continue
         kind = type(callback)
-        where = "" if _is_of_keras(kind) else f" ({defined_in(kind)})"
+        where = "" if _is_keras_class(kind) else f" ({source_file(kind)})"
         called = f"{', '.join(own[:-1])} and {own[-1]} are" if len(own) > 1 else f"{own[0]} is"
         _LOG.warning(
             "the callback %s: %s never called%s; docs/model-contract.md, Callbacks, says what is",
@@ -74,14 +78,14 @@ def warn_of_never_called(callbacks: Iterable[Any], monitors: Iterable[Any]) -> N
         )
 
 
-def _is_own(callback: Any, method: str) -> bool:
+def _is_user_defined(callback: Any, method: str) -> bool:
     """Whether the user wrote a method, rather than Keras."""
     if method in vars(callback):
         return True
     definer = next((base for base in type(callback).__mro__ if method in vars(base)), object)
-    return definer is not object and not _is_of_keras(definer)
+    return definer is not object and not _is_keras_class(definer)
 
 
-def _is_of_keras(kind: type) -> bool:
+def _is_keras_class(kind: type) -> bool:
     module = inspect.getmodule(kind)
     return module is not None and module.__name__.partition(".")[0] in ("keras", "tf_keras")

@@ -17,15 +17,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from edl.keras.prediction_equivalence import alike, prediction, tolerance
+from edl.keras.prediction_equivalence import output_tolerance, outputs_match, trace_prediction
 from edl.layers import Embedding
 
 _LOG = logging.getLogger(__name__)
 
-Model = Any
+KerasModel = Any
 
 
-def of_keras(model: Model, features: Any, sample: Any) -> Model:
+def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasModel:
     """A model that predicts the same, with Keras' layers in place of EDL's where that can be; shares all others.
 
     Args:
@@ -34,40 +34,42 @@ def of_keras(model: Model, features: Any, sample: Any) -> Model:
         sample: features, on which both models are compared; None: they are not.
     """
     theirs = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
-    if not theirs or not _is_graph(model) or not all(map(_can_be_exchanged, theirs)):
+    if not theirs or not _is_clonable(model) or not all(map(_is_replaceable, theirs)):
         return model
-    predict = prediction(model, features)
-    if not _only_dense_ids(theirs, predict):
+    predict = trace_prediction(model, features)
+    if not _all_ids_dense(theirs, predict):
         return model
-    exchanged = {id(layer): _exchanged(layer) for layer in theirs}
+    exchanged = {id(layer): _replacement_layer(layer) for layer in theirs}
     plain = keras.models.clone_model(
         model, clone_function=lambda layer: exchanged.get(id(layer), layer), call_function=None, recursive=True
     )
-    if sample is None or alike(predict(sample), prediction(plain, features)(sample), tolerance(model)):
+    if sample is None or outputs_match(
+        predict(sample), trace_prediction(plain, features)(sample), output_tolerance(model)
+    ):
         return plain
     _LOG.warning("layers of edl.layers stay in the .keras file: with layers of Keras the model predicts otherwise")
     return model
 
 
-def needs_edl(model: Model) -> bool:
+def needs_edl_layers(model: KerasModel) -> bool:
     """Whether a file of the model is loaded only where ``edl.layers`` is imported."""
     return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
 
 
-def _is_graph(model: Model) -> bool:
+def _is_clonable(model: KerasModel) -> bool:
     """Whether Keras can clone the model: a Sequential, or a model made of inputs and outputs, not a user's subclass."""
     kind = type(model)
     return kind is keras.Sequential or (kind.__name__ == "Functional" and kind.__module__.startswith("keras."))
 
 
-def _can_be_exchanged(layer: Any) -> bool:
+def _is_replaceable(layer: Any) -> bool:
     """Without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
     plain_calls = not any(node.arguments.kwargs for node in layer._inbound_nodes)
     masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
     return bool(layer._inbound_nodes) and plain_calls and not masked
 
 
-def _only_dense_ids(layers: Sequence[Any], predict: Any) -> bool:
+def _all_ids_dense(layers: Sequence[Any], predict: Any) -> bool:
     """Whether all calls of EDL's layers are with dense ids, as seen when the model is traced.
 
     The symbolic tensors of Keras do not say it: what ``StringLookup`` and ``Hashing`` make of sparse ones looks dense.
@@ -89,22 +91,22 @@ def _only_dense_ids(layers: Sequence[Any], predict: Any) -> bool:
     return all(dense)
 
 
-def _exchanged(layer: Any) -> Any:
+def _replacement_layer(layer: Any) -> Any:
     if layer.input_dim is not None and layer.combiner is None:
-        return _table(layer, name=layer.name, mask_zero=layer.mask_zero)
-    ids = keras.Input(_columns(layer), dtype="int64")
-    rows = ids if layer.input_dim is not None else _lookup(np.asarray(layer.ids))(ids)
-    found = _table(layer)(rows)
-    return keras.Model(ids, _combined(layer, ids, found) if layer.combiner else found, name=layer.name)
+        return _shared_embedding(layer, name=layer.name, mask_zero=layer.mask_zero)
+    ids = keras.Input(_id_shape(layer), dtype="int64")
+    rows = ids if layer.input_dim is not None else _known_id_lookup(np.asarray(layer.ids))(ids)
+    found = _shared_embedding(layer)(rows)
+    return keras.Model(ids, _combine_rows(layer, ids, found) if layer.combiner else found, name=layer.name)
 
 
-def _columns(layer: Any) -> tuple[int | None, ...]:
+def _id_shape(layer: Any) -> tuple[int | None, ...]:
     """The shape of the ids of a record in all calls of a layer; None where calls differ."""
     shapes = [node.input_tensors[0].shape[1:] for node in layer._inbound_nodes]
     return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
 
 
-def _table(layer: Any, **options: Any) -> Any:
+def _shared_embedding(layer: Any, **options: Any) -> Any:
     """Keras' Embedding with the layer's own variable: a table may be most of the memory."""
     table = keras.layers.Embedding(*layer.embeddings.shape, dtype=layer.dtype_policy, **options)
     table.add_weight = lambda **_: layer._embeddings
@@ -113,7 +115,7 @@ def _table(layer: Any, **options: Any) -> Any:
     return table
 
 
-def _lookup(known: Any) -> Any:
+def _known_id_lookup(known: Any) -> Any:
     """1 and more for the known ids in their ascending order, 0 for others."""
     counted = known[known >= 0]
     gaps = np.flatnonzero(counted != np.arange(len(counted)))
@@ -122,7 +124,7 @@ def _lookup(known: Any) -> Any:
     return lookup
 
 
-def _combined(layer: Any, ids: Any, rows: Any) -> Any:
+def _combine_rows(layer: Any, ids: Any, rows: Any) -> Any:
     """``edl.layers.combiners`` in operations of Keras."""
     counted = ops.not_equal(ids, 0) if layer.mask_zero else ops.ones_like(ids)
     weights = ops.expand_dims(ops.cast(counted, rows.dtype), -1)

@@ -13,12 +13,12 @@ from typing import Any
 
 import keras
 
-from edl.keras.ps_embedding import adopt
+from edl.keras.ps_embedding import convert_to_ps_embedding
 from edl.keras.unsupported_embedding import table_bytes
 
 
 @contextmanager
-def lean_tables(threshold: float, seed: int) -> Iterator[None]:
+def converting_large_embeddings(threshold: float, seed: int) -> Iterator[None]:
     """Change how Embeddings are built.
 
     Args:
@@ -32,7 +32,7 @@ def lean_tables(threshold: float, seed: int) -> Iterator[None]:
         if table_bytes(layer) < threshold:
             build(layer, input_shape)
         elif not layer.built:
-            adopt(layer, seed)
+            convert_to_ps_embedding(layer, seed)
 
     keras.layers.Embedding.build = build_lean
     try:

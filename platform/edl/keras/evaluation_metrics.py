@@ -21,18 +21,18 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.keras.broadcast_check import refuse_broadcast
-from edl.keras.metric_shapes import Given, described, give_shapes, shapes, update
+from edl.keras.metric_shapes import MetricInputs, create_variables, describe_inputs, update_metric, variable_shapes
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import by_class_of_labels, spread
-from edl.keras.user_code import defined_in, user_code
+from edl.keras.model_loss import classification_kind, expand_weights
+from edl.keras.user_code import source_file, user_code
 
 _LOG = logging.getLogger(__name__)
 
-LOSS = "loss"
+LOSS_NAME = "loss"
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _MetricEntry:
     """One metric.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Entry:
     def additive(self) -> bool:
         return not hasattr(self.metric, "merge_state")
 
-    def given(self, labels: Any, predictions: Any, weights: Any = None) -> Given:
+    def given(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
         """What of a minibatch the metric is given."""
         if self.output is not None:
             labels, weights = self._part(labels), self._part(weights)
@@ -67,7 +67,7 @@ class _Entry:
         return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
 
 
-class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
+class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
     """A function of labels and predictions, averaged over records.
 
     The function gives one value a record, or the mean over the records of a batch.
@@ -80,13 +80,13 @@ class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
         self._records = self.add_variable((), "zeros", name="records")
 
     def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
-        records = tf.cast(record_count(predictions), tf.float32)
+        records = tf.cast(count_records(predictions), tf.float32)
         found = self._function(labels, predictions)
         refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, found)
         found = tf.cast(found, tf.float32)
         if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
             values = tf.reduce_mean(tf.reshape(found, [records, -1]), -1) if found.shape.rank else found
-            weights = tf.reshape(spread(sample_weight, values, f"the metric '{self.name}'"), [-1])
+            weights = tf.reshape(expand_weights(sample_weight, values, f"the metric '{self.name}'"), [-1])
             self._total.assign_add(tf.reduce_sum(values * weights))
             self._records.assign_add(tf.reduce_sum(weights))
             return
@@ -97,16 +97,16 @@ class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
         return tf.math.divide_no_nan(self._total.value, self._records.value)
 
 
-class _Accuracy(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
+class _AccuracyByShape(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
     """``"accuracy"``: which one it is follows from the shapes of labels and predictions, as with Keras' compile."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(fn=_accuracy, name=name)
+        super().__init__(fn=_accuracy_values, name=name)
         self._direction = "up"
 
 
-def _accuracy(labels: Any, predictions: Any) -> Any:
-    kind = by_class_of_labels(tf.convert_to_tensor(labels), predictions)
+def _accuracy_values(labels: Any, predictions: Any) -> Any:
+    kind = classification_kind(tf.convert_to_tensor(labels), predictions)
     functions = {
         "binary": keras.metrics.binary_accuracy,
         "sparse": keras.metrics.sparse_categorical_accuracy,
@@ -115,7 +115,7 @@ def _accuracy(labels: Any, predictions: Any) -> Any:
     return functions[kind](labels, predictions)
 
 
-class Metrics:
+class EvaluationMetrics:
     """The loss and the user's metrics, as states that can be sent.
 
     Args:
@@ -125,20 +125,22 @@ class Metrics:
     """
 
     def __init__(
-        self, entries: tuple[_Entry, ...], fresh: Callable[[], tuple[_Entry, ...]], module: ModelModule
+        self, entries: tuple[_MetricEntry, ...], fresh: Callable[[], tuple[_MetricEntry, ...]], module: ModelModule
     ) -> None:
-        self._loss = _Averaged(lambda _, loss: loss, LOSS)
+        self._loss = _AveragedFunction(lambda _, loss: loss, LOSS_NAME)
         self._entries = entries
         self._fresh = fresh
         self._module = module
-        self.trusted = all(not entry.additive or type(entry.metric) in (_Averaged, _Accuracy) for entry in entries)
+        self.trusted = all(
+            not entry.additive or type(entry.metric) in (_AveragedFunction, _AccuracyByShape) for entry in entries
+        )
         self._warned = False
-        self._at_first = {entry.name: shapes(entry.metric) for entry in entries}
+        self._at_first = {entry.name: variable_shapes(entry.metric) for entry in entries}
         self._descriptions: dict[str, list[Any] | None] = {}
         """Of what each metric was given, those that have been updated."""
 
     @classmethod
-    def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> Metrics:
+    def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> EvaluationMetrics:
         """The metrics of a module.
 
         Args:
@@ -150,17 +152,17 @@ class Metrics:
                 or a list of them, or a function that takes other arguments than labels and predictions.
         """
 
-        def fresh() -> tuple[_Entry, ...]:
-            found = _entries(module.eval_metrics_fn, outputs)
+        def fresh() -> tuple[_MetricEntry, ...]:
+            found = _collect_entries(module.eval_metrics_fn, outputs)
             taken = {entry.name for entry in found}
-            for entry in _entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
+            for entry in _collect_entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
                 name = f"weighted_{entry.name}" if entry.name in taken else entry.name
                 found.append(replace(entry, name=name, weighted=True))
             return tuple(found)
 
         first = fresh()
 
-        def again() -> tuple[_Entry, ...]:
+        def again() -> tuple[_MetricEntry, ...]:
             """With the names of the first ones: Keras calls a second ``AUC()`` of a process ``auc_1``."""
             return tuple(replace(entry, name=known.name) for entry, known in zip(fresh(), first, strict=True))
 
@@ -178,16 +180,16 @@ class Metrics:
 
         Raises:
             BadInputError: the sum of both halves' states is not the state after both; the metric is named.
-            ModuleError: a metric raised; it is named.
+            UserCodeError: a metric raised; it is named.
         """
-        halves = [_part(labels, predictions, weights, half) for half in (0, 1)]
+        halves = [_minibatch_half(labels, predictions, weights, half) for half in (0, 1)]
         undecided = None
         for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
             if not first.additive:
                 continue
             for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
                 self._update(entry, *halves[half])
-            if not _add_up(first, second, both):
+            if not _states_add_up(first, second, both):
                 undecided = both
         self.trusted = undecided is None
         if undecided is not None and not self._warned:
@@ -200,9 +202,9 @@ class Metrics:
 
         Raises:
             BadInputError: a function compares each label with every prediction; it is named.
-            ModuleError: a metric raised; it is named.
+            UserCodeError: a metric raised; it is named.
         """
-        records = tf.cast(record_count(predictions), tf.float32)
+        records = tf.cast(count_records(predictions), tf.float32)
         self._loss._total.assign_add(loss * records)
         self._loss._records.assign_add(records)
         for entry in self._entries:
@@ -221,11 +223,11 @@ class Metrics:
         """
         return {entry.name: self._state(entry) for entry in self._all()}
 
-    def _state(self, entry: _Entry) -> dict[str, Any]:
+    def _state(self, entry: _MetricEntry) -> dict[str, Any]:
         if entry.metric is not self._loss and entry.name not in self._descriptions:
             return {"additive": entry.additive, "states": []}
-        found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _values(entry.metric)]}
-        grown = shapes(entry.metric) != self._at_first.get(entry.name, shapes(entry.metric))
+        found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
+        grown = variable_shapes(entry.metric) != self._at_first.get(entry.name, variable_shapes(entry.metric))
         return found | ({"given": self._descriptions[entry.name]} if grown else {})
 
     def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
@@ -233,29 +235,29 @@ class Metrics:
 
         Raises:
             BadInputError: the states are not those of the metric; it is named.
-            ModuleError: a metric raised; it is named.
+            UserCodeError: a metric raised; it is named.
         """
         found: dict[str, float] = {}
-        for entry in (_Entry(LOSS, _Averaged(lambda _, loss: loss, LOSS)), *self._fresh()):
+        for entry in (_MetricEntry(LOSS_NAME, _AveragedFunction(lambda _, loss: loss, LOSS_NAME)), *self._fresh()):
             with self._of_user(entry):
-                _give_states(entry, merged[entry.name])
-                found |= _numbers(entry.name, entry.metric.result())
+                _assign_states(entry, merged[entry.name])
+                found |= _named_numbers(entry.name, entry.metric.result())
         return found
 
-    def _update(self, entry: _Entry, labels: Any, predictions: Any, weights: Any) -> None:
+    def _update(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
         with self._of_user(entry):
             given = entry.given(labels, predictions, weights)
-            update(entry.metric, given)
-        self._descriptions[entry.name] = described(given)
+            update_metric(entry.metric, given)
+        self._descriptions[entry.name] = describe_inputs(given)
 
-    def _of_user(self, entry: _Entry) -> AbstractContextManager[None]:
+    def _of_user(self, entry: _MetricEntry) -> AbstractContextManager[None]:
         return user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn)
 
-    def _all(self) -> tuple[_Entry, ...]:
-        return (_Entry(LOSS, self._loss), *self._entries)
+    def _all(self) -> tuple[_MetricEntry, ...]:
+        return (_MetricEntry(LOSS_NAME, self._loss), *self._entries)
 
 
-def record_count(structure: Any) -> Any:
+def count_records(structure: Any) -> Any:
     """Number of records in a minibatch: the first dimension of its first tensor."""
     return tf.shape(tf.nest.flatten(structure)[0])[0]
 
@@ -266,56 +268,56 @@ def output_names(model: Any) -> tuple[str, ...]:
     return tuple(getattr(graph, "output_names", None) or ())
 
 
-def _entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_Entry]:
+def _collect_entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_MetricEntry]:
     """The metrics that a function of the module gives: by name, by output and name, or in lists as for ``compile``."""
-    found, where = make(), defined_in(make)
+    found, where = make(), source_file(make)
     if isinstance(found, list | tuple):
         if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in found):
-            return [_unnamed(each, where) for each in found]
-        found = _by_output(make, found, outputs)
+            return [_entry_from_list_item(each, where) for each in found]
+        found = _lists_by_output(make, found, outputs)
     if not isinstance(found, Mapping):
         expected = "expected metrics by name, or a list of them"
-        raise BadInputError(f"{_called(make)} returned {type(found).__name__}, {expected}", where=where)
+        raise BadInputError(f"{_function_name(make)} returned {type(found).__name__}, {expected}", where=where)
     entries = []
     for name, metric in found.items():
         place = outputs.index(name) if name in outputs else None
         if isinstance(metric, Mapping):
-            entries += [_entry(f"{name}_{inner}", each, where, name, place) for inner, each in metric.items()]
+            entries += [_make_entry(f"{name}_{inner}", each, where, name, place) for inner, each in metric.items()]
         elif isinstance(metric, list | tuple):
-            each_of = [_unnamed(each, where) for each in metric]
+            each_of = [_entry_from_list_item(each, where) for each in metric]
             entries += [replace(entry, name=f"{name}_{entry.name}", output=name, place=place) for entry in each_of]
         else:
-            entries.append(_entry(name, metric, where))
+            entries.append(_make_entry(name, metric, where))
     return entries
 
 
-def _by_output(make: Callable[[], Any], found: Sequence[Any], outputs: Sequence[str]) -> dict[str, Any]:
+def _lists_by_output(make: Callable[[], Any], found: Sequence[Any], outputs: Sequence[str]) -> dict[str, Any]:
     """A list for each output, by the outputs' names."""
     if len(found) != len(outputs) or not all(isinstance(each, list | tuple) for each in found):
         raise BadInputError(
-            f"{_called(make)} returned a list of {len(found)} metrics, and the model has {len(outputs)} outputs: "
-            f"{', '.join(outputs)}",
-            where=defined_in(make),
+            f"{_function_name(make)} returned a list of {len(found)} metrics, and the model has {len(outputs)} outputs:"
+            f" {', '.join(outputs)}",
+            where=source_file(make),
             hint="return lists by output: {output: [metric, ...]}",
         )
     return dict(zip(outputs, found, strict=True))
 
 
-def _called(make: Callable[[], Any]) -> str:
+def _function_name(make: Callable[[], Any]) -> str:
     return f"{getattr(make, '__name__', 'eval_metrics_fn')}()"
 
 
-def _unnamed(given: Any, where: str | None) -> _Entry:
+def _entry_from_list_item(given: Any, where: str | None) -> _MetricEntry:
     """A metric of a list: its name is Keras'."""
     if isinstance(given, str):
-        return _entry(given, given, where)
+        return _make_entry(given, given, where)
     name = getattr(given, "name", None) or getattr(given, "__name__", None) or type(given).__name__
-    return _entry(str(name), given, where)
+    return _make_entry(str(name), given, where)
 
 
-def _named_metric(name: str, where: str | None) -> Any:
+def _metric_by_name(name: str, where: str | None) -> Any:
     if name.lower() in ("accuracy", "acc"):
-        return _Accuracy(name)
+        return _AccuracyByShape(name)
     try:
         found = keras.metrics.get(name)
     except ValueError as error:
@@ -324,23 +326,25 @@ def _named_metric(name: str, where: str | None) -> Any:
     return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, name=name)
 
 
-def _entry(name: str, found: Any, where: str | None, output: str | None = None, place: int | None = None) -> _Entry:
+def _make_entry(
+    name: str, found: Any, where: str | None, output: str | None = None, place: int | None = None
+) -> _MetricEntry:
     if isinstance(found, str):
-        found = _named_metric(found, where)
+        found = _metric_by_name(found, where)
     if isinstance(found, keras.metrics.Metric):
-        return _Entry(name, found, output, place)
+        return _MetricEntry(name, found, output, place)
     if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
         said = f"is the class {found.__name__}, expected an instance: {found.__name__}()"
     elif callable(found):
-        said = _cannot_be_called(found)
+        said = _call_problem(found)
     else:
         said = f"is {type(found).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
     if said:
         raise BadInputError(f"the metric '{name}' {said}", where=where)
-    return _Entry(name, _Averaged(found, name), output, place)
+    return _MetricEntry(name, _AveragedFunction(found, name), output, place)
 
 
-def _cannot_be_called(function: Callable[..., Any]) -> str:
+def _call_problem(function: Callable[..., Any]) -> str:
     """Why not, if labels and predictions are not what it takes; otherwise empty."""
     try:
         signature = inspect.signature(function)
@@ -353,8 +357,8 @@ def _cannot_be_called(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _part(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, Any, Any]:
-    count = int(record_count(predictions))
+def _minibatch_half(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, Any, Any]:
+    count = int(count_records(predictions))
     middle = count // 2
     place = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
     cut = tf.nest.map_structure(lambda tensor: tensor[place], (labels, predictions))
@@ -362,14 +366,14 @@ def _part(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, 
     return cut[0], cut[1], parts
 
 
-def _add_up(first: _Entry, second: _Entry, both: _Entry) -> bool:
+def _states_add_up(first: _MetricEntry, second: _MetricEntry, both: _MetricEntry) -> bool:
     """True if the states of two batches add up to those of both; False if that cannot be said of some of them.
 
     Raises:
         BadInputError: they do not.
     """
     decided = True
-    for a, b, together in zip(*(_values(entry.metric) for entry in (first, second, both)), strict=True):
+    for a, b, together in zip(*(_variable_values(entry.metric) for entry in (first, second, both)), strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
             added = a + b
         finite = np.isfinite(added) & np.isfinite(together)
@@ -387,11 +391,11 @@ def _are_finite(predictions: Any) -> bool:
     return all(bool(tf.reduce_all(tf.math.is_finite(tensor))) for tensor in tensors if tensor.dtype.is_floating)
 
 
-def _values(metric: Any) -> list[Any]:
+def _variable_values(metric: Any) -> list[Any]:
     return [np.asarray(variable) for variable in metric.variables]
 
 
-def _give_states(entry: _Entry, merged: Mapping[str, Any]) -> None:
+def _assign_states(entry: _MetricEntry, merged: Mapping[str, Any]) -> None:
     """Let a new metric become what was merged; one that no record has reached stays new.
 
     Raises:
@@ -402,8 +406,8 @@ def _give_states(entry: _Entry, merged: Mapping[str, Any]) -> None:
     if not sets:
         return
     if merged.get("given"):
-        give_shapes(metric, merged["given"])
-    arrays = [_like_variables(entry, states) for states in sets]
+        create_variables(metric, merged["given"])
+    arrays = [_reshape_states(entry, states) for states in sets]
     if not entry.additive:
         metric.merge_state(arrays)
         return
@@ -411,21 +415,23 @@ def _give_states(entry: _Entry, merged: Mapping[str, Any]) -> None:
         variable.assign(value)
 
 
-def _like_variables(entry: _Entry, states: Sequence[Any]) -> list[Any]:
+def _reshape_states(entry: _MetricEntry, states: Sequence[Any]) -> list[Any]:
     variables = entry.metric.variables
     sizes = [np.size(state) for state in states]
-    if sizes != [int(np.prod(shape)) for shape in shapes(entry.metric)]:
+    if sizes != [int(np.prod(shape)) for shape in variable_shapes(entry.metric)]:
         raise BadInputError(
             f"the metric '{entry.name}' ({type(entry.metric).__name__}) has {len(variables)} variables of shapes "
-            f"{', '.join(map(str, shapes(entry.metric)))}, and the evaluation gave {len(sizes)} states of "
+            f"{', '.join(map(str, variable_shapes(entry.metric)))}, and the evaluation gave {len(sizes)} states of "
             f"{', '.join(map(str, sizes))} values",
-            hint="add the metric's variables in its __init__, or by the shapes of labels and predictions that are "
-            "tensors; eval_metrics_fn() must give the same metrics in all workers",
+            hint=(
+                "add the metric's variables in its __init__, or by the shapes of labels and predictions that are "
+                "tensors; eval_metrics_fn() must give the same metrics in all workers"
+            ),
         )
     return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, variables, strict=True)]
 
 
-def _numbers(name: str, result: Any) -> dict[str, float]:
+def _named_numbers(name: str, result: Any) -> dict[str, float]:
     """A scalar is one number; of a dict or a vector (F1Score without averaging) each element is."""
     if isinstance(result, Mapping):
         return {f"{name}_{key}": float(value) for key, value in result.items()}

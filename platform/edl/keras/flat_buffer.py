@@ -22,17 +22,17 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 
-class Rows(NamedTuple):
+class RowBatch(NamedTuple):
     """Some rows of a table: ids ``[n]``, unique, and what belongs to each, ``[n, dim]`` float32."""
 
     ids: Ids
     values: Floats
 
 
-RowsByTable: TypeAlias = Mapping[str, Rows]
+RowsByTable: TypeAlias = Mapping[str, RowBatch]
 
 
-class Layout:
+class FlatLayout:
     """The slab of one model, and what each PS is told of it.
 
     Args:
@@ -106,11 +106,11 @@ class Layout:
         return 4 * int(self.slices[part].stop - self.slices[part].start)
 
 
-class _Memory:
+class _LendableBuffer:
     """One slab, and whether anybody holds what was lent of it."""
 
     def __init__(self, size: int) -> None:
-        self.values = aligned_memory.empty(size)
+        self.values = aligned_memory.allocate_aligned(size)
         self._lent: weakref.ref[Floats] | None = None
 
     @property
@@ -126,7 +126,7 @@ class _Memory:
         return view
 
 
-class SlabPair:
+class DoubleBuffer:
     """Two slabs, so that values that arrive never overwrite those that a step may still read.
 
     TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
@@ -135,10 +135,10 @@ class SlabPair:
         fresh: the newest values are complete.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._current = _Memory(layout.size)
-        self._spare = _Memory(layout.size)
-        self._lent: _Memory | None = None
+    def __init__(self, layout: FlatLayout) -> None:
+        self._current = _LendableBuffer(layout.size)
+        self._spare = _LendableBuffer(layout.size)
+        self._lent: _LendableBuffer | None = None
         self.fresh = False
 
     @property
@@ -157,7 +157,7 @@ class SlabPair:
             self.fresh = False  # until all of the next ones have arrived
             return self._current.values
         if self._spare.held is not None:
-            self._spare = _Memory(self._current.values.size)
+            self._spare = _LendableBuffer(self._current.values.size)
         return self._spare.values
 
     def swap(self, *, complete: bool) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Clipping:
+class GradientClipping:
     """How gradients are clipped before they are pushed; at most one of the three is set, as in Keras.
 
     Attributes:
@@ -25,7 +25,7 @@ class Clipping:
     global_norm: float | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Clipping | None:
+    def of(cls, config: Mapping[str, Any]) -> GradientClipping | None:
         """What an optimizer's configuration asks for; like Keras, a limit of 0 or less means none."""
         limits = [config[name] for name in ("clipnorm", "clipvalue", "global_clipnorm")]
         clipping = cls(*(float(limit) if limit and limit > 0 else None for limit in limits))
@@ -38,9 +38,9 @@ class Clipping:
         """
         if self.norm is not None:
             for gradient in gradients:
-                _scale_down(gradient, _norm(gradient), self.norm)
+                _scale_down(gradient, _l2_norm(gradient), self.norm)
         elif self.global_norm is not None:
-            total = float(np.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients)))
+            total = float(np.sqrt(sum(_l2_norm(gradient) ** 2 for gradient in gradients)))
             for gradient in gradients:
                 _scale_down(gradient, total, self.global_norm)
         elif self.value is not None:
@@ -48,7 +48,7 @@ class Clipping:
                 np.clip(gradient, -self.value, self.value, out=gradient)
 
 
-def _norm(gradient: NDArray[np.float32]) -> float:
+def _l2_norm(gradient: NDArray[np.float32]) -> float:
     flat = gradient.ravel()
     return float(np.sqrt(np.dot(flat, flat)))
 

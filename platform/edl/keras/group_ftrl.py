@@ -18,7 +18,7 @@ from typing import Any
 import keras
 from keras import ops
 
-_ROWS = 2  # dimensions of an embedding
+_EMBEDDING_RANK = 2  # dimensions of an embedding
 
 
 class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
@@ -46,7 +46,7 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Keras' step, then each row of an embedding is drawn towards zero."""
         super().update_step(gradient, variable, learning_rate)
-        if self.group_lasso_regularization_strength and _is_embedding(variable):
+        if self.group_lasso_regularization_strength and _is_embedding_table(variable):
             self.assign(variable, ops.multiply(variable, self._kept(variable)))
 
     def get_config(self) -> dict[str, Any]:
@@ -65,6 +65,8 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         return 1 - limit / ops.maximum(lengths, limit)
 
 
-def _is_embedding(variable: Any) -> bool:
+def _is_embedding_table(variable: Any) -> bool:
     """By the last part of its name; ``:0`` ends it where Keras passes TensorFlow's variable."""
-    return len(variable.shape) == _ROWS and str(variable.name).rpartition("/")[2].split(":")[0] == "embeddings"
+    return (
+        len(variable.shape) == _EMBEDDING_RANK and str(variable.name).rpartition("/")[2].split(":")[0] == "embeddings"
+    )

@@ -13,12 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from edl.keras.graph_dependencies import leading_to
-from edl.keras.row_binding import Recording, rows_from
-from edl.keras.unsupported_embedding import not_served
+from edl.keras.graph_dependencies import iter_dependencies
+from edl.keras.row_binding import LookupRecording, using_row_provider
+from edl.keras.unsupported_embedding import unsupported_embedding_error
 
 
-def check_ids(model: Any, layers: Sequence[Any], features: Any) -> None:
+def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> None:
     """Refuse a model that looks up ids which do not follow from its features.
 
     Args:
@@ -27,26 +27,26 @@ def check_ids(model: Any, layers: Sequence[Any], features: Any) -> None:
         features: nested TensorSpecs (or specs of ragged and sparse tensors).
 
     Raises:
-        NotServedError: says which Embedding it is, and on what its ids depend.
+        UnsupportedEmbeddingError: says which Embedding it is, and on what its ids depend.
     """
-    evaluation, training = (_Trace(model, layers, features, training=mode) for mode in (False, True))
+    evaluation, training = (_IdTrace(model, layers, features, training=mode) for mode in (False, True))
     for layer in layers:
         for trace in (evaluation, training):
             for ids in trace.recording.calls[layer]:
-                _check(layer, ids, trace.recording.given)
+                _check_dependencies(layer, ids, trace.recording.given)
         if evaluation.origins(layer) != training.origins(layer):
-            raise not_served(layer, "it looks up other ids in training than in evaluation")
+            raise unsupported_embedding_error(layer, "it looks up other ids in training than in evaluation")
 
 
-class _Trace:
+class _IdTrace:
     """A model as a graph, up to its ids."""
 
     def __init__(self, model: Any, layers: Sequence[Any], features: Any, *, training: bool) -> None:
-        self.recording: Recording
+        self.recording: LookupRecording
 
         def record(given: Any) -> None:
-            self.recording = Recording(layers)
-            with rows_from(self.recording), keras.StatelessScope(collect_losses=True):
+            self.recording = LookupRecording(layers)
+            with using_row_provider(self.recording), keras.StatelessScope(collect_losses=True):
                 model(given, training=training)
 
         try:
@@ -66,24 +66,24 @@ class _Trace:
         operation = tensor.op
         if operation not in self._origins:
             own = operation.name if operation.type == "Placeholder" else ""
-            attributes = sorted((name, _text(value)) for name, value in operation.node_def.attr.items())
+            attributes = sorted((name, _attribute_text(value)) for name, value in operation.node_def.attr.items())
             inputs = [self._origin(value) for value in operation.inputs]
             self._origins[operation] = hash((operation.type, own, tuple(attributes), tuple(inputs)))
         return (self._origins[operation], tensor.value_index)
 
 
-def _text(attribute: Any) -> str:
+def _attribute_text(attribute: Any) -> str:
     """An operation's attribute; the functions that TensorFlow makes of loop bodies are numbered anew each time."""
     return attribute.func.name.rstrip("0123456789") if attribute.HasField("func") else str(attribute)
 
 
-def _check(layer: Any, ids: Any, given: set[Any]) -> None:
-    for operation in leading_to(ids):
+def _check_dependencies(layer: Any, ids: Any, given: set[Any]) -> None:
+    for operation in iter_dependencies(ids):
         if operation in given:
-            raise not_served(layer, "its ids depend on rows that were looked up before")
+            raise unsupported_embedding_error(layer, "its ids depend on rows that were looked up before")
         if operation.type.startswith("LookupTable"):  # of a vocabulary
             continue
         if any(value.dtype == tf.resource for value in operation.inputs):
-            raise not_served(layer, "its ids depend on variables of the model")
+            raise unsupported_embedding_error(layer, "its ids depend on variables of the model")
         if operation.op_def.is_stateful:
-            raise not_served(layer, f"its ids depend on more than the features: on a {operation.type}")
+            raise unsupported_embedding_error(layer, f"its ids depend on more than the features: on a {operation.type}")

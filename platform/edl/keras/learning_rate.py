@@ -34,7 +34,7 @@ class LearningRate:
         """The rate at ``step``, counted from 0 as Keras' ``optimizer.iterations``.
 
         Raises:
-            ModuleError: the user's schedule or function raised.
+            UserCodeError: the user's schedule or function raised.
             BadInputError: the rate is NaN or infinite.
         """
         with user_code(self._zoo, "the learning rate"):
@@ -53,11 +53,11 @@ class LearningRate:
         if not isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._optimizer.learning_rate)
         if given is not self._schedule:
-            self._schedule, self._at = given, _function(given)
+            self._schedule, self._at = given, _trace_schedule(given)
         return self._at(step)
 
 
-class DecidedRate:
+class JobLearningRate:
     """The rate that a callback of the job has set, where one has; otherwise the optimizer's own.
 
     Assigned to the optimizer whenever it changes, as the callback would do it.
@@ -87,7 +87,7 @@ class DecidedRate:
         return self._own(step)
 
 
-def _function(schedule: Any) -> Callable[[int], float]:
+def _trace_schedule(schedule: Any) -> Callable[[int], float]:
     """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step.
 
     One that decides by Python's ``if``, or computes with ``math``, cannot be traced.

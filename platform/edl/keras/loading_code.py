@@ -15,13 +15,13 @@ from typing import Any
 
 import keras
 
-_LAMBDA = "__lambda__"
-_MOST = 20
+_LAMBDA_CLASS = "__lambda__"
+_MAX_LISTED_OBJECTS = 20
 """Names that are told at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnObject:
+class CustomObject:
     """A class or function that Keras does not bring.
 
     Attributes:
@@ -35,7 +35,7 @@ class OwnObject:
     registered: bool
 
 
-def how_to_load(model: Any, path: Path, zoo: Path) -> str:
+def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     """Python that loads the file of a model; empty where ``keras.models.load_model(path)`` alone does it.
 
     Args:
@@ -44,13 +44,13 @@ def how_to_load(model: Any, path: Path, zoo: Path) -> str:
         zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
     """
     described = keras.saving.serialize_keras_object(model)
-    own = {*_own_classes(described), *_own_functions(described, model)}
+    own = {*_custom_classes(described), *_custom_functions(described, model)}
     found = sorted(own, key=lambda each: (each.module, each.name))
-    unsafe = any(node.get("class_name") == _LAMBDA for node in _nodes(described))
+    unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(described))
     if not found and not unsafe:
         return ""
     lines = []
-    if any(_is_below(zoo, own.module) for own in found):
+    if any(_is_in_zoo(zoo, own.module) for own in found):
         lines += ["import sys", f"sys.path[:0] = {json.dumps([str(zoo), str(zoo.parent)])}"]
     lines += [f"import {module}" for module in dict.fromkeys(own.module for own in found if own.registered)]
     given = [own for own in found if not own.registered]
@@ -58,30 +58,30 @@ def how_to_load(model: Any, path: Path, zoo: Path) -> str:
     lines += [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
     arguments = [json.dumps(str(path))]
     if given:
-        names = ", ".join(f'"{own.name}": {own.name}' for own in given[:_MOST])
-        arguments.append(f"custom_objects={{{names}{', ...' if len(given) > _MOST else ''}}}")
+        names = ", ".join(f'"{own.name}": {own.name}' for own in given[:_MAX_LISTED_OBJECTS])
+        arguments.append(f"custom_objects={{{names}{', ...' if len(given) > _MAX_LISTED_OBJECTS else ''}}}")
     if unsafe:  # a Lambda layer of a Python lambda is code in the file
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
 
 
-def _is_below(zoo: Path, module: str) -> bool:
+def _is_in_zoo(zoo: Path, module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and Path(file).resolve().is_relative_to(zoo.resolve())
 
 
-def _own_classes(described: Any) -> Iterator[OwnObject]:
-    for node in _nodes(described):
+def _custom_classes(described: Any) -> Iterator[CustomObject]:
+    for node in _iter_class_nodes(described):
         module, name = node.get("module"), node.get("class_name")
-        if not isinstance(module, str) or not isinstance(name, str) or name in ("function", _LAMBDA):
+        if not isinstance(module, str) or not isinstance(name, str) or name in ("function", _LAMBDA_CLASS):
             continue
         if module.split(".")[0] not in ("keras", "builtins", "numpy", "tensorflow"):
-            yield OwnObject(module, name, ">" in str(node.get("registered_name") or ""))
+            yield CustomObject(module, name, ">" in str(node.get("registered_name") or ""))
 
 
-def _own_functions(described: Any, model: Any) -> Iterator[OwnObject]:
+def _custom_functions(described: Any, model: Any) -> Iterator[CustomObject]:
     """Keras describes a function by its name alone: the layers know which one it is."""
-    names = {node["config"] for node in _nodes(described) if node["class_name"] == "function"}
+    names = {node["config"] for node in _iter_class_nodes(described) if node["class_name"] == "function"}
     for layer in model._flatten_layers():
         for value in vars(layer).values():
             name, module = getattr(value, "__name__", None), str(getattr(value, "__module__", ""))
@@ -89,16 +89,16 @@ def _own_functions(described: Any, model: Any) -> Iterator[OwnObject]:
             if own and callable(value) and not isinstance(value, type) and name:
                 registered = keras.saving.get_registered_name(value)
                 if {name, registered} & names:
-                    yield OwnObject(module, name, registered != name)
+                    yield CustomObject(module, name, registered != name)
 
 
-def _nodes(described: Any) -> Iterator[dict[str, Any]]:
+def _iter_class_nodes(described: Any) -> Iterator[dict[str, Any]]:
     """Every object within Keras' description of a model that names a class."""
     if isinstance(described, dict):
         if "class_name" in described:
             yield described
         for value in described.values():
-            yield from _nodes(value)
+            yield from _iter_class_nodes(value)
     elif isinstance(described, list | tuple):
         for value in described:
-            yield from _nodes(value)
+            yield from _iter_class_nodes(value)

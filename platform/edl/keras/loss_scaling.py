@@ -14,12 +14,12 @@ import keras
 _LOG = logging.getLogger(__name__)
 
 
-def scales_dynamically(optimizer: Any) -> bool:
+def uses_dynamic_loss_scaling(optimizer: Any) -> bool:
     """Whether the optimizer lowers its scale where gradients are not finite, and skips that step."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def warn_if_unscaled(model: Any, optimizer: Any, *, local: bool) -> None:
+def warn_if_loss_unscaled(model: Any, optimizer: Any, *, local: bool) -> None:
     """Name a layer that computes in float16 if nothing scales the loss.
 
     Args:
@@ -27,7 +27,7 @@ def warn_if_unscaled(model: Any, optimizer: Any, *, local: bool) -> None:
         optimizer: the user's.
         local: whether the optimizer itself is used.
     """
-    if scales_dynamically(optimizer) or getattr(optimizer, "loss_scale_factor", None):
+    if uses_dynamic_loss_scaling(optimizer) or getattr(optimizer, "loss_scale_factor", None):
         return
     containers = (keras.Model, keras.layers.InputLayer)
     half = (layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype == "float16")

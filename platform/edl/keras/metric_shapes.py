@@ -11,16 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-Given = tuple[Any, ...]
+MetricInputs = tuple[Any, ...]
 """Labels, predictions and, where they count, sample weights."""
 
 
-def shapes(metric: Any) -> list[tuple[int, ...]]:
+def variable_shapes(metric: Any) -> list[tuple[int, ...]]:
     """The shapes of a metric's variables."""
     return [tuple(variable.shape) for variable in metric.variables]
 
 
-def update(metric: Any, given: Given) -> None:
+def update_metric(metric: Any, given: MetricInputs) -> None:
     """Take records in; sample weights are passed on where there are any."""
     labels, predictions, *weights = given
     if weights:
@@ -29,7 +29,7 @@ def update(metric: Any, given: Given) -> None:
         metric.update_state(labels, predictions)
 
 
-def described(given: Given) -> list[Any] | None:
+def describe_inputs(given: MetricInputs) -> list[Any] | None:
     """JSON: type and shape of each tensor, of any number of records; None where one is no plain tensor."""
     found = []
     for each in given:
@@ -40,8 +40,8 @@ def described(given: Given) -> list[Any] | None:
     return found
 
 
-def give_shapes(metric: Any, description: Sequence[Any]) -> None:
+def create_variables(metric: Any, description: Sequence[Any]) -> None:
     """Make the variables of a new metric as such records would; none are needed, for it is traced and not run."""
     specs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in description)
-    tf.function(lambda *given: update(metric, given), autograph=False).get_concrete_function(*specs)
+    tf.function(lambda *given: update_metric(metric, given), autograph=False).get_concrete_function(*specs)
     metric.reset_state()

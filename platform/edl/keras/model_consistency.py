@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 
 from edl.api.errors import BadInputError
 
-_SAID = 3
+_MAX_LISTED_NAMES = 3
 """How many names an error has."""
 
-Shapes = Mapping[str, tuple[int, ...]]
+ShapesByName = Mapping[str, tuple[int, ...]]
 
 
-def check_same_model(*, trained: Shapes, made: Shapes) -> None:
+def check_same_model(*, trained: ShapesByName, made: ShapesByName) -> None:
     """Refuse a model that was made anew, and is another one.
 
     Args:
@@ -28,9 +28,12 @@ def check_same_model(*, trained: Shapes, made: Shapes) -> None:
     """
     missing, more = sorted(trained.keys() - made.keys()), sorted(made.keys() - trained.keys())
     differing = sorted(name for name in trained.keys() & made.keys() if trained[name] != made[name])
-    found = [f"missing: {_listed(missing)}"] if missing else []
-    found += [f"new: {_listed(more)}"] if more else []
-    found += [f"'{name}' is {_shape(made[name])} and was {_shape(trained[name])}" for name in differing[:_SAID]]
+    found = [f"missing: {_quote_names(missing)}"] if missing else []
+    found += [f"new: {_quote_names(more)}"] if more else []
+    found += [
+        f"'{name}' is {_format_shape(made[name])} and was {_format_shape(trained[name])}"
+        for name in differing[:_MAX_LISTED_NAMES]
+    ]
     if found:
         again = "; once they have the names that are missing, a resumed run exports them" if missing else ""
         raise BadInputError(
@@ -40,11 +43,11 @@ def check_same_model(*, trained: Shapes, made: Shapes) -> None:
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     quoted = [f"'{name}'" for name in names]
-    more = f" and {len(quoted) - _SAID} more" if len(quoted) > _SAID else ""
-    return ", ".join(quoted[:_SAID]) + more
+    more = f" and {len(quoted) - _MAX_LISTED_NAMES} more" if len(quoted) > _MAX_LISTED_NAMES else ""
+    return ", ".join(quoted[:_MAX_LISTED_NAMES]) + more
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a number"

@@ -19,17 +19,17 @@ from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError
-from edl.jobfile.zoo_lookup import ZooModule, locate, refuse_misnamed
-from edl.keras.unsupported_models import refuse_own_training
+from edl.jobfile.zoo_lookup import ZooModule, check_misnamed, find_model_function
+from edl.keras.unsupported_models import refuse_custom_training
 from edl.keras.user_code import user_code
-from edl.keras.zoo_import import import_module
+from edl.keras.zoo_import import import_zoo_module
 
-MODES = ("training", "evaluation", "prediction")
+FEED_MODES = ("training", "evaluation", "prediction")
 """What ``feed`` is told, as plain strings; ElasticDL's Mode constants are equal to them."""
 
-Feed: TypeAlias = Callable[[Any, str, Any], Any]
+UserFeedFunction: TypeAlias = Callable[[Any, str, Any], Any]
 
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+_EXPECTED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "loss": ("labels", "predictions"),
     "optimizer": (),
     "eval_metrics_fn": (),
@@ -37,14 +37,17 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "callbacks": (),
     "weighted_metrics_fn": (),
 }
-_METRICS = "eval_metrics_fn"
-_OPTIONAL = frozenset({"callbacks", "weighted_metrics_fn"})
-_SAID_OF_PREDICTIONS = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
-_SAID_OF_LABELS = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
+_METRICS_FUNCTION = "eval_metrics_fn"
+_OPTIONAL_FUNCTIONS = frozenset({"callbacks", "weighted_metrics_fn"})
+_PREDICTION_ARGUMENT_NAMES = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
+_LABEL_ARGUMENT_NAMES = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
 
 
 class ModelChoice(Protocol):
-    """The part of a job that names its model; ``edl.jobfile.job_spec.Model`` with the zoo's path on this machine."""
+    """The part of a job that names its model.
+
+    ``edl.jobfile.job_spec.ModelSpec`` with the zoo's path on this machine.
+    """
 
     @property
     def zoo(self) -> str | Path:
@@ -65,7 +68,7 @@ class ModelModule:
 
     Attributes:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
-        model: makes a new Keras model; raises ModuleError when the user's code does, BadInputError when it returns
+        model: makes a new Keras model; raises UserCodeError when the user's code does, BadInputError when it returns
             something else, or a model that says itself how it is trained.
         loss: ``loss(labels, predictions)``; or what ``compile(loss=...)`` takes, see ``edl.keras.model_loss``.
         optimizer: makes the Keras optimizer.
@@ -81,7 +84,7 @@ class ModelModule:
     loss: Any
     optimizer: Callable[[], Any]
     eval_metrics_fn: Callable[[], Mapping[str, Any]]
-    feed: Feed
+    feed: UserFeedFunction
     callbacks: Callable[[], Any] | None = None
     custom_data_reader: Callable[..., Any] | None = None
     prediction_outputs_processor: type | None = None
@@ -90,7 +93,7 @@ class ModelModule:
     weighted_metrics_fn: Callable[[], Any] | None = None
 
 
-def load(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
+def load_model_module(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
     """Import the user's module and check that it keeps the contract.
 
     Args:
@@ -99,29 +102,33 @@ def load(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
 
     Raises:
         BadInputError: module or function not there, a function is missing or takes other arguments.
-        ModuleError: the module raised while it was imported.
+        UserCodeError: the module raised while it was imported.
     """
-    _check_keras()
+    _check_keras_backend()
     zoo = Path(choice.zoo).resolve()
-    found = locate(zoo, choice.definition)
-    refuse_misnamed(found.path)
+    found = find_model_function(zoo, choice.definition)
+    check_misnamed(found.path)
     with user_code(zoo, f"import of {found.name}"):
-        module = import_module(zoo, found)
-    functions = {name: _function(module, found.path, name) for name in _ARGUMENTS if evaluates or name != _METRICS}
+        module = import_zoo_module(zoo, found)
+    functions = {
+        name: _contract_function(module, found.path, name)
+        for name in _EXPECTED_ARGUMENTS
+        if evaluates or name != _METRICS_FUNCTION
+    }
     if not evaluates:
-        functions[_METRICS] = dict  # the loss is all there is
+        functions[_METRICS_FUNCTION] = dict  # the loss is all there is
     return ModelModule(
         zoo=zoo,
-        model=_model_maker(zoo, module, found, choice.params),
+        model=_model_factory(zoo, module, found, choice.params),
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
         loss_weights=getattr(module, "loss_weights", None),
-        class_weight=_maybe_function(zoo, module, "class_weight"),
-        **{name: _guarded(zoo, name, function) for name, function in functions.items()},
+        class_weight=_value_or_function(zoo, module, "class_weight"),
+        **{name: _wrap_user_function(zoo, name, function) for name, function in functions.items()},
     )
 
 
-def _check_keras() -> None:
+def _check_keras_backend() -> None:
     import keras
 
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
@@ -132,15 +139,15 @@ def _check_keras() -> None:
         )
 
 
-def _function(module: ModuleType, path: Path, name: str) -> Any:
+def _contract_function(module: ModuleType, path: Path, name: str) -> Any:
     function = getattr(module, name, None)
-    if function is None and name in _OPTIONAL:
+    if function is None and name in _OPTIONAL_FUNCTIONS:
         return None
     if name == "optimizer":
-        function = _optimizer_maker(function, path)
+        function = _optimizer_factory(function, path)
     if name == "loss" and _is_keras_loss(function):
         return function
-    wanted = f"{name}({', '.join(_ARGUMENTS[name])})"
+    wanted = f"{name}({', '.join(_EXPECTED_ARGUMENTS[name])})"
     if not callable(function):
         defined = [key for key in vars(module) if not key.startswith("_")]
         missing = "does not define" if function is None else f"has a {type(function).__name__} called {name}, not"
@@ -160,13 +167,13 @@ def _is_keras_loss(given: Any) -> bool:
     return isinstance(given, str | list | tuple | Mapping | keras.losses.Loss)
 
 
-def _optimizer_maker(given: Any, path: Path) -> Any:
+def _optimizer_factory(given: Any, path: Path) -> Any:
     """A function that makes the optimizer, of an optimizer, the name of one, or a function that gives either."""
     import keras
 
     if isinstance(given, keras.optimizers.Optimizer | str):
         if isinstance(given, str):
-            return lambda: _named_optimizer(given, path)
+            return lambda: _optimizer_by_name(given, path)
         unused = [given]  # as it is: a schedule of the user's own class could not be made from its description
 
         def make() -> Any:
@@ -179,12 +186,12 @@ def _optimizer_maker(given: Any, path: Path) -> Any:
     @functools.wraps(given)
     def call(*arguments: Any) -> Any:
         found = given(*arguments)
-        return _named_optimizer(found, path) if isinstance(found, str) else found
+        return _optimizer_by_name(found, path) if isinstance(found, str) else found
 
     return call
 
 
-def _named_optimizer(name: str, path: Path) -> Any:
+def _optimizer_by_name(name: str, path: Path) -> Any:
     import keras
 
     try:
@@ -197,9 +204,9 @@ def _named_optimizer(name: str, path: Path) -> Any:
         ) from error
 
 
-def _maybe_function(zoo: Path, module: ModuleType, name: str) -> Any:
+def _value_or_function(zoo: Path, module: ModuleType, name: str) -> Any:
     given = getattr(module, name, None)
-    return _guarded(zoo, name, given) if callable(given) else given
+    return _wrap_user_function(zoo, name, given) if callable(given) else given
 
 
 def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted: str) -> None:
@@ -208,17 +215,17 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted
     except ValueError:  # built in C: nothing to check
         return
     try:
-        bound = signature.bind(*_ARGUMENTS[name])
+        bound = signature.bind(*_EXPECTED_ARGUMENTS[name])
     except TypeError as error:
         raise BadInputError(f"{name}{signature} cannot be called as {wanted}: {error}", where=str(path)) from error
     first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
-    if name == "loss" and first in _SAID_OF_PREDICTIONS and rest and rest[0] in _SAID_OF_LABELS:
+    if name == "loss" and first in _PREDICTION_ARGUMENT_NAMES and rest and rest[0] in _LABEL_ARGUMENT_NAMES:
         raise BadInputError(
             f"{name}{signature} has its arguments the other way round: EDL calls {wanted}", where=str(path)
         )
 
 
-def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mapping[str, Any]) -> Callable[[], Any]:
+def _model_factory(zoo: Path, module: ModuleType, found: ZooModule, params: Mapping[str, Any]) -> Callable[[], Any]:
     function = getattr(module, found.function, None)
     if not callable(function):
         raise BadInputError(f"'{found.function}' is not a function or model class", where=str(found.path))
@@ -239,13 +246,13 @@ def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mappin
             raise BadInputError(
                 f"{found.function}() returned {type(model).__name__}, expected a keras.Model", where=str(found.path)
             )
-        refuse_own_training(model, f"{found.function}()", str(found.path))
+        refuse_custom_training(model, f"{found.function}()", str(found.path))
         return model
 
     return make
 
 
-def _guarded(zoo: Path, name: str, function: Any) -> Any:
+def _wrap_user_function(zoo: Path, name: str, function: Any) -> Any:
     if not callable(function) or _is_keras_loss(function):
         return function
 

@@ -26,15 +26,15 @@ import tensorflow as tf
 from edl.api.errors import BadInputError
 from edl.keras.broadcast_check import refuse_broadcast
 from edl.keras.model_contract import ModelModule
-from edl.keras.user_code import defined_in, user_code
+from edl.keras.user_code import source_file, user_code
 
-_SAID_OF_WEIGHTS = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
+_WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
 """What the third argument of a loss is called that weighs records itself."""
-_BY_SHAPE = ("crossentropy", "ce")
+_SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
 
 
-class Objective:
+class ModelLoss:
     """The loss that a model is trained and evaluated by; may be called while a graph is traced.
 
     Args:
@@ -48,12 +48,12 @@ class Objective:
     def __init__(self, module: ModelModule, outputs: Sequence[str] = ()) -> None:
         self._module = module
         self._outputs = tuple(outputs)
-        self._where = defined_in(module.feed)
+        self._where = source_file(module.feed)
         given = module.loss
         self._is_function = callable(given) and not isinstance(given, keras.losses.Loss | type)
-        self._weighs_itself = self._is_function and _takes_weights(given)
-        self._losses = None if self._is_function else _resolved(given, module)
-        self._class_weight = _class_weights(module)
+        self._weighs_itself = self._is_function and _has_weight_argument(given)
+        self._losses = None if self._is_function else _resolve_losses(given, module)
+        self._class_weight = _class_weight_table(module)
 
     def __call__(
         self, labels: Any, predictions: Any, weights: Any = None, own: Sequence[Any] = (), *, training: bool
@@ -112,13 +112,13 @@ class Objective:
         found = {}
         for name, given in losses.items():
             label, prediction = answers[name], by_output[name]
-            loss = _loss_for(given, label, prediction)
-            if _is_of_keras(loss):
+            loss = _loss_for_shapes(given, label, prediction)
+            if _is_keras_loss(loss):
                 self._refuse_strings(label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers")
             value = loss(label, prediction, parts[name])
-            if _is_users(loss):
+            if _is_user_loss(loss):
                 what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
-                refuse_broadcast(what, loss, label, prediction, value, where=defined_in(type(loss)))
+                refuse_broadcast(what, loss, label, prediction, value, where=source_file(type(loss)))
             found[name] = tf.reduce_mean(value)
         return self._added_up(found)
 
@@ -139,7 +139,7 @@ class Objective:
         elif isinstance(losses, list):
             if len(losses) != len(outputs):
                 raise self._wrong(
-                    f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_listed(outputs)}"
+                    f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_quote_names(outputs)}"
                 )
             found = dict(zip(outputs, losses, strict=True))
         else:
@@ -154,18 +154,21 @@ class Objective:
             if missing and len(labels) == len(outputs) == 1:
                 return dict(zip(outputs, labels.values(), strict=True))
             if missing:
-                raise self._wrong(f"feed gives labels for {_listed(labels)}, and there is a loss for '{missing[0]}'")
+                raise self._wrong(
+                    f"feed gives labels for {_quote_names(labels)}, and there is a loss for '{missing[0]}'"
+                )
             return labels
         each = list(labels) if isinstance(labels, list | tuple) else [labels]
         if len(each) != len(outputs):
             raise self._wrong(
-                f"feed gives {len(each)} labels a record, and the model has {len(outputs)} outputs: {_listed(outputs)}",
+                f"feed gives {len(each)} labels a record, and the model has {len(outputs)} outputs:"
+                f" {_quote_names(outputs)}",
                 "give labels by the outputs' names, as a dict",
             )
         return dict(zip(outputs, each, strict=True))
 
     def _added_up(self, by_output: Mapping[str, Any]) -> Any:
-        weights = _loss_weights(self._module, by_output)
+        weights = _output_loss_weights(self._module, by_output)
         values = [tf.cast(value, tf.float32) * weights[name] for name, value in by_output.items()]
         if not values:
             raise self._wrong("there is no loss for any of the model's outputs")
@@ -200,7 +203,7 @@ class Objective:
     def _refuse_unknown(self, named: Mapping[str, Any], outputs: Mapping[str, Any], what: str) -> None:
         unknown = [name for name in named if name not in outputs]
         if unknown:
-            raise self._wrong(f"{what} '{unknown[0]}', and the outputs of the model are {_listed(outputs)}")
+            raise self._wrong(f"{what} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}")
 
     # ------------------------------------------------------------------ class weights
 
@@ -230,12 +233,12 @@ class Objective:
         return BadInputError(message, where=self._where, hint=hint)
 
 
-def _is_users(loss: Any) -> bool:
+def _is_user_loss(loss: Any) -> bool:
     """Whether the class of a loss is none of Keras' or EDL's, which give labels and predictions one rank."""
     return type(loss).__module__.partition(".")[0] not in ("keras", "edl")
 
 
-def _is_of_keras(loss: Any) -> bool:
+def _is_keras_loss(loss: Any) -> bool:
     """Whether Keras computes a loss."""
     return loss.of_keras if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
 
@@ -258,10 +261,10 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
         return _is_keras_module(getattr(self._function, "__module__", ""))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._function(*same_rank(y_true, y_pred))
+        return self._function(*match_ranks(y_true, y_pred))
 
 
-def same_rank(labels: Any, predictions: Any) -> tuple[Any, Any]:
+def match_ranks(labels: Any, predictions: Any) -> tuple[Any, Any]:
     """Both with one rank where one of them has a last dimension of 1 more, as Keras' losses do it."""
     labels, predictions = tf.convert_to_tensor(labels), tf.convert_to_tensor(predictions)
     ranks = labels.shape.rank, predictions.shape.rank
@@ -287,10 +290,10 @@ def weighted_mean(values: Any, weights: Any, what: str, where: str | None = None
     values = tf.convert_to_tensor(values)
     if weights is None:
         return tf.reduce_mean(values)
-    return tf.reduce_mean(values * spread(weights, values, what, where))
+    return tf.reduce_mean(values * expand_weights(weights, values, what, where))
 
 
-def spread(weights: Any, values: Any, what: str, where: str | None = None) -> Any:
+def expand_weights(weights: Any, values: Any, what: str, where: str | None = None) -> Any:
     """Sample weights with as many dimensions as the values.
 
     Raises:
@@ -300,8 +303,10 @@ def spread(weights: Any, values: Any, what: str, where: str | None = None) -> An
         raise BadInputError(
             f"{what} is one number for all records of the minibatch: sample weights cannot be applied to it",
             where=where,
-            hint="return one value a record, or take the weights as a third argument: "
-            "loss(labels, predictions, sample_weights)",
+            hint=(
+                "return one value a record, or take the weights as a third argument: "
+                "loss(labels, predictions, sample_weights)"
+            ),
         )
     weights = tf.cast(tf.convert_to_tensor(weights), values.dtype)
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
@@ -311,7 +316,7 @@ def spread(weights: Any, values: Any, what: str, where: str | None = None) -> An
     return weights
 
 
-def by_class_of_labels(labels: Any, predictions: Any) -> str:
+def classification_kind(labels: Any, predictions: Any) -> str:
     """``binary``, ``sparse`` or ``categorical``: what Keras' compile takes for accuracy and crossentropy."""
     if predictions.shape[-1] == 1:
         return "binary"
@@ -326,25 +331,29 @@ _CROSSENTROPIES: Mapping[str, str] = {
 }
 
 
-def _loss_for(loss: Any, labels: Any, predictions: Any) -> Any:
+def _loss_for_shapes(loss: Any, labels: Any, predictions: Any) -> Any:
     if not isinstance(loss, str):
         return loss
-    name = _CROSSENTROPIES[by_class_of_labels(tf.convert_to_tensor(labels), predictions)]
+    name = _CROSSENTROPIES[classification_kind(tf.convert_to_tensor(labels), predictions)]
     return _FunctionLoss(keras.losses.get(name), name)
 
 
-def _resolved(given: Any, module: ModelModule) -> Any:
+def _resolve_losses(given: Any, module: ModelModule) -> Any:
     """A loss, a list or a mapping of losses, as objects."""
     if isinstance(given, Mapping):
-        return {name: _loss(each, module, f"loss['{name}']") for name, each in given.items()}
+        return {name: _resolve_loss(each, module, f"loss['{name}']") for name, each in given.items()}
     if isinstance(given, list | tuple):
-        return [_loss(each, module, f"loss[{at}]") for at, each in enumerate(given)]
-    return _loss(given, module, "loss")
+        return [_resolve_loss(each, module, f"loss[{at}]") for at, each in enumerate(given)]
+    return _resolve_loss(given, module, "loss")
 
 
-def _loss(given: Any, module: ModelModule, what: str) -> Any:
-    where = defined_in(module.feed)
-    if given is None or isinstance(given, keras.losses.Loss) or (isinstance(given, str) and given in _BY_SHAPE):
+def _resolve_loss(given: Any, module: ModelModule, what: str) -> Any:
+    where = source_file(module.feed)
+    if (
+        given is None
+        or isinstance(given, keras.losses.Loss)
+        or (isinstance(given, str) and given in _SHAPE_DEPENDENT_LOSSES)
+    ):
         return given
     if isinstance(given, type) and issubclass(given, keras.losses.Loss):
         raise BadInputError(
@@ -372,29 +381,29 @@ def _loss(given: Any, module: ModelModule, what: str) -> Any:
     return _FunctionLoss(guarded, name if name.isidentifier() else "loss")  # a lambda's is none of TensorFlow's
 
 
-def _loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Mapping[str, float]:
-    given, where = module.loss_weights, defined_in(module.feed)
+def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Mapping[str, float]:
+    given, where = module.loss_weights, source_file(module.feed)
     if given is None:
         return dict.fromkeys(outputs, 1.0)
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in outputs]
         if unknown:
             raise BadInputError(
-                f"loss_weights has '{unknown[0]}', and there are losses for {_listed(outputs)}", where=where
+                f"loss_weights has '{unknown[0]}', and there are losses for {_quote_names(outputs)}", where=where
             )
         return {name: float(given.get(name, 1.0)) for name in outputs}
     each = [given] if isinstance(given, int | float) else list(given)
     if len(each) != len(outputs):
         raise BadInputError(
-            f"loss_weights has {len(each)} entries, and there are {len(outputs)} losses: {_listed(outputs)}",
+            f"loss_weights has {len(each)} entries, and there are {len(outputs)} losses: {_quote_names(outputs)}",
             where=where,
         )
     return dict(zip(outputs, map(float, each), strict=True))
 
 
-def _class_weights(module: ModelModule) -> Any:
+def _class_weight_table(module: ModelModule) -> Any:
     """Weights by class, those that are not named 1; None if there are none."""
-    given, where = module.class_weight, defined_in(module.feed)
+    given, where = module.class_weight, source_file(module.feed)
     given = given() if callable(given) else given
     if given is None:
         return None
@@ -412,13 +421,13 @@ def _class_weights(module: ModelModule) -> Any:
     return table
 
 
-def _takes_weights(function: Callable[..., Any]) -> bool:
+def _has_weight_argument(function: Callable[..., Any]) -> bool:
     try:
         names = [str(name).lower() for name in inspect.signature(function).parameters]
     except ValueError:  # built in C: nothing to look at
         return False
-    return len(names) > 2 and names[2] in _SAID_OF_WEIGHTS
+    return len(names) > 2 and names[2] in _WEIGHT_ARGUMENT_NAMES
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _quote_names(names: Mapping[str, Any]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"

@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Variables:
+class ModelVariables:
     """A model's variables in slab order: by part, in each the trained ones first, then in the model's order.
 
     Attributes:
@@ -36,7 +36,7 @@ class Variables:
     local: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: Any, part: Callable[[str], int], parts: int, *, served: bool = True) -> Variables:
+    def of(cls, model: Any, part: Callable[[str], int], parts: int, *, served: bool = True) -> ModelVariables:
         """The variables of a built model.
 
         Args:
@@ -49,7 +49,7 @@ class Variables:
             BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
                 named.
         """
-        found = _named([weight for weight in model.weights if _in_slab(weight, served)])
+        found = _name_variables([weight for weight in model.weights if _is_in_flat_buffer(weight, served)])
         order = sorted(found, key=lambda item: (part(item[0].name), item[0].statistic))
         sizes = [sum(spec.size for spec, _ in found if part(spec.name) == index) for index in range(parts)]
         bounds = list(accumulate(sizes, initial=0))
@@ -90,7 +90,7 @@ class Variables:
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
-def _in_slab(weight: Any, served: bool) -> bool:
+def _is_in_flat_buffer(weight: Any, served: bool) -> bool:
     if weight.dtype == "float32":
         return _check_constraint(weight, served)
     if weight.trainable:
@@ -113,7 +113,7 @@ def _check_constraint(weight: Any, served: bool) -> bool:
     return True
 
 
-def _named(weights: Sequence[Any]) -> list[tuple[VariableSpec, Any]]:
+def _name_variables(weights: Sequence[Any]) -> list[tuple[VariableSpec, Any]]:
     counts: dict[str, int] = {}
     named = []
     for weight in weights:

@@ -15,10 +15,10 @@ from typing import Any
 import keras
 
 from edl.api.errors import BadInputError
-from edl.core.callback_decisions import BestCheckpoint, Callback, EarlyStopping, ReduceLROnPlateau
+from edl.core.callback_decisions import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
 from edl.jobfile.job_spec import JobSpec
 
-Directions = Mapping[str, str | None]
+MetricDirections = Mapping[str, str | None]
 """By metric of the evaluation: ``up`` or ``down`` is better, None: it does not say."""
 
 
@@ -29,7 +29,7 @@ def is_monitor(callback: Any) -> bool:
     return isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
 
 
-def check_monitors(monitors: Sequence[Any], directions: Directions, spec: JobSpec) -> None:
+def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: JobSpec) -> None:
     """Refuse callbacks that could never decide; give those of mode ``auto`` the mode that their metric says.
 
     Args:
@@ -53,12 +53,12 @@ def check_monitors(monitors: Sequence[Any], directions: Directions, spec: JobSpe
                 hint="set train.evaluation_steps, for example to the steps of an epoch: the training records divided "
                 "by train.minibatch_size. patience counts evaluations",
             )
-        metric = _metric(callback, named, directions)
+        metric = _monitored_metric(callback, named, directions)
         if callback.mode == "auto":
-            callback.mode = _mode(callback, named, directions.get(metric), metric)
+            callback.mode = _resolve_mode(callback, named, directions.get(metric), metric)
 
 
-def _metric(callback: Any, named: str, directions: Directions) -> str:
+def _monitored_metric(callback: Any, named: str, directions: MetricDirections) -> str:
     """The metric's name without ``val_``; values of one metric with several are called ``NAME_...``."""
     monitor = str(callback.monitor)
     metric = monitor.removeprefix("val_")
@@ -73,7 +73,7 @@ def _metric(callback: Any, named: str, directions: Directions) -> str:
     return metric
 
 
-def _mode(callback: Any, named: str, direction: str | None, metric: str) -> str:
+def _resolve_mode(callback: Any, named: str, direction: str | None, metric: str) -> str:
     if metric == "loss":
         return "min"
     if direction is None:
@@ -84,7 +84,7 @@ def _mode(callback: Any, named: str, direction: str | None, metric: str) -> str:
     return "max" if direction == "up" else "min"
 
 
-def declared(monitors: Sequence[Any], optimizer: Any) -> tuple[Callback, ...]:
+def declare_callbacks(monitors: Sequence[Any], optimizer: Any) -> tuple[CallbackSpec, ...]:
     """What the master is to decide, of callbacks that were checked.
 
     Args:
@@ -94,10 +94,10 @@ def declared(monitors: Sequence[Any], optimizer: Any) -> tuple[Callback, ...]:
     Raises:
         BadInputError: a subclass, whose code the master cannot run; or an optimizer whose rate is not to be set.
     """
-    return tuple(_declared(callback, optimizer) for callback in monitors)
+    return tuple(_declare_callback(callback, optimizer) for callback in monitors)
 
 
-def _declared(callback: Any, optimizer: Any) -> Callback:
+def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
     kind = type(callback)
     of_keras = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
     if kind not in of_keras:
@@ -142,7 +142,7 @@ def _declared(callback: Any, optimizer: Any) -> Callback:
     )
 
 
-def refuse_two_rates(others: Sequence[Any], declared: Sequence[Callback]) -> None:
+def refuse_conflicting_rates(others: Sequence[Any], declared: Sequence[CallbackSpec]) -> None:
     """The master would lower the rate, and the worker's own callback would set it at the next epoch.
 
     Raises:

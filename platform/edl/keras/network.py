@@ -23,34 +23,39 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.keras.evaluation_metrics import Metrics, output_names
-from edl.keras.feature_spec import feature_spec
+from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
+from edl.keras.feature_spec import derive_feature_spec
 from edl.keras.flat_buffer import RowsByTable
-from edl.keras.id_dependencies import check_ids
-from edl.keras.id_tracing import LookedUp
-from edl.keras.loss_scaling import warn_if_unscaled
-from edl.keras.model_building import diverge, is_generator, new_model
+from edl.keras.id_dependencies import check_id_dependencies
+from edl.keras.id_tracing import IdTracer
+from edl.keras.loss_scaling import warn_if_loss_unscaled
+from edl.keras.model_building import build_model, is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import Objective
-from edl.keras.model_variables import Variables
-from edl.keras.optimizer_translation import Reproduced, name_in_keras, refuse_spread_tables, reproduce
-from edl.keras.out_of_range_ids import dense_ids, ids_within_tables, outside
-from edl.keras.ps_embedding import ServedEmbedding, served_layers
-from edl.keras.row_binding import Lent, Recording, rows_from
-from edl.keras.traced_function import Traced, array
-from edl.keras.unsupported_models import refuse_stateful
-from edl.keras.unsupported_variable_uses import THE_MODEL, refuse_hidden_uses
+from edl.keras.model_loss import ModelLoss
+from edl.keras.model_variables import ModelVariables
+from edl.keras.optimizer_translation import (
+    TranslatedOptimizer,
+    keras_variable_name,
+    refuse_partitioned_lamb,
+    translate_optimizer,
+)
+from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors, id_out_of_range_error
+from edl.keras.ps_embedding import PsEmbedding, find_ps_embeddings
+from edl.keras.row_binding import BoundRows, LookupRecording, using_row_provider
+from edl.keras.traced_function import TracedFunction, as_array
+from edl.keras.unsupported_models import refuse_stateful_layers
+from edl.keras.unsupported_variable_uses import MODEL_LOCATION, refuse_unsupported_uses
 from edl.keras.user_code import user_code
-from edl.numerics.table_limits import check_table
-from edl.numerics.unique_ids import Distinct, WantedIds, positions_among
+from edl.numerics.table_limits import check_table_shape
+from edl.numerics.unique_ids import UniqueIdFinder, UniqueIds, positions_in
 
 _LOG = logging.getLogger(__name__)
 
-Slab = NDArray[np.float32]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """What one minibatch gave.
 
     Attributes:
@@ -61,11 +66,11 @@ class Step:
     """
 
     loss: float
-    slab: Slab
-    rows: Mapping[str, Slab]
+    slab: Floats
+    rows: Mapping[str, Floats]
 
 
-class Network:
+class KerasNetwork:
     """See the module's docstring. Made by :meth:`build`.
 
     One thread may ask for ids while another one does anything else; apart from that it is used by one at a time.
@@ -81,30 +86,30 @@ class Network:
         self,
         module: ModelModule,
         model: Any,
-        variables: Variables,
-        served: tuple[ServedEmbedding, ...],
+        variables: ModelVariables,
+        served: tuple[PsEmbedding, ...],
         keras_optimizer: Any,
         sample: Any,
     ) -> None:
         self.module = module
         self.model = model
         self.keras_optimizer = keras_optimizer
-        trained = {variables.specs[at].name: name_in_keras(variables.weights[at]) for at in variables.trained}
+        trained = {variables.specs[at].name: keras_variable_name(variables.weights[at]) for at in variables.trained}
         tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in served}
-        self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables, module.zoo)
-        refuse_spread_tables(self.optimizer.spec, list(tables), len(variables.slices))
+        self.optimizer: TranslatedOptimizer = translate_optimizer(keras_optimizer, trained | tables, module.zoo)
+        refuse_partitioned_lamb(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
         self._variables = variables
         self._served = served
         self._initial = variables.values()
         outputs = output_names(model)
-        self._metrics = Metrics.of(module, outputs)
-        self._objective = Objective(module, outputs)
-        self._train = Traced(self._train_graph)
-        self._evaluate = Traced(self._evaluate_graph)
-        self._predict = Traced(self._predict_graph)
-        self._looked_up = LookedUp(self._ids_graph)
-        self._distinct = Distinct()
+        self._metrics = EvaluationMetrics.of(module, outputs)
+        self._objective = ModelLoss(module, outputs)
+        self._train = TracedFunction(self._train_graph)
+        self._evaluate = TracedFunction(self._evaluate_graph)
+        self._predict = TracedFunction(self._predict_graph)
+        self._looked_up = IdTracer(self._ids_graph)
+        self._distinct = UniqueIdFinder()
         self._told: set[str] = set()
 
     @classmethod
@@ -118,7 +123,7 @@ class Network:
         parts: int,
         sample: Any = None,
         worker: int = 0,
-    ) -> Network:
+    ) -> KerasNetwork:
         """Make the user's model and its functions.
 
         Args:
@@ -132,22 +137,22 @@ class Network:
 
         Raises:
             BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
-            ModuleError: the user's code raised.
+            UserCodeError: the user's code raised.
         """
-        model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
-        refuse_stateful(model)
-        served = served_layers(model, embedding_threshold)
+        model = build_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
+        refuse_stateful_layers(model)
+        served = find_ps_embeddings(model, embedding_threshold)
         if served:
             for table in (layer.served_table for layer in served):
-                check_table(table)
+                check_table_shape(table)
             with user_code(module.zoo, "the model"):
-                check_ids(model, served, feature_spec(model, sample))
-        variables = Variables.of(model, part, parts)
+                check_id_dependencies(model, served, derive_feature_spec(model, sample))
+        variables = ModelVariables.of(model, part, parts)
         if not variables.trained and not served:
             raise BadInputError("the model has no trained variable")
         network = cls(module, model, variables, served, module.optimizer(), sample)
-        warn_if_unscaled(model, network.keras_optimizer, local=False)
-        diverge(variables.local, seed, worker)
+        warn_if_loss_unscaled(model, network.keras_optimizer, local=False)
+        seed_worker_randomness(variables.local, seed, worker)
         return network
 
     @property
@@ -185,11 +190,11 @@ class Network:
         """How often the training step was traced."""
         return self._train.count
 
-    def initial(self) -> Slab:
+    def initial(self) -> Floats:
         """Initial values: a new slab."""
         return self._initial.copy()
 
-    def load(self, path: Path) -> Slab:
+    def load(self, path: Path) -> Floats:
         """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
 
         Raises:
@@ -217,11 +222,11 @@ class Network:
 
         Raises:
             BadInputError: an id is outside of its table.
-            ModuleError: the model raised.
+            UserCodeError: the model raised.
         """
         return dict(self._wanted(features))
 
-    def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> Step:
+    def train(self, slab: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> StepResult:
         """Loss and gradients of a minibatch.
 
         Args:
@@ -233,30 +238,36 @@ class Network:
 
         Raises:
             BadInputError: an id is outside of a dense table.
-            ModuleError: model or loss raised.
+            UserCodeError: model or loss raised.
         """
-        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
+        with (
+            user_code(self.module.zoo, "the model or its loss", of=self.module.loss),
+            explain_dense_id_errors(self.model),
+        ):
             loss, gradients, row_gradients = self._train(
-                slab, self._lent(rows, features), features, labels, *_if_given(weights)
+                slab, self._lent(rows, features), features, labels, *_optional_argument(weights)
             )
-        taken = array if self.optimizer.clip is None else _copied
+        taken = as_array if self.optimizer.clip is None else _copy_tensor
         found = zip(self.tables, row_gradients, strict=True)
-        step = Step(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
+        step = StepResult(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
         if self.optimizer.clip is not None:
             self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
         return step
 
-    def evaluate(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
+    def evaluate(self, slab: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch.
 
         Raises:
             BadInputError: a metric's states do not add up, and it cannot merge them.
-            ModuleError: model, loss or a metric raised.
+            UserCodeError: model, loss or a metric raised.
         """
-        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
+        with (
+            user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
+            explain_dense_id_errors(self.model),
+        ):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features), weights)
-            self._evaluate(slab, self._lent(rows, features), features, labels, *_if_given(weights))
+            self._evaluate(slab, self._lent(rows, features), features, labels, *_optional_argument(weights))
 
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
@@ -267,32 +278,32 @@ class Network:
         return self._metrics.states()
 
     def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
-        """Values of merged states (``edl.core.evaluation.add``), in JSON."""
+        """Values of merged states (``edl.core.evaluation.merge_metric_states``), in JSON."""
         with user_code(self.module.zoo, "eval_metrics_fn()"):
             return self._metrics.values(states)
 
-    def predict(self, slab: Slab, rows: RowsByTable, features: Any) -> Any:
+    def predict(self, slab: Floats, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
-        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
+        with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
             found = self._predict(slab, self._lent(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
-    def _wanted(self, features: Any) -> Iterator[tuple[str, WantedIds]]:
+    def _wanted(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
         if not self._served:
             return
-        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
+        with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
             looked_up = self._looked_up(features)
         for table, ids in zip(self.tables, self._distinct.each(looked_up), strict=True):
-            yield table.name, _checked(table, ids)
+            yield table.name, _check_id_range(table, ids)
 
     def _lent(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
         """For each table, where each look-up finds its row, and the rows."""
         pulled = {table.name: rows[table.name] for table in self.tables}
-        known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, WantedIds)}
+        known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, UniqueIds)}
         wanted = known if len(known) == len(pulled) else dict(self._wanted(features))
-        return tuple((positions_among(ids, wanted[name]), values) for name, (ids, values) in pulled.items())
+        return tuple((positions_in(ids, wanted[name]), values) for name, (ids, values) in pulled.items())
 
-    def _trained_views(self, slab: Slab) -> list[Slab]:
+    def _trained_views(self, slab: Floats) -> list[Floats]:
         return [slab[self._variables.offsets[index]] for index in self._variables.trained]
 
     # ------------------------------------------------------------------ what is traced
@@ -311,7 +322,7 @@ class Network:
         self._leave_alone(
             compress(found_of_rows, looked_up), compress([table.name for table in self.tables], looked_up)
         )
-        gradients, row_gradients = _or_zeros(found, trained), _or_zeros(found_of_rows, lent)
+        gradients, row_gradients = _zeros_where_none(found, trained), _zeros_where_none(found_of_rows, lent)
         self._keep_local(scope)
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
         pieces = [
@@ -328,16 +339,18 @@ class Network:
         return self._objective(labels, predictions, weights, own, training=True), scope
 
     def _refuse_what_cannot_train(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
-        weights = dict(zip([_named(spec.name) for spec in self.variables], self._variables.weights, strict=True))
+        weights = dict(
+            zip([_quote_variable(spec.name) for spec in self.variables], self._variables.weights, strict=True)
+        )
         given = dict(zip(weights, values, strict=True))
         tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, lent, strict=True)}
-        refuse_hidden_uses(graph, given | tables, weights)
+        refuse_unsupported_uses(graph, given | tables, weights)
         for index in self._variables.trained:
             if scope.get_current_value(self._variables.weights[index]) is not values[index]:
                 raise BadInputError(
-                    f"{_named(self.variables[index].name)} is trained, and the model itself assigns to it "
+                    f"{_quote_variable(self.variables[index].name)} is trained, and the model itself assigns to it "
                     "(as keras.layers.SpectralNormalization does): EDL cannot do both",
-                    where=THE_MODEL,
+                    where=MODEL_LOCATION,
                     hint="leave that layer out, or use strategy Local",
                 )
 
@@ -349,7 +362,7 @@ class Network:
             if mover := self.optimizer.moves_without_gradient(name):
                 raise BadInputError(
                     f"the loss has no gradient for '{name}', and {mover} would change it all the same",
-                    where=THE_MODEL,
+                    where=MODEL_LOCATION,
                     hint="set trainable = False for its layer",
                 )
             if name not in self._told:
@@ -362,11 +375,11 @@ class Network:
             value = scope.get_current_value(variable)
             if value is None:
                 continue
-            if not is_generator(variable):
+            if not is_seed_state(variable):
                 raise BadInputError(
                     f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
                     "statistics only",
-                    where=THE_MODEL,
+                    where=MODEL_LOCATION,
                 )
             variable.assign(value)
 
@@ -382,8 +395,8 @@ class Network:
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
-        recording = Recording(self._served)
-        with rows_from(recording), keras.StatelessScope(collect_losses=True):
+        recording = LookupRecording(self._served)
+        with using_row_provider(recording), keras.StatelessScope(collect_losses=True):
             self.model(features, training=False)
         return [recording.calls[layer] for layer in self._served]
 
@@ -394,44 +407,44 @@ class Network:
 
     def _given(self, values: Any, rows: Any) -> Any:
         """A scope in which the model's variables have these values and served layers these rows."""
-        lent = Lent(dict(zip(self._served, rows, strict=True)))
-        return _Given(zip(self._variables.weights, values, strict=True), lent)
+        lent = BoundRows(dict(zip(self._served, rows, strict=True)))
+        return _ValueScope(zip(self._variables.weights, values, strict=True), lent)
 
 
-class _Given(ExitStack):
-    def __init__(self, values: Any, lent: Lent) -> None:
+class _ValueScope(ExitStack):
+    def __init__(self, values: Any, lent: BoundRows) -> None:
         super().__init__()
         self._values = list(values)
         self._lent = lent
 
     def __enter__(self) -> Any:
         super().__enter__()
-        self.enter_context(ids_within_tables())
-        self.enter_context(rows_from(self._lent))
+        self.enter_context(assert_dense_ids_in_range())
+        self.enter_context(using_row_provider(self._lent))
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
 
 
-def _if_given(weights: Any) -> tuple[Any, ...]:
+def _optional_argument(weights: Any) -> tuple[Any, ...]:
     """An argument of a traced function, which takes tensors only."""
     return () if weights is None else (weights,)
 
 
-def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
+def _check_id_range(table: TableSpec, ids: UniqueIds) -> UniqueIds:
     # As unsigned numbers negative ids are the largest of all
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise outside(int(wrong), table.rows, {table.name: table.dim})
+        raise id_out_of_range_error(int(wrong), table.rows, {table.name: table.dim})
     return ids
 
 
-def _named(variable: str) -> str:
+def _quote_variable(variable: str) -> str:
     return f"the variable '{variable}'"
 
 
-def _or_zeros(gradients: Any, of: Any) -> list[Any]:
+def _zeros_where_none(gradients: Any, of: Any) -> list[Any]:
     return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, of, strict=True)]
 
 
-def _copied(tensor: Any) -> Slab:
+def _copy_tensor(tensor: Any) -> Floats:
     """A tensor's values, which may be changed."""
-    return array(tensor).copy()
+    return as_array(tensor).copy()

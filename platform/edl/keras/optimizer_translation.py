@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.keras.gradient_clipping import Clipping
+from edl.keras.gradient_clipping import GradientClipping
 from edl.keras.learning_rate import LearningRate
-from edl.keras.user_code import defined_in, user_code
-from edl.numerics.hyperparameters import RULES
+from edl.keras.user_code import source_file, user_code
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 from edl.numerics.optimizer_spec import OptimizerSpec
 
-_RULE: Mapping[str, str] = {
+_RULE_BY_CLASS: Mapping[str, str] = {
     "SGD": "momentum",
     "Adagrad": "adagrad",
     "Adam": "adam",
@@ -34,8 +34,8 @@ _RULE: Mapping[str, str] = {
     "Lamb": "lamb",
 }
 """What the PS call the optimizers of Keras, and EDL's one, that they apply."""
-_OF_KERAS = tuple(name for name in _RULE if name != "GroupFtrl")
-_INSTEAD: Mapping[str, str] = {
+_KERAS_CLASSES = tuple(name for name in _RULE_BY_CLASS if name != "GroupFtrl")
+_ALTERNATIVES: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
     "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling",
     "MultiOptimizer": "use one optimizer for all variables",
@@ -46,13 +46,13 @@ _INSTEAD: Mapping[str, str] = {
     "loss_scale_factor": "leave it out, and use the policy mixed_bfloat16, which needs no loss scaling",
 }
 """What to use in place of a class or an argument."""
-_WITH_THE_WORKER = frozenset({"name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"})
-_HARMLESS = frozenset({"ema_momentum", "ema_overwrite_frequency"})
+_WORKER_ARGUMENTS = frozenset({"name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"})
+_IGNORED_ARGUMENTS = frozenset({"ema_momentum", "ema_overwrite_frequency"})
 """Without effect unless ``use_ema``, which is refused."""
 
 
 @dataclass(frozen=True)
-class Reproduced:
+class TranslatedOptimizer:
     """An optimizer, divided between PS and worker.
 
     Attributes:
@@ -63,7 +63,7 @@ class Reproduced:
 
     spec: OptimizerSpec
     learning_rate: Callable[[int], float]
-    clip: Clipping | None
+    clip: GradientClipping | None
 
     def moves_without_gradient(self, name: str) -> str | None:
         """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
@@ -72,33 +72,35 @@ class Reproduced:
         return "weight_decay" if self.spec.decay_of(name) else None
 
 
-def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()) -> Reproduced:
+def translate_optimizer(
+    optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()
+) -> TranslatedOptimizer:
     """Divide a Keras optimizer between PS and worker.
 
     Args:
         optimizer: what the user's ``optimizer()`` returned.
-        names: of the trained variables and served tables: EDL's, and what Keras calls them (``name_in_keras``), which
-            ``exclude_from_weight_decay`` goes by.
+        names: of the trained variables and served tables: EDL's, and what Keras calls them (``keras_variable_name``),
+            which ``exclude_from_weight_decay`` goes by.
         zoo: the model zoo, where the code of the user's own schedules is.
 
     Raises:
         BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
     """
-    kind = _class(optimizer)
-    config = _config(optimizer, zoo)
+    kind = _supported_class_name(optimizer)
+    config = _optimizer_config(optimizer, zoo)
     _refuse_arguments(kind, config)
-    spec = _spec(kind, config)
+    spec = _make_spec(kind, config)
     if spec.number("weight_decay"):
-        spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed(optimizer, names))
-    return Reproduced(spec, LearningRate(optimizer, zoo), Clipping.of(config))
+        spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed_names(optimizer, names))
+    return TranslatedOptimizer(spec, LearningRate(optimizer, zoo), GradientClipping.of(config))
 
 
-def name_in_keras(variable: Any) -> str:
+def keras_variable_name(variable: Any) -> str:
     """What ``var_names`` are looked for in: on TensorFlow that is TensorFlow's name, such as ``head/bias:0``."""
     return str(variable.value.name)
 
 
-def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
+def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
     """LAMB needs the length of a whole variable, and no PS has it when a table's rows are spread over several.
 
     Raises:
@@ -112,25 +114,25 @@ def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts:
         )
 
 
-def _class(optimizer: Any) -> str:
+def _supported_class_name(optimizer: Any) -> str:
     import keras
 
     from edl.keras.group_ftrl import GroupFtrl
 
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise BadInputError(
-            f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported()
+            f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported_hint()
         )
     kind = type(optimizer).__name__
-    if kind not in _RULE or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
+    if kind not in _RULE_BY_CLASS or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
         raise BadInputError(
             f"the optimizer class {kind} cannot be reproduced by the parameter servers",
-            hint=_INSTEAD.get(kind) or _of_its_bases(type(optimizer)) or _supported(),
+            hint=_ALTERNATIVES.get(kind) or _base_class_hint(type(optimizer)) or _supported_hint(),
         )
     return kind
 
 
-def _config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
+def _optimizer_config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
     """The optimizer's arguments. Keras writes its schedule down with them."""
     import keras
 
@@ -140,7 +142,7 @@ def _config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
         raise BadInputError(
             f"the learning-rate schedule {kind} has no get_config(), without which Keras does not tell the optimizer's "
             "arguments",
-            where=defined_in(type(schedule)),
+            where=source_file(type(schedule)),
             hint=f"add get_config(self) to {kind}; it returns the arguments of its __init__ by name, or {{}}",
         )
     with user_code(zoo, "get_config() of the optimizer"):
@@ -149,24 +151,24 @@ def _config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
 
 
 def _refuse_arguments(kind: str, config: Mapping[str, Any]) -> None:
-    known = {*RULES[_RULE[kind]].parameters, *_WITH_THE_WORKER, *_HARMLESS}
+    known = {*OPTIMIZER_DEFINITIONS[_RULE_BY_CLASS[kind]].parameters, *_WORKER_ARGUMENTS, *_IGNORED_ARGUMENTS}
     for name, value in config.items():
         if name not in known and value not in (None, False):
             raise BadInputError(
                 f"{name}={value!r} of the optimizer {kind} cannot be reproduced by the parameter servers",
-                hint=_INSTEAD.get(name, f"leave {name} out"),
+                hint=_ALTERNATIVES.get(name, f"leave {name} out"),
             )
 
 
-def _spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
-    values = {name: config[name] for name in RULES[_RULE[kind]].parameters if name in config}
+def _make_spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
+    values = {name: config[name] for name in OPTIMIZER_DEFINITIONS[_RULE_BY_CLASS[kind]].parameters if name in config}
     values["weight_decay"] = values["weight_decay"] or 0.0
     if kind == "SGD" and not values["momentum"]:
         return OptimizerSpec("sgd", {"weight_decay": values["weight_decay"]})
-    return OptimizerSpec(_RULE[kind], values)
+    return OptimizerSpec(_RULE_BY_CLASS[kind], values)
 
 
-def _undecayed(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
+def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
     """The variables that ``exclude_from_weight_decay`` leaves alone."""
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise BadInputError(
@@ -177,9 +179,9 @@ def _undecayed(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, in_keras in names.items() if pattern and pattern.search(in_keras))
 
 
-def _of_its_bases(kind: type) -> str | None:
+def _base_class_hint(kind: type) -> str | None:
     """What a subclass extends, if the PS apply that; what it does otherwise cannot be known."""
-    base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _OF_KERAS), None)
+    base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _KERAS_CLASSES), None)
     return (
         f"use keras.optimizers.{base} itself: the parameter servers do not run the update of a subclass"
         if base
@@ -187,5 +189,5 @@ def _of_its_bases(kind: type) -> str | None:
     )
 
 
-def _supported() -> str:
-    return f"use keras.optimizers.{', '.join(_OF_KERAS)}"
+def _supported_hint() -> str:
+    return f"use keras.optimizers.{', '.join(_KERAS_CLASSES)}"

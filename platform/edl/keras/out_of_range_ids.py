@@ -18,18 +18,18 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.layers import Embedding as EdlEmbedding
-from edl.layers.checks import within_table
+from edl.layers.checks import check_ids_in_table
 
-_GATHER = re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)")
-_NODE = re.compile(r"\{\{node (?P<scopes>[^}]+)\}\}")
-_ASSERTED = re.compile(
+_GATHER_ERROR = re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)")
+_NODE_NAME = re.compile(r"\{\{node (?P<scopes>[^}]+)\}\}")
+_ASSERTION_ERROR = re.compile(
     r"an id is outside of the Embedding (?P<layer>\S+) \((?P<rows>\d+) x (?P<dim>\d+)\)"
     r".*\[x \([^)]*\) = \] \[(?P<id>-?\d+)\]"
 )
-"""What ``within_table`` raises."""
+"""What ``check_ids_in_table`` raises."""
 
 
-def outside(wrong: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
+def id_out_of_range_error(wrong: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
     """The error for an id.
 
     Args:
@@ -45,7 +45,7 @@ def outside(wrong: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
 
 
 @contextmanager
-def dense_ids(model: Any) -> Iterator[None]:
+def explain_dense_id_errors(model: Any) -> Iterator[None]:
     """Say of an id that a dense Embedding of the model does not have which Embedding it is.
 
     Raises:
@@ -54,24 +54,25 @@ def dense_ids(model: Any) -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        told = _asserted(str(error)) or _gathered(str(error), model)
+        told = _error_from_assertion(str(error)) or _error_from_gather(str(error), model)
         if told is None:
             raise
         raise told from error
 
 
 @contextmanager
-def ids_within_tables() -> Iterator[None]:
+def assert_dense_ids_in_range() -> Iterator[None]:
     """Dense Embeddings of Keras that are called in here, while a step is traced, refuse ids that they do not have.
 
-    The step asserts it then, and :func:`dense_ids` says which Embedding it was. Steps are traced one at a time.
+    The step asserts it then, and :func:`explain_dense_id_errors` says which Embedding it was. Steps are traced one at
+    a time.
     """
     call = keras.layers.Embedding.call
 
     @functools.wraps(call)
     def call_within_table(layer: Any, inputs: Any) -> Any:
         if not isinstance(layer, EdlEmbedding):  # which asserts it wherever it is called
-            inputs = _within_table(layer, inputs)
+            inputs = _assert_ids_in_table(layer, inputs)
         return call(layer, inputs)
 
     keras.layers.Embedding.call = call_within_table
@@ -81,24 +82,26 @@ def ids_within_tables() -> Iterator[None]:
         keras.layers.Embedding.call = call
 
 
-def _within_table(layer: Any, ids: Any) -> Any:
+def _assert_ids_in_table(layer: Any, ids: Any) -> Any:
     table = f"the Embedding {layer.path} ({layer.input_dim} x {layer.output_dim})"
     if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(within_table(ids.flat_values, layer.input_dim, table))
+        return ids.with_flat_values(check_ids_in_table(ids.flat_values, layer.input_dim, table))
     if isinstance(ids, tf.SparseTensor):
-        return tf.SparseTensor(ids.indices, within_table(ids.values, layer.input_dim, table), ids.dense_shape)
-    return within_table(tf.convert_to_tensor(ids), layer.input_dim, table)
+        return tf.SparseTensor(ids.indices, check_ids_in_table(ids.values, layer.input_dim, table), ids.dense_shape)
+    return check_ids_in_table(tf.convert_to_tensor(ids), layer.input_dim, table)
 
 
-def _asserted(text: str) -> BadInputError | None:
-    found = _ASSERTED.search(text)
+def _error_from_assertion(text: str) -> BadInputError | None:
+    found = _ASSERTION_ERROR.search(text)
     if found is None:
         return None
-    return outside(int(found["id"]), int(found["rows"]), {f"{found['layer']}/embeddings": int(found["dim"])})
+    return id_out_of_range_error(
+        int(found["id"]), int(found["rows"]), {f"{found['layer']}/embeddings": int(found["dim"])}
+    )
 
 
-def _gathered(text: str, model: Any) -> BadInputError | None:
-    found, node = _GATHER.search(text), _NODE.search(text)
+def _error_from_gather(text: str, model: Any) -> BadInputError | None:
+    found, node = _GATHER_ERROR.search(text), _NODE_NAME.search(text)
     if found is None or node is None:
         return None
     wrong, rows = int(found["id"]), int(found["rows"])
@@ -106,12 +109,14 @@ def _gathered(text: str, model: Any) -> BadInputError | None:
     dims = {
         layer.embeddings.path: layer.output_dim
         for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim == rows and _is_in(layer, scopes)
+        if isinstance(layer, keras.layers.Embedding)
+        and layer.input_dim == rows
+        and _is_operation_of_layer(layer, scopes)
     }
     # Keras looks negative ids up from the table's end
-    return outside(wrong - rows if wrong < 0 else wrong, rows, dims) if dims else None
+    return id_out_of_range_error(wrong - rows if wrong < 0 else wrong, rows, dims) if dims else None
 
 
-def _is_in(layer: Any, scopes: Sequence[str]) -> bool:
+def _is_operation_of_layer(layer: Any, scopes: Sequence[str]) -> bool:
     """Whether an operation was made by a layer; TensorFlow numbers scopes of one name."""
     return any(re.fullmatch(rf"{re.escape(layer.name)}(_\d+)?", scope) for scope in scopes)

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_EXACT, _HALF = 1e-4, 0.1
+_FLOAT32_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
 """How far outputs may be apart, as part of the largest one, when the same numbers are summed in another order: in
 float32, and where a layer computes with half of its digits."""
 
-Model = Any
+KerasModel = Any
 
 
-def prediction(model: Model, features: Any) -> Any:
+def trace_prediction(model: KerasModel, features: Any) -> Any:
     """A model as a ``tf.function`` of its features.
 
     Args:
@@ -24,13 +24,13 @@ def prediction(model: Model, features: Any) -> Any:
     return tf.function(lambda given: model(given, training=False), input_signature=[features], autograph=False)
 
 
-def tolerance(model: Model) -> float:
+def output_tolerance(model: KerasModel) -> float:
     """How far the outputs of a model may be from its own with sums in another order, as part of the largest one."""
     kinds = {layer.compute_dtype for layer in model._flatten_layers()}
-    return _HALF if kinds & {"float16", "bfloat16"} else _EXACT
+    return _HALF_PRECISION_TOLERANCE if kinds & {"float16", "bfloat16"} else _FLOAT32_TOLERANCE
 
 
-def alike(expected: Any, found: Any, within: float) -> bool:
+def outputs_match(expected: Any, found: Any, within: float) -> bool:
     """Whether nested outputs have the same values.
 
     Args:
@@ -39,10 +39,10 @@ def alike(expected: Any, found: Any, within: float) -> bool:
         within: largest difference of floats, as part of the largest value of an output.
     """
     one, other = (tf.nest.flatten(each, expand_composites=True) for each in (expected, found))
-    return len(one) == len(other) and all(_alike(*pair, within) for pair in zip(one, other, strict=True))
+    return len(one) == len(other) and all(_tensors_match(*pair, within) for pair in zip(one, other, strict=True))
 
 
-def _alike(one: Any, other: Any, within: float) -> bool:
+def _tensors_match(one: Any, other: Any, within: float) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if not one.dtype.is_floating:

@@ -1,7 +1,7 @@
 """Embedding layers whose rows live on the parameter servers.
 
 An Embedding of at least ``ps.embedding_threshold`` bytes is never given a table: when it is built, it becomes a
-:class:`ServedEmbedding` that looks up the few rows which were pulled for a minibatch. The layer stays the user's own
+:class:`PsEmbedding` that looks up the few rows which were pulled for a minibatch. The layer stays the user's own
 object in the user's own model, so functional, Sequential, subclassed and nested models are all alike. An Embedding that
 cannot be served is refused with the reason: nobody wants a table of that size in every worker without having said so.
 """
@@ -16,16 +16,16 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 from edl.keras import row_binding
-from edl.keras.row_initializer import row_initializer
-from edl.keras.unsupported_embedding import not_served, table_bytes
+from edl.keras.row_initializer import to_row_initializer
+from edl.keras.unsupported_embedding import table_bytes, unsupported_embedding_error
 
-_WHOLE = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
+_MAX_EXACT_INTEGER = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
 """Up to where each type has every whole number."""
 
 
-class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
+class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     """An Embedding without a table. :func:`adopt` makes one of an Embedding, or of an instance of a user's subclass.
 
     Such a subclass comes before this class in the order of resolution: its ``call`` runs as the user wrote it, and
@@ -42,16 +42,16 @@ class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
             inputs = tf.sparse.to_dense(inputs)
         self._check_type(inputs)
         ids = tf.cast(inputs, tf.int64)
-        rows = row_binding.rows(self, tf.reshape(ids, [-1]))
+        rows = row_binding.look_up_rows(self, tf.reshape(ids, [-1]))
         shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
         shaped.set_shape([*ids.shape, self.output_dim])
         return tf.cast(shaped, self.compute_dtype)
 
     def _check_type(self, ids: Any) -> None:
         kind = getattr(ids.dtype, "name", ids.dtype)
-        whole = _WHOLE.get(kind)
+        whole = _MAX_EXACT_INTEGER.get(kind)
         if whole is not None and not 0 < self.served_table.rows <= whole + 1:
-            raise not_served(
+            raise unsupported_embedding_error(
                 self,
                 f"its ids come as {kind}, which has whole numbers up to {whole:,} only, and larger ids are changed",
                 'declare the input as int64: keras.Input(..., dtype="int64"), and give int64 in feed',
@@ -60,13 +60,15 @@ class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     @property
     def embeddings(self) -> NoReturn:
         """There is none."""
-        raise not_served(self, "the model's code uses the table as a whole (`embeddings`), not rows of ids")
+        raise unsupported_embedding_error(
+            self, "the model's code uses the table as a whole (`embeddings`), not rows of ids"
+        )
 
     _embeddings = embeddings
 
     def set_weights(self, weights: Any) -> NoReturn:
         """Refused, as everything that gives the table values of its own."""
-        raise not_served(self, "it is given values of its own")
+        raise unsupported_embedding_error(self, "it is given values of its own")
 
     def load_own_variables(self, store: Any) -> NoReturn:
         """Refused."""
@@ -74,66 +76,68 @@ class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
 
     def enable_lora(self, *arguments: Any, **options: Any) -> NoReturn:
         """Refused."""
-        raise not_served(self, "it has lora_rank")
+        raise unsupported_embedding_error(self, "it has lora_rank")
 
 
-def adopt(layer: Any, seed: int) -> None:
+def convert_to_ps_embedding(layer: Any, seed: int) -> None:
     """Make a served layer of an Embedding that is about to be built.
 
     Raises:
-        NotServedError: it cannot be served; says why.
+        UnsupportedEmbeddingError: it cannot be served; says why.
     """
-    refused = _why_not(layer)
+    refused = _unsupported_reason(layer)
     if refused is not None:
-        raise not_served(layer, *refused)
+        raise unsupported_embedding_error(layer, *refused)
     # A variable of no rows has the name that the table would have.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
     # Past Keras, which would look for variables and layers in what is set.
-    object.__setattr__(layer, "served_table", _table(layer, variable.path, seed))
+    object.__setattr__(layer, "served_table", _table_spec(layer, variable.path, seed))
     kind: Any = type(layer)
-    object.__setattr__(layer, "__class__", _served_class(kind))
+    object.__setattr__(layer, "__class__", _ps_embedding_class(kind))
     layer.built = True
 
 
-def _table(layer: Any, name: str, seed: int) -> TableSpec:
+def _table_spec(layer: Any, name: str, seed: int) -> TableSpec:
     shape = (layer.input_dim or 0, layer.output_dim)
-    initializer = row_initializer(layer.embeddings_initializer, shape)
+    initializer = to_row_initializer(layer.embeddings_initializer, shape)
     assert initializer is not None
     return TableSpec(name, *shape, initializer, _table_seed(seed, name))
 
 
 @functools.cache
-def _served_class(kind: type) -> type:
-    if issubclass(kind, ServedEmbedding):
+def _ps_embedding_class(kind: type) -> type:
+    if issubclass(kind, PsEmbedding):
         return kind
-    bases = (ServedEmbedding,) if kind is keras.layers.Embedding else (kind, ServedEmbedding)
+    bases = (PsEmbedding,) if kind is keras.layers.Embedding else (kind, PsEmbedding)
     return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def served_layers(model: Any, threshold: float) -> tuple[ServedEmbedding, ...]:
-    """The served layers of a model that was made under ``lean_tables``.
+def find_ps_embeddings(model: Any, threshold: float) -> tuple[PsEmbedding, ...]:
+    """The served layers of a model that was made under ``converting_large_embeddings``.
 
     Args:
         model: built.
         threshold: bytes of a table from which on it must be served.
 
     Raises:
-        NotServedError: an Embedding of that size is not served.
+        UnsupportedEmbeddingError: an Embedding of that size is not served.
         BadInputError: two tables have the same name.
     """
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     for layer in layers:
-        if not isinstance(layer, ServedEmbedding) and layer.built and table_bytes(layer) >= threshold:
-            raise not_served(layer, "its table was made outside of the model function, or by a build() of its own")
-        if isinstance(layer, ServedEmbedding) and not layer.trainable:
-            raise not_served(layer, "it is not trainable")
-    served = tuple(layer for layer in layers if isinstance(layer, ServedEmbedding))
-    _check_names([layer.served_table.name for layer in served], [weight.path for weight in model.weights])
+        if not isinstance(layer, PsEmbedding) and layer.built and table_bytes(layer) >= threshold:
+            raise unsupported_embedding_error(
+                layer, "its table was made outside of the model function, or by a build() of its own"
+            )
+        if isinstance(layer, PsEmbedding) and not layer.trainable:
+            raise unsupported_embedding_error(layer, "it is not trainable")
+    served = tuple(layer for layer in layers if isinstance(layer, PsEmbedding))
+    _check_unique_names([layer.served_table.name for layer in served], [weight.path for weight in model.weights])
     return served
 
 
-def _check_names(tables: list[str], variables: list[str]) -> None:
+def _check_unique_names(tables: list[str], variables: list[str]) -> None:
     for at, name in enumerate(tables):
         if name in tables[:at] or name in variables:
             raise BadInputError(
@@ -142,7 +146,7 @@ def _check_names(tables: list[str], variables: list[str]) -> None:
             )
 
 
-def _why_not(layer: Any) -> tuple[str, ...] | None:
+def _unsupported_reason(layer: Any) -> tuple[str, ...] | None:
     """Why an Embedding cannot be served, and what to do where a dense table is refused as well; None if it can."""
     if layer.embeddings_constraint is not None:
         return (
@@ -161,13 +165,13 @@ def _why_not(layer: Any) -> tuple[str, ...] | None:
             "leave its dtype out, a dense table is trained as float32 only, too; for mixed precision use the policy "
             "mixed_bfloat16: its variables stay float32",
         )
-    if row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
+    if to_row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
         return (f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row",)
     return None
 
 
 def _table_seed(seed: int, name: str) -> int:
-    value = mix(seed)
+    value = splitmix64(seed)
     for byte in name.encode():
-        value = mix(value ^ byte)
+        value = splitmix64(value ^ byte)
     return int(value >> 1)  # int64 in the Declare message

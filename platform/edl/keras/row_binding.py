@@ -1,9 +1,9 @@
 """Where served Embeddings get their rows from, while the user's model is traced.
 
-A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`Recording` finds the
-ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the position of
-its id. The rows of these ids are pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are
-compared once, away from the step.
+A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`LookupRecording`
+finds the ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the
+position of its id. The rows of these ids are pulled; then the step, with rows :class:`BoundRows`, takes them by
+position. So ids are compared once, away from the step.
 
 The source belongs to the thread that traces: one thread may record while another runs steps.
 """
@@ -17,43 +17,43 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from edl.keras.graph_dependencies import leading_to, narrowed
-from edl.keras.unsupported_embedding import NotServedError, not_served
+from edl.keras.graph_dependencies import find_narrowing_cast, iter_dependencies
+from edl.keras.unsupported_embedding import UnsupportedEmbeddingError, unsupported_embedding_error
 
 
-class Source(Protocol):
+class RowProvider(Protocol):
     """Gives rows to look-ups."""
 
     def rows(self, layer: Any, ids: Any) -> Any:
         """The rows ``[n, dim]`` of flat int64 ids ``[n]``, for a call of a layer."""
 
 
-_SOURCE: ContextVar[Source | None] = ContextVar("source", default=None)
+_ROW_PROVIDER: ContextVar[RowProvider | None] = ContextVar("source", default=None)
 
-_UNKNOWN = "the model does not know it; make it an attribute of the model or of a layer"
+_UNTRACKED_LAYER = "the model does not know it; make it an attribute of the model or of a layer"
 
 
 @contextmanager
-def rows_from(source: Source) -> Iterator[None]:
+def using_row_provider(source: RowProvider) -> Iterator[None]:
     """In here, in this thread, served layers get their rows from ``source``."""
-    token = _SOURCE.set(source)
+    token = _ROW_PROVIDER.set(source)
     try:
         yield
     finally:
-        _SOURCE.reset(token)
+        _ROW_PROVIDER.reset(token)
 
 
-def rows(layer: Any, ids: Any) -> Any:
+def look_up_rows(layer: Any, ids: Any) -> Any:
     """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
-    source = _SOURCE.get()
-    return _zeros(layer, ids) if source is None else source.rows(layer, ids)
+    source = _ROW_PROVIDER.get()
+    return _zero_rows(layer, ids) if source is None else source.rows(layer, ids)
 
 
-def _zeros(layer: Any, ids: Any) -> Any:
+def _zero_rows(layer: Any, ids: Any) -> Any:
     return tf.zeros([tf.size(ids), layer.output_dim])
 
 
-class Recording:
+class LookupRecording:
     """Gives zeros, and keeps the ids of every call in the graph in which it was made.
 
     Attributes:
@@ -68,43 +68,43 @@ class Recording:
     def __init__(self, layers: Iterable[Any]) -> None:
         self.calls: dict[Any, list[Any]] = {layer: [] for layer in layers}
         self.given: set[Any] = set()
-        self.refused: NotServedError | None = None
+        self.refused: UnsupportedEmbeddingError | None = None
         self._graph = tf.compat.v1.get_default_graph()
 
     def rows(self, layer: Any, ids: Any) -> Any:
         """As :class:`Source`.
 
         Raises:
-            NotServedError: what the layer is called with cannot be known outside of the call, or is not what the
-                features say.
+            UnsupportedEmbeddingError: what the layer is called with cannot be known outside of the call, or is not
+                what the features say.
         """
-        refused = self._why_unknown(layer) or _why_of_one(ids) or _why_others(ids)
+        refused = self._why_unknown(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
         if refused:
-            self.refused = not_served(layer, *refused)
+            self.refused = unsupported_embedding_error(layer, *refused)
             raise self.refused
         self.calls[layer].append(ids)
-        zeros = _zeros(layer, ids)
+        zeros = _zero_rows(layer, ids)
         self.given.add(zeros.op)
         return zeros
 
     def _why_unknown(self, layer: Any) -> tuple[str, ...] | None:
         if layer not in self.calls:
-            return (_UNKNOWN,)
+            return (_UNTRACKED_LAYER,)
         if tf.compat.v1.get_default_graph() is not self._graph:
             return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
         return None
 
 
-def _why_of_one(ids: Any) -> tuple[str, ...] | None:
+def _vectorized_map_reason(ids: Any) -> tuple[str, ...] | None:
     """What ``tf.vectorized_map`` maps is traced for one element, with a default value in its place."""
-    if any(operation.type == "PlaceholderWithDefault" for operation in leading_to(ids)):
+    if any(operation.type == "PlaceholderWithDefault" for operation in iter_dependencies(ids)):
         return ("it is called inside of a vectorized_map", "call it on all elements at once, outside of the map")
     return None
 
 
-def _why_others(ids: Any) -> tuple[str, ...] | None:
+def _narrowing_reason(ids: Any) -> tuple[str, ...] | None:
     """Why ids may be looked up that are in no record, and what to do; a dense table would do the same."""
-    types = narrowed(ids)
+    types = find_narrowing_cast(ids)
     if types is None:
         return None
     return (
@@ -113,7 +113,7 @@ def _why_others(ids: Any) -> tuple[str, ...] | None:
     )
 
 
-class Lent:
+class BoundRows:
     """Gives rows by the positions that a recording found, call by call in the same order.
 
     Args:
@@ -128,10 +128,10 @@ class Lent:
         """As :class:`Source`; of the ids only the number counts.
 
         Raises:
-            NotServedError: the layer was not recorded.
+            UnsupportedEmbeddingError: the layer was not recorded.
         """
         if layer not in self._pulled:
-            raise not_served(layer, _UNKNOWN)
+            raise unsupported_embedding_error(layer, _UNTRACKED_LAYER)
         positions, values = self._pulled[layer]
         start = self._next[layer]
         self._next[layer] = end = start + tf.size(ids)

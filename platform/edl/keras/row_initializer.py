@@ -10,7 +10,7 @@ import numpy as np
 
 from edl.numerics.initializers import variance_scaling
 
-_SCALED = {
+_VARIANCE_SCALING_CLASSES = {
     getattr(keras.initializers, name)
     for name in (
         "VarianceScaling",
@@ -25,7 +25,7 @@ _SCALED = {
 """Those whose spread depends on the table's shape."""
 
 
-def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
+def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
     """The JSON of a Keras initializer; None if its values cannot be computed row by row.
 
     Args:
@@ -39,7 +39,7 @@ def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] 
         return {"name": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
     if type(initializer) is known.TruncatedNormal:
         return {"name": "truncated_normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
-    if type(initializer) in _SCALED and shape[0]:
+    if type(initializer) in _VARIANCE_SCALING_CLASSES and shape[0]:
         return variance_scaling(
             shape,
             scale=float(initializer.scale),
@@ -57,7 +57,7 @@ def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] 
     return None
 
 
-def mean_value(initializer: Mapping[str, Any]) -> float:
+def initializer_mean(initializer: Mapping[str, Any]) -> float:
     """The mean of the values that an initializer gives, of which the ones that are drawn are symmetric around it."""
     if "minval" in initializer:
         return (float(initializer["minval"]) + float(initializer["maxval"])) / 2

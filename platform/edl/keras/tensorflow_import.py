@@ -15,13 +15,13 @@ from typing import Any
 
 def import_tensorflow() -> Any:
     """The module; call from the main thread, before anything else imports TensorFlow or Keras."""
-    with _absent("sklearn"):
+    with _hidden_module("sklearn"):
         import tensorflow
     return tensorflow
 
 
 @contextmanager
-def _absent(name: str) -> Iterator[None]:
+def _hidden_module(name: str) -> Iterator[None]:
     """Importing ``name`` fails in here, as if it were not installed; unless it is imported already."""
     if name in sys.modules:
         yield

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from edl.numerics.aligned_memory import is_aligned
 
-_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-_TRACING = threading.Lock()
+_TENSOR_TYPES = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+_TRACING_LOCK = threading.Lock()
 """Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
 
 
-class Traced:
+class TracedFunction:
     """See the module's docstring.
 
     Args:
@@ -50,23 +50,23 @@ class Traced:
 
     def find(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """The trace for these types and shapes, made if there is none, and the arguments' leaves as tensors."""
-        leaves = [_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
-        key = tuple(_kind(leaf) for leaf in leaves)
+        leaves = [_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
+        key = tuple(_signature_key(leaf) for leaf in leaves)
         trace = self._traces.get(key)
         if trace is None:
             packed = tf.nest.pack_sequence_as(arguments, leaves)
-            with _TRACING:
-                trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
+            with _TRACING_LOCK:
+                trace = self._general.get_concrete_function(*tf.nest.map_structure(spec_for_any_count, packed))
             self._traces[key] = trace
         return trace, leaves
 
 
-def array(tensor: Any) -> NDArray[Any]:
+def as_array(tensor: Any) -> NDArray[Any]:
     """A tensor's values: its own memory, which cannot be written to."""
     return np.asarray(memoryview(tensor))
 
 
-def any_count(value: Any) -> Any:
+def spec_for_any_count(value: Any) -> Any:
     """The TensorSpec of a tensor or array with any number of records; also of ragged and sparse tensors."""
     shape = [None, *value.shape[1:]] if len(value.shape) else []
     if isinstance(value, tf.RaggedTensor):
@@ -76,13 +76,13 @@ def any_count(value: Any) -> Any:
     return tf.TensorSpec(shape, value.dtype)
 
 
-def _tensor(leaf: Any) -> Any:
-    if isinstance(leaf, _TENSORS):
+def _to_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, _TENSOR_TYPES):
         return leaf
     if isinstance(leaf, np.ndarray) and is_aligned(leaf):
         return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
     return tf.convert_to_tensor(leaf)
 
 
-def _kind(tensor: Any) -> Any:
-    return (tensor.dtype, *tensor.shape.as_list()[1:]) if isinstance(tensor, tf.Tensor) else any_count(tensor)
+def _signature_key(tensor: Any) -> Any:
+    return (tensor.dtype, *tensor.shape.as_list()[1:]) if isinstance(tensor, tf.Tensor) else spec_for_any_count(tensor)

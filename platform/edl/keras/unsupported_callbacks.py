@@ -7,40 +7,40 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 
-_NO_EVALUATION = "an epoch does not end with an evaluation"
-_INITIAL = "a worker's model keeps its initial weights, the trained ones are on the parameter servers"
-_KEEP = (
+_NO_EPOCH_EVALUATION = "an epoch does not end with an evaluation"
+_INITIAL_WEIGHTS = "a worker's model keeps its initial weights, the trained ones are on the parameter servers"
+_CHECKPOINT_REMEDY = (
     "use checkpoint.every_steps and checkpoint.keep, or ModelCheckpoint(save_best_only=True); the export is the "
     "trained model as a .keras file"
 )
-_INSPECT = "leave it out; `edl checkpoint inspect` says what the weights of a checkpoint look like"
+_INSPECT_REMEDY = "leave it out; `edl checkpoint inspect` says what the weights of a checkpoint look like"
 
-_Refused = Mapping[str, tuple[str, str]]
+_RefusalTable = Mapping[str, tuple[str, str]]
 """By class, or class and argument: why, and what to do."""
 
-_EVERYWHERE: _Refused = {
+_REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
         "a job goes on from EDL's checkpoints",
         "leave it out: checkpoint.every_steps says how often they are taken",
     ),
-    "OrbaxCheckpoint.save_best_only": (_NO_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
+    "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
     "SwapEMAWeights.swap_on_epoch": ("the weights that it puts in would be kept and exported", "leave it out"),
     "TerminateOnNaN": (
         "steps whose loss is not finite do not reach callbacks",
         "use train.on_nan: stop, which is the default",
     ),
 }
-_ON_SERVERS: _Refused = {
-    "ModelCheckpoint": (_INITIAL, _KEEP),
-    "OrbaxCheckpoint": (_INITIAL, _KEEP),
-    "SwapEMAWeights": (_INITIAL, "leave it out, and average what the newest checkpoints hold"),
-    "TensorBoard.embeddings_freq": (_INITIAL, _INSPECT),
-    "TensorBoard.histogram_freq": (_INITIAL, _INSPECT),
+_REFUSED_WITH_PS: _RefusalTable = {
+    "ModelCheckpoint": (_INITIAL_WEIGHTS, _CHECKPOINT_REMEDY),
+    "OrbaxCheckpoint": (_INITIAL_WEIGHTS, _CHECKPOINT_REMEDY),
+    "SwapEMAWeights": (_INITIAL_WEIGHTS, "leave it out, and average what the newest checkpoints hold"),
+    "TensorBoard.embeddings_freq": (_INITIAL_WEIGHTS, _INSPECT_REMEDY),
+    "TensorBoard.histogram_freq": (_INITIAL_WEIGHTS, _INSPECT_REMEDY),
 }
 """Where parameter servers hold the weights."""
 
 
-def refuse(callbacks: Iterable[Any], *, local: bool) -> None:
+def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, local: bool) -> None:
     """Look at each of ``callbacks``; a subclass counts as what it extends.
 
     Args:
@@ -52,7 +52,7 @@ def refuse(callbacks: Iterable[Any], *, local: bool) -> None:
     """
     import keras
 
-    refused = _EVERYWHERE if local else {**_ON_SERVERS, **_EVERYWHERE}
+    refused = _REFUSED_EVERYWHERE if local else {**_REFUSED_WITH_PS, **_REFUSED_EVERYWHERE}
     for callback in callbacks:
         for what, (why, instead) in refused.items():
             base, _, argument = what.partition(".")
@@ -61,9 +61,9 @@ def refuse(callbacks: Iterable[Any], *, local: bool) -> None:
             given = getattr(callback, argument) if argument else True
             if given:
                 named = f"{argument}={given!r} of the callback" if argument else "the callback"
-                raise BadInputError(f"{named} {_named(callback, base)} cannot be used: {why}", hint=instead)
+                raise BadInputError(f"{named} {_callback_name(callback, base)} cannot be used: {why}", hint=instead)
 
 
-def _named(callback: Any, base: str) -> str:
+def _callback_name(callback: Any, base: str) -> str:
     kind = type(callback).__name__
     return kind if kind == base else f"{kind} (a keras.callbacks.{base})"

@@ -8,14 +8,14 @@ from typing import Any
 from edl.api.errors import BadInputError
 
 
-class NotServedError(BadInputError):
+class UnsupportedEmbeddingError(BadInputError):
     """See the module's docstring."""
 
     _keras_call_info_injected = True
     """Keras gives an error a text of its own at each layer that it passes, unless it carries this mark."""
 
 
-def not_served(layer: Any, reason: str, remedy: str | None = None) -> NotServedError:
+def unsupported_embedding_error(layer: Any, reason: str, remedy: str | None = None) -> UnsupportedEmbeddingError:
     """The error for an Embedding.
 
     Args:
@@ -23,13 +23,14 @@ def not_served(layer: Any, reason: str, remedy: str | None = None) -> NotServedE
         reason: a clause that follows a colon.
         remedy: what to do, where a dense table is refused or wrong for the same reason.
     """
-    return NotServedError(
-        f"the Embedding '{layer.path}' ({described(layer)}) cannot be served by the parameter servers: {reason}",
-        hint=remedy or _dense(layer),
+    return UnsupportedEmbeddingError(
+        f"the Embedding '{layer.path}' ({describe_embedding(layer)}) cannot be served by the parameter servers:"
+        f" {reason}",
+        hint=remedy or _dense_table_hint(layer),
     )
 
 
-def _dense(layer: Any) -> str | None:
+def _dense_table_hint(layer: Any) -> str | None:
     size = table_bytes(layer)
     remedy = "change that, or keep the table dense in every worker: ps.embedding_threshold above "
     return f"{remedy}{size:.0f}" if math.isfinite(size) else None
@@ -40,6 +41,6 @@ def table_bytes(layer: Any) -> float:
     return math.inf if layer.input_dim is None else 4 * layer.input_dim * layer.output_dim
 
 
-def described(layer: Any) -> str:
+def describe_embedding(layer: Any) -> str:
     """Rows and columns for people."""
     return f"{'any id' if layer.input_dim is None else layer.input_dim} x {layer.output_dim}"

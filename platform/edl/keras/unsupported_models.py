@@ -10,37 +10,39 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.keras.callback_model_guard import refuses_weights
-from edl.keras.user_code import defined_in
+from edl.keras.callback_model_guard import is_blocked_method
+from edl.keras.user_code import source_file
 
-_BY_HAND = "EDL goes through the records itself; a method that call() uses needs another name"
-_TRAINING = "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
-_EVALUATION = "evaluations use loss() and eval_metrics_fn()"
-_PREDICTION = "what it does to outputs belongs in call(), or in a PredictionOutputsProcessor"
-_INSTEAD: Mapping[str, str] = {
-    "train_step": _TRAINING,
-    "test_step": _EVALUATION,
-    "predict_step": _PREDICTION,
+_OWN_LOOP_REMEDY = "EDL goes through the records itself; a method that call() uses needs another name"
+_TRAINING_REMEDY = (
+    "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
+)
+_EVALUATION_REMEDY = "evaluations use loss() and eval_metrics_fn()"
+_PREDICTION_REMEDY = "what it does to outputs belongs in call(), or in a PredictionOutputsProcessor"
+_REMEDY_BY_METHOD: Mapping[str, str] = {
+    "train_step": _TRAINING_REMEDY,
+    "test_step": _EVALUATION_REMEDY,
+    "predict_step": _PREDICTION_REMEDY,
     "compute_loss": "put it into loss(labels, predictions), what needs the model's inside into add_loss() in call()",
     "compute_metrics": "put it into eval_metrics_fn()",
-    "make_train_function": _TRAINING,
-    "make_test_function": _EVALUATION,
-    "make_predict_function": _PREDICTION,
-    "fit": f"{_BY_HAND}: {_TRAINING}",
-    "evaluate": f"{_BY_HAND}: {_EVALUATION}",
-    "predict": f"{_BY_HAND}: {_PREDICTION}",
-    "train_on_batch": f"{_BY_HAND}: {_TRAINING}",
-    "test_on_batch": f"{_BY_HAND}: {_EVALUATION}",
-    "predict_on_batch": f"{_BY_HAND}: {_PREDICTION}",
+    "make_train_function": _TRAINING_REMEDY,
+    "make_test_function": _EVALUATION_REMEDY,
+    "make_predict_function": _PREDICTION_REMEDY,
+    "fit": f"{_OWN_LOOP_REMEDY}: {_TRAINING_REMEDY}",
+    "evaluate": f"{_OWN_LOOP_REMEDY}: {_EVALUATION_REMEDY}",
+    "predict": f"{_OWN_LOOP_REMEDY}: {_PREDICTION_REMEDY}",
+    "train_on_batch": f"{_OWN_LOOP_REMEDY}: {_TRAINING_REMEDY}",
+    "test_on_batch": f"{_OWN_LOOP_REMEDY}: {_EVALUATION_REMEDY}",
+    "predict_on_batch": f"{_OWN_LOOP_REMEDY}: {_PREDICTION_REMEDY}",
     "get_metrics_result": "put it into eval_metrics_fn()",
     "metrics": "return them from eval_metrics_fn()",
 }
 """What Keras, or who uses it, calls to train, evaluate or predict, and EDL does not: where its work belongs here."""
 
-_COMPILED_WITH = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
-def refuse_own_training(model: Any, made_by: str, where: str) -> None:
+def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
     """Refuse a model that overrides a step of Keras' training, or is compiled.
 
     Only the model itself counts: Keras, too, asks nothing of the models that are nested in it but to be called. Every
@@ -56,8 +58,8 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
     """
     import keras
 
-    for method, instead in _INSTEAD.items():
-        if refuses_weights(model, method):
+    for method, instead in _REMEDY_BY_METHOD.items():
+        if is_blocked_method(model, method):
             continue
         if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
             kind = type(model)
@@ -70,11 +72,11 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
                 named, ignored = f"a property {method}", "does not read"
             raise BadInputError(
                 f"the model that {made_by} returned has {named} of its own ({owner}), which EDL {ignored}",
-                where=(None if on_object else defined_in(definer)) or where,
+                where=(None if on_object else source_file(definer)) or where,
                 hint=instead,
             )
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):  # the latter in Keras 2
-        given = ", ".join(_compiled_with(model))
+        given = ", ".join(_compile_arguments(model))
         compiled = f"compiled ({given})" if given else "compiled"
         raise BadInputError(
             f"the model that {made_by} returned is {compiled}, and EDL would ignore that: it trains with the "
@@ -85,7 +87,7 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
         )
 
 
-def refuse_stateful(model: Any) -> None:
+def refuse_stateful_layers(model: Any) -> None:
     """Refuse layers that hand their state on to the next minibatch, which another worker has.
 
     Raises:
@@ -103,13 +105,13 @@ def refuse_stateful(model: Any) -> None:
             )
 
 
-def _compiled_with(model: Any) -> Iterator[str]:
+def _compile_arguments(model: Any) -> Iterator[str]:
     """What compile() was given, as far as Keras remembers it; its default optimizer counts."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         yield f"optimizer {type(optimizer).__name__}"
     config = getattr(model, "_compile_config", None)
     given = getattr(config, "config", None) or {}
-    for name in _COMPILED_WITH:
+    for name in _COMPILE_ARGUMENTS:
         if given.get(name):
             yield name

@@ -22,25 +22,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edl.core.callback_decisions import Callback
-from edl.keras.callback_model_guard import refuse_weights
-from edl.keras.callback_params import Params, set_params, warn_of_never_called
-from edl.keras.unsupported_callbacks import refuse
+from edl.core.callback_decisions import CallbackSpec
+from edl.keras.callback_model_guard import block_weight_methods
+from edl.keras.callback_params import CallbackParams, set_callback_params, warn_of_uncalled_methods
+from edl.keras.unsupported_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import user_code
 
 _LOG = logging.getLogger(__name__)
 
-_OF_MONITORS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
+_MONITOR_STATE_FIELDS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
 """What Keras' callbacks remember of earlier evaluations, besides weights."""
 
-Check = Callable[[list[Any]], None]
+MonitorCheck = Callable[[list[Any]], None]
 """Refuses callbacks that could never decide."""
 
 
 class NoCallbacks:
     """For modules without ``callbacks()``: costs nothing."""
 
-    declared: tuple[Callback, ...] = ()
+    declared: tuple[CallbackSpec, ...] = ()
     """What the master is to decide."""
     why_stopped = ""
     """Why a callback ended training."""
@@ -104,7 +104,7 @@ class KerasCallbacks:
 
     Raises:
         BadInputError: one of the callbacks could not do its work.
-        ModuleError: the user's code raises.
+        UserCodeError: the user's code raises.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class KerasCallbacks:
         *,
         local: bool = False,
         worker: int | None = None,
-        check: Check,
-        params: Params = MappingProxyType({}),
+        check: MonitorCheck,
+        params: CallbackParams = MappingProxyType({}),
     ) -> None:
         import keras
 
@@ -132,23 +132,23 @@ class KerasCallbacks:
         self._losses, self._steps = 0.0, 0
         self._warned = False
         if not local:
-            refuse_weights(model)
+            block_weight_methods(model)
         with self._calling("set_model"):
             found = keras.tree.flatten(list(callbacks))
             deciding = [each for each in found if monitor_callbacks.is_monitor(each)]
             found = [each for each in found if not monitor_callbacks.is_monitor(each)]
-            refuse(found, local=local)
+            refuse_unsupported_callbacks(found, local=local)
             check(deciding)
-            self.declared = () if local else monitor_callbacks.declared(deciding, optimizer)
+            self.declared = () if local else monitor_callbacks.declare_callbacks(deciding, optimizer)
             if self.declared:
-                monitor_callbacks.refuse_two_rates(found, self.declared)
+                monitor_callbacks.refuse_conflicting_rates(found, self.declared)
             if worker is not None:
-                _give_files_of_its_own(found, worker)
-            warn_of_never_called(found, deciding)
+                _separate_output_files(found, worker)
+            warn_of_uncalled_methods(found, deciding)
             self._all = keras.callbacks.CallbackList(found, model=model)
         with self._calling("set_params"):
-            set_params(found, params)
-        self._rates = None if local else _ScheduledRates(found, optimizer)
+            set_callback_params(found, params)
+        self._rates = None if local else _EpochRates(found, optimizer)
         self._monitors = deciding if local else []
         self._losses_since, self._steps_since = 0.0, 0
         self._evaluations, self._evaluated_at, self._begun_before = 0, -1, -1
@@ -156,7 +156,7 @@ class KerasCallbacks:
         with self._calling("on_train_begin"):
             for callback in self._monitors:
                 callback.set_model(model)
-                set_params([callback], params)
+                set_callback_params([callback], params)
                 callback.on_train_begin()
 
     def begin_step(self, step: int) -> None:
@@ -288,7 +288,11 @@ class KerasCallbacks:
             "evaluated_at": self._evaluated_at,
             "values": [[number, dict(self._values[number])] for number in sorted(best & self._values.keys())],
             "monitors": [
-                {name: _number(getattr(callback, name)) for name in _OF_MONITORS if hasattr(callback, name)}
+                {
+                    name: _json_number(getattr(callback, name))
+                    for name in _MONITOR_STATE_FIELDS
+                    if hasattr(callback, name)
+                }
                 for callback in self._monitors
             ],
         }
@@ -333,7 +337,7 @@ class KerasCallbacks:
             )
 
 
-class _ScheduledRates:
+class _EpochRates:
     """What ``LearningRateScheduler`` makes of the rate, the same in every worker.
 
     A schedule may go on from the rate of the epoch before, as ``lambda epoch, rate: rate * 0.9`` does. No worker sees
@@ -368,7 +372,7 @@ class _ScheduledRates:
             self._before.append(float(self._optimizer.learning_rate))
 
 
-def _give_files_of_its_own(callbacks: list[Any], worker: int) -> None:
+def _separate_output_files(callbacks: list[Any], worker: int) -> None:
     """Several workers that write to one file leave one that nobody can read."""
     import keras
 
@@ -383,14 +387,14 @@ def _give_files_of_its_own(callbacks: list[Any], worker: int) -> None:
             _LOG.info("TensorBoard of worker %d writes to %s", worker, callback.log_dir)
 
 
-def _number(value: Any) -> float | int | None:
+def _json_number(value: Any) -> float | int | None:
     """A number as JSON; one that is not finite is none."""
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None
 
 
-def watcher(
+def make_callbacks(
     make: Callable[[], Any] | None,
     model: Any,
     optimizer: Any,
@@ -398,14 +402,14 @@ def watcher(
     *,
     local: bool = False,
     worker: int | None = None,
-    check: Check,
-    params: Callable[[], Params] = dict,
+    check: MonitorCheck,
+    params: Callable[[], CallbackParams] = dict,
 ) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.
-        ModuleError: the user's code raises.
+        UserCodeError: the user's code raises.
     """
     found = make() if make is not None else None
     return (

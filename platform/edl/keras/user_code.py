@@ -16,12 +16,14 @@ from typing import Any
 
 from edl.api.errors import BadInputError, EdlError
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_GRAPH = "Graph execution error:"
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_GRAPH_ERROR_PREFIX = "Graph execution error:"
 """What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
-_GRAPH_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
-_OPERATION = re.compile(r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+")
-_ASSERTED = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
+_GRAPH_ERROR_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
+_OPERATION_PREFIX = re.compile(
+    r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+"
+)
+_ASSERTION_MESSAGE = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
 """What ``tf.debugging`` raises in a graph: each part in brackets, with quotes escaped."""
 _REMEDIES = (
     (
@@ -43,10 +45,10 @@ _REMEDIES = (
 """What to do about errors of TensorFlow that name no layer."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
-Frames = list[traceback.FrameSummary]
+StackFrames = list[traceback.FrameSummary]
 
 
-class ModuleError(BadInputError):
+class UserCodeError(BadInputError):
     """The user's model module raised, or does what it must not.
 
     Attributes:
@@ -60,7 +62,7 @@ class ModuleError(BadInputError):
 
 @contextmanager
 def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Translate whatever the user's code raises into a :class:`ModuleError`.
+    """Translate whatever the user's code raises into a :class:`UserCodeError`.
 
     Args:
         zoo: the model zoo: frames of files below it are the user's.
@@ -68,7 +70,7 @@ def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) ->
         of: a function of the user's, whose file is named where the error tells no line of the user's.
 
     Raises:
-        ModuleError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model
+        UserCodeError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model
             module must not end the worker.
     """
     try:
@@ -76,10 +78,10 @@ def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) ->
     except EdlError:
         raise
     except (Exception, SystemExit) as error:
-        raise _translated(error, zoo, doing, of) from error
+        raise _to_user_code_error(error, zoo, doing, of) from error
 
 
-def defined_in(function: Callable[..., Any]) -> str | None:
+def source_file(function: Callable[..., Any]) -> str | None:
     """The file of a function or class; None where there is none, as for a ``keras.losses.Loss``."""
     try:
         return inspect.getfile(inspect.unwrap(function))
@@ -87,62 +89,62 @@ def defined_in(function: Callable[..., Any]) -> str | None:
         return None
 
 
-def _translated(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> ModuleError:
-    text = _COLOUR.sub("", str(error))
-    own = _below(zoo, traceback.extract_tb(error.__traceback__))
-    traced = [] if own else _below(zoo, _graph_frames(text))
-    return ModuleError(
-        f"{doing} raised {type(error).__name__}: {_headline(text)}",
-        where=_where(error, own or traced, of),
-        hint=_remedy(text),
-        detail=_detail(error, text, own, traced),
+def _to_user_code_error(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> UserCodeError:
+    text = _COLOUR_CODE.sub("", str(error))
+    own = _frames_below(zoo, traceback.extract_tb(error.__traceback__))
+    traced = [] if own else _frames_below(zoo, _graph_frames(text))
+    return UserCodeError(
+        f"{doing} raised {type(error).__name__}: {_error_headline(text)}",
+        where=_error_location(error, own or traced, of),
+        hint=_find_remedy(text),
+        detail=_format_detail(error, text, own, traced),
     )
 
 
-def _remedy(text: str) -> str | None:
+def _find_remedy(text: str) -> str | None:
     for pattern, remedy in _REMEDIES:
         if found := pattern.search(text):
             return remedy.format(**found.groupdict())
     return None
 
 
-def _below(zoo: Path, frames: Frames) -> Frames:
+def _frames_below(zoo: Path, frames: StackFrames) -> StackFrames:
     return [frame for frame in frames if Path(frame.filename).is_relative_to(zoo)]
 
 
-def _graph_frames(text: str) -> Frames:
+def _graph_frames(text: str) -> StackFrames:
     """Where the operation that failed was made, as far as TensorFlow says it."""
-    found = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH) else ()
+    found = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH_ERROR_PREFIX) else ()
     return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
 
 
-def _where(error: BaseException, own: Frames, of: Callable[..., Any] | None) -> str | None:
+def _error_location(error: BaseException, own: StackFrames, of: Callable[..., Any] | None) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     if own:
         return f"{own[-1].filename}:{own[-1].lineno}"
-    return None if of is None else defined_in(of)
+    return None if of is None else source_file(of)
 
 
-def _headline(text: str) -> str:
+def _error_headline(text: str) -> str:
     """What went wrong in one line; Keras and TensorFlow put lines of their own before it."""
     lines = [line for line in text.splitlines() if line.strip()]
-    if text.startswith(_GRAPH):
-        lines = [line for line in lines if not _GRAPH_NOISE.match(line)] or lines
+    if text.startswith(_GRAPH_ERROR_PREFIX):
+        lines = [line for line in lines if not _GRAPH_ERROR_NOISE.match(line)] or lines
     elif len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
         del lines[0]
-    headline = _OPERATION.sub("", lines[0].strip()) if lines else ""
-    asserted = _ASSERTED.match(headline)
+    headline = _OPERATION_PREFIX.sub("", lines[0].strip()) if lines else ""
+    asserted = _ASSERTION_MESSAGE.match(headline)
     return asserted["parts"].replace("] [", " ").replace("\\'", "'") if asserted else headline
 
 
-def _detail(error: BaseException, text: str, own: Frames, traced: Frames) -> str:
+def _format_detail(error: BaseException, text: str, own: StackFrames, traced: StackFrames) -> str:
     heading = "No line of your code was running when this was raised:\n"
     if own:
         heading = "Traceback (most recent call last), your code:\n"
     elif traced:
         heading = "Raised by an operation that was made here (most recent call last), your code:\n"
     raised = "".join(traceback.format_exception_only(error))
-    if text.startswith(_GRAPH):  # dozens of lines of TensorFlow's own
-        raised = f"{type(error).__name__}: {_headline(text)}\n"
-    return heading + "".join(traceback.format_list(own or traced)) + _COLOUR.sub("", raised)
+    if text.startswith(_GRAPH_ERROR_PREFIX):  # dozens of lines of TensorFlow's own
+        raised = f"{type(error).__name__}: {_error_headline(text)}\n"
+    return heading + "".join(traceback.format_list(own or traced)) + _COLOUR_CODE.sub("", raised)

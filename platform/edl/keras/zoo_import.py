@@ -19,7 +19,7 @@ from types import ModuleType
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import ZooModule
 
-_NEEDED = frozenset({"edl", "keras", "numpy", "tensorflow"})
+_RESERVED_NAMES = frozenset({"edl", "keras", "numpy", "tensorflow"})
 
 
 class _ZooFinder(MetaPathFinder):
@@ -42,15 +42,15 @@ class _ZooFinder(MetaPathFinder):
         if path is not None:
             return None
         if fullname == self._root:
-            return _spec(fullname, self._folder)
+            return _module_spec(fullname, self._folder)
         folder = self._zoo / fullname
         if folder.is_dir() and not (folder / "__init__.py").exists() and any(folder.glob("*.py")):
             found = PathFinder.find_spec(fullname, self._installed)
-            return _spec(fullname, folder) if found is None or found.loader is None else None
+            return _module_spec(fullname, folder) if found is None or found.loader is None else None
         return None
 
 
-def _spec(name: str, folder: Path) -> ModuleSpec | None:
+def _module_spec(name: str, folder: Path) -> ModuleSpec | None:
     """In Python's own order: a package, a module, a folder."""
     init, module = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
     if init.is_file():
@@ -62,7 +62,7 @@ def _spec(name: str, folder: Path) -> ModuleSpec | None:
     return spec
 
 
-def import_module(zoo: Path, found: ZooModule) -> ModuleType:
+def import_zoo_module(zoo: Path, found: ZooModule) -> ModuleType:
     """Import a module of the zoo. The zoo and its parent folder are importable from, in this order, before all else.
 
     Args:
@@ -73,7 +73,7 @@ def import_module(zoo: Path, found: ZooModule) -> ModuleType:
         BadInputError: the zoo is called like a package that every model needs, or another module answers for it.
     """
     root = found.name.partition(".")[0]
-    if root in _NEEDED:
+    if root in _RESERVED_NAMES:
         raise BadInputError(
             f"a model zoo, or a folder of it, that is called {root} hides the package {root}",
             where=str(found.path),

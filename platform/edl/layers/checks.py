@@ -14,7 +14,7 @@ def check_rank(where: str, ids: Any) -> None:
         where: the layer, for people; without quotes, which TensorFlow would escape.
         ids: a tensor, or a KerasTensor.
     """
-    kind = _kind(ids)
+    kind = _tensor_kind(ids)
     if kind == "dense" or (len(ids.shape) == 2 and getattr(ids, "ragged_rank", None) in (None, 1)):
         return
     remedy = ": reshape them with tf.sparse.reshape, or look up each column by itself" if kind == "sparse" else ""
@@ -24,33 +24,33 @@ def check_rank(where: str, ids: Any) -> None:
     )
 
 
-def weights_of(where: str, ids: Any, weights: Any) -> Any:
+def align_weights(where: str, ids: Any, weights: Any) -> Any:
     """The weight of each id, as ids lie in memory; refuses weights that are not in the form of the ids."""
     if not isinstance(weights, tf.SparseTensor | tf.RaggedTensor):
         weights = tf.convert_to_tensor(weights)
-    kinds = _kind(ids), _kind(weights)
+    kinds = _tensor_kind(ids), _tensor_kind(weights)
     if kinds[0] != kinds[1]:
         raise ValueError(
             f"{where}: the ids are {kinds[0]} and their weights are {kinds[1]}; give weights in the form of the ids"
         )
     if kinds[0] == "sparse":
         said = f"{where}: the weights are not where the ids are: give both the same indices"
-        return _where_equal(ids.indices, weights.indices, said, weights.values)
+        return _values_if_equal(ids.indices, weights.indices, said, weights.values)
     if kinds[0] == "ragged":
         if weights.ragged_rank != 1 or weights.flat_values.shape.rank not in (None, 1):
             raise ValueError(f"{where}: the weights of ragged ids are ragged, of rank 1 as these, not {weights.shape}")
         said = f"{where}: the weights are not of as many ids in each record: give both the same row_splits"
-        return _where_equal(ids.row_splits, weights.row_splits, said, weights.flat_values)
+        return _values_if_equal(ids.row_splits, weights.row_splits, said, weights.flat_values)
     said = f"{where}: the weights have another shape than the ids: give each id a weight"
     if not ids.shape.is_compatible_with(weights.shape):
         raise ValueError(f"{said}; {tuple(ids.shape)} and {tuple(weights.shape)}")
     if ids.shape.is_fully_defined() and weights.shape.is_fully_defined():
         return weights
-    with _after(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
+    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
         return tf.identity(weights)
 
 
-def within_table(ids: Any, rows: int, table: str) -> Any:
+def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
     """The ids, once it is known that all are 0 to rows - 1.
 
     Keras counts negative ones from the table's end; ids past it have rows of zeros on a GPU, as ``tf.gather`` says.
@@ -66,28 +66,28 @@ def within_table(ids: Any, rows: int, table: str) -> Any:
     lowest, highest = (tf.cast(of(ids), tf.int64) for of in (tf.reduce_min, tf.reduce_max))
     below = tf.debugging.assert_non_negative(lowest, said)
     past = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), said)
-    with _after(below, past):
+    with _after_assertions(below, past):
         return tf.identity(ids)
 
 
-def _kind(tensor: Any) -> str:
+def _tensor_kind(tensor: Any) -> str:
     """Of a tensor or a KerasTensor, which may be of a sparse or ragged tensor without knowing it."""
     if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
         return "sparse"
     return "ragged" if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False) else "dense"
 
 
-def _where_equal(ids: Any, weights: Any, said: str, values: Any) -> Any:
+def _values_if_equal(ids: Any, weights: Any, said: str, values: Any) -> Any:
     """The values, once it is known that ids and weights lie alike."""
     if ids is weights:
         return values
     ids, weights = tf.cast(ids, tf.int64), tf.cast(weights, tf.int64)
-    with _after(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
+    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
         alike = tf.debugging.assert_equal(ids, weights, said)
-    with _after(alike):
+    with _after_assertions(alike):
         return tf.identity(values)
 
 
-def _after(*assertions: Any) -> Any:
+def _after_assertions(*assertions: Any) -> Any:
     """A scope whose operations wait for assertions; one that was made at once is None."""
     return tf.control_dependencies([each for each in assertions if each is not None])

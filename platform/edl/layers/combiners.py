@@ -13,10 +13,10 @@ import tensorflow as tf
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
-Sum = Callable[[Any], Any]
+RecordSum = Callable[[Any], Any]
 
 
-def combined(combiner: str, rows: Any, weights: Any, total: Sum) -> Any:
+def combine_rows(combiner: str, rows: Any, weights: Any, total: RecordSum) -> Any:
     """One row for each record.
 
     Args:
@@ -33,11 +33,11 @@ def combined(combiner: str, rows: Any, weights: Any, total: Sum) -> Any:
     return tf.math.divide_no_nan(summed, divisor)
 
 
-def within(records: Any, count: Any) -> Sum:
+def make_segment_sum(records: Any, count: Any) -> RecordSum:
     """Sums over entries, where ``records`` [entries] says which of ``count`` records each belongs to."""
     return lambda values: tf.math.unsorted_segment_sum(values, records, count)
 
 
-def over_columns(values: Any) -> Any:
+def sum_columns(values: Any) -> Any:
     """Sums over the columns of dense records: of ``[..., columns, dim]``."""
     return tf.reduce_sum(values, -2)

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from edl.layers.checks import check_rank, weights_of, within_table
-from edl.layers.combiners import COMBINERS, combined, over_columns, within
-from edl.layers.known_rows import constant, held_rows, positions
+from edl.layers.checks import align_weights, check_ids_in_table, check_rank
+from edl.layers.combiners import COMBINERS, combine_rows, make_segment_sum, sum_columns
+from edl.layers.known_rows import constant_initializer, initial_known_rows, row_positions
 
 
 @keras.saving.register_keras_serializable(package="edl")
@@ -63,14 +63,16 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         """Make the table; of one without a bound, only what an export holds of it."""
         if self.built:
             return
-        held = held_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
+        held = initial_known_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
         if held is None:
             super().build(input_shape)  # which a worker intercepts for tables that are served
             return
         self.ids = self.add_weight(
-            shape=held.ids.shape, initializer=constant(held.ids), dtype="int64", trainable=False, name="ids"
+            shape=held.ids.shape, initializer=constant_initializer(held.ids), dtype="int64", trainable=False, name="ids"
         )
-        self._embeddings = self.add_weight(shape=held.rows.shape, initializer=constant(held.rows), name="embeddings")
+        self._embeddings = self.add_weight(
+            shape=held.rows.shape, initializer=constant_initializer(held.rows), name="embeddings"
+        )
 
     def add_weight(self, shape: Any = None, **options: Any) -> Any:
         """As Keras; refuses a table without a bound, of which there is no variable."""
@@ -87,32 +89,32 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
             raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
         if self.combiner is not None:
             check_rank(self._described, inputs)
-            weights = None if weights is None else weights_of(self._described, inputs, weights)
+            weights = None if weights is None else align_weights(self._described, inputs, weights)
         if isinstance(inputs, tf.SparseTensor):
             return self._of_sparse(inputs, weights)
         if isinstance(inputs, tf.RaggedTensor):
             return self._of_ragged(inputs, weights)
         rows = self._rows(inputs)
-        return rows if self.combiner is None else self._combined(inputs, rows, weights, over_columns)
+        return rows if self.combiner is None else self._combined(inputs, rows, weights, sum_columns)
 
     def _of_sparse(self, ids: Any, weights: Any) -> Any:
         if self.combiner is None:
             raise ValueError("sparse ids need a combiner: what is absent has no row")
-        total = within(ids.indices[:, 0], ids.dense_shape[0])
+        total = make_segment_sum(ids.indices[:, 0], ids.dense_shape[0])
         return self._combined(ids.values, self._rows(ids.values), weights, total)
 
     def _of_ragged(self, ids: Any, weights: Any) -> Any:
         rows = self._rows(ids.flat_values)
         if self.combiner is None:
             return ids.with_flat_values(rows)
-        return self._combined(ids.flat_values, rows, weights, within(ids.value_rowids(), ids.nrows()))
+        return self._combined(ids.flat_values, rows, weights, make_segment_sum(ids.value_rowids(), ids.nrows()))
 
     def _rows(self, ids: Any) -> Any:
         if self.ids is not None:
-            ids = positions(self.ids, ids)
+            ids = row_positions(self.ids, ids)
         elif self.input_dim is not None and self.served_table is None:
             table = f"{self._described} ({self.input_dim} x {self.output_dim})"
-            ids = within_table(tf.convert_to_tensor(ids), self.input_dim, table)
+            ids = check_ids_in_table(tf.convert_to_tensor(ids), self.input_dim, table)
         return super().call(ids)
 
     @property
@@ -123,7 +125,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
         if self.mask_zero:
             weights = tf.where(tf.equal(ids, 0), tf.zeros_like(weights), weights)
-        return combined(str(self.combiner), rows, weights, total)
+        return combine_rows(str(self.combiner), rows, weights, total)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """As Keras without a combiner; with one, nothing is left to mask."""

@@ -1,7 +1,7 @@
 """The rows of a table without a bound that an exported model holds: a look-up table of ids, and a row for each.
 
-While a model is trained there are none here. An export gives them with :func:`known_rows`; a model that is loaded from
-a file makes variables of as many as the file has.
+While a model is trained there are none here. An export gives them with :func:`provide_known_rows`; a model that is
+loaded from a file makes variables of as many as the file has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 
-class Known(NamedTuple):
+class KnownRows(NamedTuple):
     """What is known of one table: ids ``[n]`` int64, ascending; rows ``[1 + n, dim]``, the first for every other id."""
 
     ids: NDArray[np.int64]
@@ -26,28 +26,28 @@ class Known(NamedTuple):
 ALIGNMENT = 64
 """Bytes: of TensorFlow's own tensors."""
 
-_KNOWN: ContextVar[Mapping[str, Known] | None] = ContextVar("known", default=None)
+_KNOWN_ROWS: ContextVar[Mapping[str, KnownRows] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
-def known_rows(tables: Mapping[str, Known]) -> Iterator[None]:
+def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
     """Layers that are built in here hold these rows; by the path of the layer."""
-    token = _KNOWN.set(tables)
+    token = _KNOWN_ROWS.set(tables)
     try:
         yield
     finally:
-        _KNOWN.reset(token)
+        _KNOWN_ROWS.reset(token)
 
 
-def held_rows(path: str, count: int | None, dim: int) -> Known | None:
+def initial_known_rows(path: str, count: int | None, dim: int) -> KnownRows | None:
     """What the layer at a path begins with: rows that are given, zeros for ``count`` of a file, or None."""
-    given = (_KNOWN.get() or {}).get(path)
+    given = (_KNOWN_ROWS.get() or {}).get(path)
     if given is not None or count is None:
         return given
-    return Known(np.zeros(count, np.int64), np.zeros((1 + count, dim), np.float32))
+    return KnownRows(np.zeros(count, np.int64), np.zeros((1 + count, dim), np.float32))
 
 
-def constant(values: NDArray[Any]) -> Callable[..., Any]:
+def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
     """An initializer: these values, of its type and shape.
 
     Args:
@@ -59,7 +59,7 @@ def constant(values: NDArray[Any]) -> Callable[..., Any]:
     return lambda shape, dtype=None: tf.experimental.dlpack.from_dlpack(values.__dlpack__())
 
 
-def positions(known: Any, ids: Any) -> Any:
+def row_positions(known: Any, ids: Any) -> Any:
     """Which row of a table belongs to each id: the first one to those that are not among the ascending ``known``."""
     known, ids = tf.convert_to_tensor(known), tf.cast(ids, tf.int64)
     found = tf.reshape(tf.searchsorted(known, tf.reshape(ids, [-1])), tf.shape(ids))

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.api.cluster_port import Cluster
+from edl.api.cluster_port import JobCluster
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.cluster.status_port import Board
-from edl.core.leader_election import Fence
+from edl.cluster.status_port import StatusPublisher
+from edl.core.leader_election import MasterFence
 from edl.jobfile.job_spec import JobSpec
 
 DONE_EXIT, FAILED_EXIT = 0, 1
 
 
-class Surroundings(Protocol):
+class MasterBackend(Protocol):
     """Where a master is.
 
     Attributes:
@@ -28,13 +28,13 @@ class Surroundings(Protocol):
     """
 
     @property
-    def cluster(self) -> Cluster: ...  # noqa: D102
+    def cluster(self) -> JobCluster: ...  # noqa: D102
 
     @property
-    def fence(self) -> Fence | None: ...  # noqa: D102
+    def fence(self) -> MasterFence | None: ...  # noqa: D102
 
     @property
-    def board(self) -> Board | None: ...  # noqa: D102
+    def board(self) -> StatusPublisher | None: ...  # noqa: D102
 
     @property
     def gone_seconds(self) -> float: ...  # noqa: D102
@@ -56,10 +56,10 @@ class Surroundings(Protocol):
 
 
 @dataclass(frozen=True)
-class OneMachine:
+class LocalMasterBackend:
     """A supervisor on this machine: exit code 0 says that the job is over, and its files say how."""
 
-    cluster: Cluster
+    cluster: JobCluster
     fence: None = None
     board: None = None
     gone_seconds: float = 1.5
@@ -78,7 +78,7 @@ class OneMachine:
         """Nothing was taken."""
 
 
-class Kubernetes:
+class KubernetesMasterBackend:
     """A pod: a Job that is Complete or Failed says how it ended; no pod stays longer than that.
 
     Raises:
@@ -89,13 +89,13 @@ class Kubernetes:
 
     def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
         from edl.cluster.kubernetes.master_backend import (
-            Platform,  # a master on one machine never imports the Kubernetes client
+            KubeMasterBackend,  # a master on one machine never imports the Kubernetes client
         )
 
-        self._platform = Platform.from_environment(spec, variables)
-        self.cluster: Cluster = self._platform.cluster
-        self.fence: Fence = self._platform.fence
-        self.board: Board = self._platform.board
+        self._platform = KubeMasterBackend.from_environment(spec, variables)
+        self.cluster: JobCluster = self._platform.cluster
+        self.fence: MasterFence = self._platform.fence
+        self.board: StatusPublisher = self._platform.board
         self.durable = self._platform.durable
 
     def acquire(self, stopping: threading.Event) -> bool:
@@ -112,7 +112,7 @@ class Kubernetes:
         self._platform.close()
 
 
-def surroundings_of(spec: JobSpec, token: str, variables: Mapping[str, str]) -> Surroundings:
+def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> MasterBackend:
     """Where this process is, by its environment.
 
     Args:
@@ -124,5 +124,5 @@ def surroundings_of(spec: JobSpec, token: str, variables: Mapping[str, str]) -> 
         BadInputError: the environment lacks something.
     """
     if variables.get("EDL_JOB_UID"):
-        return Kubernetes(spec, variables)
-    return OneMachine(LocalCluster.from_environment(token))
+        return KubernetesMasterBackend(spec, variables)
+    return LocalMasterBackend(LocalCluster.from_environment(token))

@@ -10,23 +10,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edl.api.errors import EdlError, RetryableError, StorageError
-from edl.core.events import CheckpointCopied, CheckpointRefused, CheckpointSaved, CopyCheckpoint, SaveCheckpoint
-from edl.core.saved_checkpoint import Checkpoint
-from edl.storage.checkpoint_commit import commit, prune
-from edl.storage.checkpoint_manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory, load_manifest
-from edl.storage.disk_full_pruning import make_room
-from edl.storage.durable_files import sync_directory, sync_file, translated
+from edl.core.events import (
+    CheckpointCopyFinished,
+    CheckpointRefused,
+    CheckpointSaveFinished,
+    CopyCheckpoint,
+    SaveCheckpoint,
+)
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.storage.checkpoint_commit import commit_checkpoint, prune_checkpoints
+from edl.storage.checkpoint_manifest import (
+    DATASET_KEY,
+    CheckpointManifest,
+    ShardInfo,
+    SkippedCheckpoint,
+    cut_directory,
+    load_manifest,
+)
+from edl.storage.disk_full_pruning import prune_for_full_disk
+from edl.storage.durable_files import sync_directory, sync_file, translate_os_errors
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, Retry
-from edl.transport.control_methods import PsControl
+from edl.transport.control_client import ControlChannel, RetryPolicy
+from edl.transport.control_methods import PsControlMethods
 
 log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
-_RETRY = Retry(within=30.0)
+_RETRY = RetryPolicy(within=30.0)
 
 
-class Checkpoints:
+class CheckpointCoordinator:
     """The checkpoints of a run.
 
     Args:
@@ -51,8 +64,8 @@ class Checkpoints:
         self._await_right = await_right
 
     def save(
-        self, command: SaveCheckpoint, channels: Mapping[int, Channel], count: int, incarnation: int
-    ) -> CheckpointSaved:
+        self, command: SaveCheckpoint, channels: Mapping[int, ControlChannel], count: int, incarnation: int
+    ) -> CheckpointSaveFinished:
         """Wait until every PS has its shard on disk, then make the checkpoint real.
 
         Args:
@@ -69,27 +82,31 @@ class Checkpoints:
             shards = self._shards(command.cut, channels, count, incarnation)
             self._await_right()
             created = datetime.now(UTC).isoformat(timespec="seconds")
-            ledger = {**command.ledger, DATASET: dict(command.dataset)}
-            commit(directory, Manifest(command.cut, command.version, created, tuple(shards), ledger))
+            ledger = {**command.ledger, DATASET_KEY: dict(command.dataset)}
+            commit_checkpoint(
+                directory, CheckpointManifest(command.cut, command.version, created, tuple(shards), ledger)
+            )
         except EdlError as error:
             self._make_room(command.cut)
-            return CheckpointSaved(command.cut, str(error))
+            return CheckpointSaveFinished(command.cut, str(error))
         self._prune(command.cut)
-        return CheckpointSaved(command.cut)
+        return CheckpointSaveFinished(command.cut)
 
-    def _shards(self, cut: int, channels: Mapping[int, Channel], count: int, incarnation: int) -> list[ShardInfo]:
+    def _shards(
+        self, cut: int, channels: Mapping[int, ControlChannel], count: int, incarnation: int
+    ) -> list[ShardInfo]:
         """Every PS's shard; an error only when no PS writes any more, so that what is left can be removed."""
         shards, errors = [], []
         for index in range(count):
             try:
-                shards.append(self._shard(_of(channels, index), cut, incarnation))
+                shards.append(self._shard(_channel_of_ps(channels, index), cut, incarnation))
             except EdlError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
         return shards
 
-    def copy(self, command: CopyCheckpoint) -> CheckpointCopied:
+    def copy(self, command: CopyCheckpoint) -> CheckpointCopyFinished:
         """Make a checkpoint the newest one: its shards under another number, with another ledger position.
 
         Shards never change once they are written, so that both may be one file.
@@ -98,24 +115,29 @@ class Checkpoints:
         target = cut_directory(self.directory, command.cut)
         try:
             manifest = load_manifest(source)
-            if isinstance(manifest, Skipped):
+            if isinstance(manifest, SkippedCheckpoint):
                 raise StorageError(f"checkpoint {command.source} cannot be used: {manifest.reason}", where=str(source))
-            with translated(target, "copy the best checkpoint"):
+            with translate_os_errors(target, "copy the best checkpoint"):
                 target.mkdir(parents=True, exist_ok=True)
                 for shard in manifest.shards:
                     _link_or_copy(source / shard.file, target / shard.file)
                 sync_directory(target)
             self._await_right()
             created = datetime.now(UTC).isoformat(timespec="seconds")
-            ledger = {**command.ledger, **{key: manifest.ledger[key] for key in (DATASET,) if key in manifest.ledger}}
-            commit(target, Manifest(command.cut, command.version, created, manifest.shards, ledger))
+            ledger = {
+                **command.ledger,
+                **{key: manifest.ledger[key] for key in (DATASET_KEY,) if key in manifest.ledger},
+            }
+            commit_checkpoint(
+                target, CheckpointManifest(command.cut, command.version, created, manifest.shards, ledger)
+            )
         except EdlError as error:
-            return CheckpointCopied(command.source, command.cut, str(error))
-        return CheckpointCopied(command.source, command.cut)
+            return CheckpointCopyFinished(command.source, command.cut, str(error))
+        return CheckpointCopyFinished(command.source, command.cut)
 
-    def _shard(self, channel: Channel, cut: int, incarnation: int) -> ShardInfo:
+    def _shard(self, channel: ControlChannel, cut: int, incarnation: int) -> ShardInfo:
         request = pb.SavedRequest(incarnation=incarnation, cut=cut)
-        reply = channel.call(PsControl.Saved, request, deadline=_DEADLINE, retry=_RETRY)
+        reply = channel.call(PsControlMethods.Saved, request, deadline=_DEADLINE, retry=_RETRY)
         if reply.error:
             raise StorageError(reply.error, where=channel.address)
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
@@ -130,25 +152,27 @@ class Checkpoints:
         """
         from edl.storage import checkpoint_shards  # with NumPy, which a starting master does not wait for
 
-        skipped: list[Skipped] = []
+        skipped: list[SkippedCheckpoint] = []
         try:
-            found = checkpoint_shards.newest(self.directory, skipped.append, below=cut)
+            found = checkpoint_shards.newest_intact_checkpoint(self.directory, skipped.append, below=cut)
         except StorageError as error:
             return CheckpointRefused(uid, cut, message, skipped=str(error))
         told = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
             told = told or f"there is no older one in {self.directory}"
-            newer = checkpoint_shards.newest(self.directory)  # its master died before it could enter it
+            newer = checkpoint_shards.newest_intact_checkpoint(
+                self.directory
+            )  # its master died before it could enter it
             if newer is not None:
                 told += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
             return CheckpointRefused(uid, cut, message, skipped=told)
-        older = Checkpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
+        older = SavedCheckpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, told)
 
     def _make_room(self, failed: int) -> None:
         try:
             self._await_right()
-            removed = make_room(self.directory, self._keep, self._protected(), failed=failed)
+            removed = prune_for_full_disk(self.directory, self._keep, self._protected(), failed=failed)
         except (StorageError, RetryableError) as error:
             log.warning("no room was made for the next checkpoint: %s", error)
         else:
@@ -158,7 +182,7 @@ class Checkpoints:
         """What is in use stays until the core has taken note of the newest."""
         try:
             self._await_right()
-            prune(self.directory, self._keep, self._protected() | {newest})
+            prune_checkpoints(self.directory, self._keep, self._protected() | {newest})
         except (StorageError, RetryableError) as error:
             log.warning("old checkpoints stay: %s", error)
 
@@ -172,7 +196,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         sync_file(target)
 
 
-def _of(channels: Mapping[int, Channel], index: int) -> Channel:
+def _channel_of_ps(channels: Mapping[int, ControlChannel], index: int) -> ControlChannel:
     if index not in channels:
         raise RetryableError(f"ps-{index} was lost")
     return channels[index]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edl.cluster.status_port import Desired
-from edl.core.events import Event, ScaleWanted, StopWanted, WishUnreadable
+from edl.cluster.status_port import DesiredState
+from edl.core.events import CoreEvent, DesiredStateInvalid, ScaleRequested, StopRequested
 from edl.core.saved_checkpoint import STOPPED
 
-CHECKPOINT_SECONDS = 30.0
+STOP_CHECKPOINT_SECONDS = 30.0
 """How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""
 
 
-def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
+def desired_state_events(wishes: Iterable[DesiredState]) -> Iterator[CoreEvent]:
     """What each wish means for the job; the core ignores what is so already.
 
     Args:
@@ -20,9 +20,9 @@ def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
     """
     for wish in wishes:
         if wish.stop:
-            yield StopWanted(STOPPED, CHECKPOINT_SECONDS)
+            yield StopRequested(STOPPED, STOP_CHECKPOINT_SECONDS)
             return
         if wish.unreadable:
-            yield WishUnreadable(wish.unreadable)
+            yield DesiredStateInvalid(wish.unreadable)
         else:
-            yield ScaleWanted(wish.min, wish.max)
+            yield ScaleRequested(wish.min, wish.max)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from edl.core.leader_election import Fence
+from edl.core.leader_election import MasterFence
 
 
-class CoreTime:
+class FencedClock:
     """Monotonic seconds, less those without the right to decide.
 
     Args:
@@ -20,7 +20,7 @@ class CoreTime:
         fence: the right; None where nobody else can have it.
     """
 
-    def __init__(self, clock: Callable[[], float], fence: Fence | None) -> None:
+    def __init__(self, clock: Callable[[], float], fence: MasterFence | None) -> None:
         self._clock, self._fence = clock, fence
         self._stood = 0.0
         self._since: float | None = None

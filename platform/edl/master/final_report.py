@@ -12,17 +12,17 @@ from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status, Summary
 from edl.core.events import EndJob
 from edl.jobfile.json_object import to_json
-from edl.master.status_reporter import Reporter
-from edl.storage.durable_files import translated
-from edl.storage.run_directory import RunDir, tail, write_json
+from edl.master.status_reporter import StatusReporter
+from edl.storage.durable_files import translate_os_errors
+from edl.storage.run_directory import RunDirectory, follow_json_lines, write_json
 
 log = logging.getLogger(__name__)
 
-_MARKS = (RunStarted.kind, JobEnded.kind)
-SUMMARY, FAILURE, DETAIL = "summary.json", "failure.json", "failure.txt"
+_START_AND_END = (RunStarted.kind, JobEnded.kind)
+SUMMARY_FILE, FAILURE_FILE, DETAIL_FILE = "summary.json", "failure.json", "failure.txt"
 
 
-def tell_end(run: RunDir, reporter: Reporter, ended: EndJob, status: Status, summary: Summary) -> None:
+def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
     """Write how the job ended. The last event comes last: who reads it finds all the rest in place.
 
     It is told once, though a master that is started again after the end reads that in its journal and comes here too.
@@ -30,38 +30,40 @@ def tell_end(run: RunDir, reporter: Reporter, ended: EndJob, status: Status, sum
     """
     reporter.write_status(status)
     if ended.phase == "Failed":
-        _attempt(partial(_failure, run, ended))
-    tell_so_far(run, summary)
-    if not _told(run):
+        _log_storage_errors(partial(_write_failure, run, ended))
+    write_summary(run, summary)
+    if not _is_end_written(run):
         reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
 
 
-def _told(run: RunDir) -> bool:
+def _is_end_written(run: RunDirectory) -> bool:
     """Whether the end of this start of the run is among its events."""
     try:
-        marks = [event["event"] for event in tail(run.events).poll() if event.get("event") in _MARKS]
+        marks = [
+            event["event"] for event in follow_json_lines(run.events).poll() if event.get("event") in _START_AND_END
+        ]
     except StorageError as error:
         log.error("%s", error)
         return False
     return marks[-1:] == [JobEnded.kind]
 
 
-def tell_so_far(run: RunDir, summary: Summary) -> None:
+def write_summary(run: RunDirectory, summary: Summary) -> None:
     """Write what the run has come to, for whoever ends it."""
-    _attempt(lambda: write_json(run.path / SUMMARY, to_json(summary)))
+    _log_storage_errors(lambda: write_json(run.path / SUMMARY_FILE, to_json(summary)))
 
 
-def _failure(run: RunDir, ended: EndJob) -> None:
+def _write_failure(run: RunDirectory, ended: EndJob) -> None:
     """A run fails once: what a master before this one wrote says more than the journal does."""
-    path = run.path / FAILURE
+    path = run.path / FAILURE_FILE
     if path.exists():
         return
-    with translated(run.path / DETAIL, "write"):
-        (run.path / DETAIL).write_text(ended.detail, encoding="utf-8")
+    with translate_os_errors(run.path / DETAIL_FILE, "write"):
+        (run.path / DETAIL_FILE).write_text(ended.detail, encoding="utf-8")
     write_json(path, {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail})
 
 
-def _attempt(write: Callable[[], None]) -> None:
+def _log_storage_errors(write: Callable[[], None]) -> None:
     try:
         write()
     except StorageError as error:

@@ -9,7 +9,7 @@ _SWITCH_SECONDS = 0.001
 _YOUNG_OBJECTS = 20_000
 
 
-def tune() -> None:
+def tune_interpreter() -> None:
     """Call once, when everything is imported.
 
     Threads change places sooner, because the journal's writer must not wait long for its turn. Garbage is looked for

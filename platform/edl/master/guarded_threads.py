@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-Failed = Callable[[Exception], None]
+FailureHandler = Callable[[Exception], None]
 """Told what a part of the master cannot go on for; ends the master."""
 
 
-def start(name: str, run: Callable[[], None], failed: Failed) -> threading.Thread:
+def start_guarded_thread(name: str, run: Callable[[], None], failed: FailureHandler) -> threading.Thread:
     """Run something on a thread of its own; whatever it raises ends the master.
 
     Args:

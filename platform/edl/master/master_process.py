@@ -27,77 +27,79 @@ from functools import partial
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, Warned
-from edl.core.events import EndJob, Event, PodChanged, PodsSynced, StopWanted
-from edl.core.job import JobState
+from edl.core.events import CoreEvent, EndJob, PodChanged, PodsSynced, StopRequested
+from edl.core.job import JobStateMachine
 from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.jobfile.problems import SpecError
 from edl.master import guarded_threads
-from edl.master.backend import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
-from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.dataset_description import describe
-from edl.master.desired_state_events import events_of
-from edl.master.final_report import tell_end, tell_so_far
-from edl.master.gil_tuning import tune
-from edl.master.master_service import Servicer
-from edl.master.periodic_reports import Accounts
-from edl.master.pod_controller import Pods
-from edl.master.pod_termination import dismiss, live
-from edl.master.ps_client import ParameterServers
-from edl.master.ps_metrics import Figures
-from edl.master.shell import MasterEndsError, Shell
-from edl.master.spec_settings import may_define_reader, settings_of
-from edl.master.status_publication import Publisher
-from edl.master.status_reporter import Reporter
-from edl.storage.checkpoint_restart import explained
+from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
+from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.master.dataset_description import describe_dataset
+from edl.master.desired_state_events import desired_state_events
+from edl.master.final_report import write_end, write_summary
+from edl.master.gil_tuning import tune_interpreter
+from edl.master.master_service import MasterService
+from edl.master.periodic_reports import PeriodicReports
+from edl.master.pod_controller import PodController
+from edl.master.pod_termination import live_pods, terminate_pods
+from edl.master.ps_client import PsControlClient
+from edl.master.ps_metrics import PsMetrics
+from edl.master.shell import MasterEndsError, MasterShell
+from edl.master.spec_settings import may_define_reader, settings_from_spec
+from edl.master.status_publication import RunPublisher
+from edl.master.status_reporter import StatusReporter
+from edl.storage.checkpoint_restart import explain_journal_damage
 from edl.storage.journal import Journal
-from edl.storage.journal_truncation import check_end
-from edl.storage.run_directory import RunDir
+from edl.storage.journal_truncation import check_not_truncated
+from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2_grpc
-from edl.transport.control_client import serve
-from edl.transport.process_identity import Identity
+from edl.transport.control_client import start_control_server
+from edl.transport.process_identity import ProcessIdentity
 
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
-BEGINS_ANEW = "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
-_SETTLE_SECONDS = 1.0
-_THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
-_WORKERS_AT_LEAST = 64
+BEGINS_ANEW_MESSAGE = (
+    "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
+)
+_FLUSH_SECONDS = 1.0
+_THREADS_BESIDE_WORKERS, _THREADS_PER_WORKER = 16, 3
+_MIN_WORKERS = 64
 """What a job may be scaled to beyond its spec before questions for work wait for each other; threads come on demand."""
 
 
 def main() -> int:
     """Run the master; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    tune()
+    tune_interpreter()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     stop_wanted = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: stop_wanted.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        identity = Identity.from_environment()
-        spec = _spec_of(RunDir(identity.run_dir))
-        return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping, stop_wanted)
+        identity = ProcessIdentity.from_environment()
+        spec = _load_spec(RunDirectory(identity.run_dir))
+        return serve_job(identity, spec, choose_backend(spec, identity.token, os.environ), stopping, stop_wanted)
     except EdlError as error:
         log.error("%s", error)
         return error.exit_code
 
 
-def _spec_of(run: RunDir) -> JobSpec:
+def _load_spec(run: RunDirectory) -> JobSpec:
     try:
-        return load(run.spec)
+        return load_job_file(run.spec)
     except SpecError as error:
         hint = "It was written when the run began, and something has damaged it since: put it back, or start a new run."
         raise BadInputError(str(error), hint=hint) from error
 
 
 def serve_job(
-    identity: Identity,
+    identity: ProcessIdentity,
     spec: JobSpec,
-    around: Surroundings,
+    around: MasterBackend,
     stopping: threading.Event,
     stop_wanted: threading.Event | None = None,
 ) -> int:
@@ -115,13 +117,13 @@ def serve_job(
         if not around.acquire(stopping):
             log.info("told to go before it was this master's turn")
             return SIGTERM_EXIT
-        with Master(identity, spec, around) as master:
+        with MasterProcess(identity, spec, around) as master:
             code = master.run(stopping, stop_wanted)
         master.publish_end()  # all that it wrote is on disk now
         return around.conclude(failed=master.failed) if code == DONE_EXIT else code
 
 
-class Master:
+class MasterProcess:
     """All parts of a master, started on entry and stopped on exit.
 
     Args:
@@ -134,17 +136,17 @@ class Master:
         StorageError: the journal cannot be read or opened.
     """
 
-    def __init__(self, identity: Identity, spec: JobSpec, around: Surroundings) -> None:
-        self._run = RunDir(identity.run_dir)
+    def __init__(self, identity: ProcessIdentity, spec: JobSpec, around: MasterBackend) -> None:
+        self._run = RunDirectory(identity.run_dir)
         self._around = around
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
         state, self._journal = self._replayed(f"master process {os.getpid()}")
-        self._publisher = Publisher(around.board, self._run) if around.board is not None else None
+        self._publisher = RunPublisher(around.board, self._run) if around.board is not None else None
         heard = self._publisher.hear if self._publisher is not None else lambda event: None
-        figures = Figures(spec.strategy, spec.ps.max_rows)
-        self._reporter = Reporter(
+        figures = PsMetrics(spec.strategy, spec.ps.max_rows)
+        self._reporter = StatusReporter(
             self._run,
             spec.name,
             state,
@@ -154,30 +156,30 @@ class Master:
             lambda: self.shell.time.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
-        checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
+        checkpoints = CheckpointCoordinator(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
         incarnation = self._journal.incarnation
-        self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints)
-        self._pods = Pods(around.cluster)
-        self.shell = Shell(
+        self._servers = PsControlClient(identity.token, incarnation, state.settings.ps, checkpoints)
+        self._pods = PodController(around.cluster)
+        self.shell = MasterShell(
             state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
         )
-        self._servicer = Servicer(self.shell, self._servers, incarnation, figures.heard)
+        self._servicer = MasterService(self.shell, self._servers, incarnation, figures.heard)
         self._parts = ExitStack()
-        self._accounts = Accounts(self.shell, self._reporter, self._publisher, self._run)
+        self._accounts = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
 
-    def _replayed(self, holder: str) -> tuple[JobState, Journal]:
+    def _replayed(self, holder: str) -> tuple[JobStateMachine, Journal]:
         durable = self._around.durable
-        settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
+        settings = settings_from_spec(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
         fence = self._around.fence
-        with explained(self._run):
+        with explain_journal_damage(self._run):
             journal, replay = Journal.open(
                 self._run.journal,
                 holder=holder,
                 exclusive=fence is None,
                 at_least=fence.incarnation if fence else 0,
-                check=partial(check_end, self._run),
+                check=partial(check_not_truncated, self._run),
             )
-        state = JobState(settings)
+        state = JobStateMachine(settings)
         state.replay(replay.snapshot, list(replay.entries))
         if replay.incarnation:
             log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
@@ -191,7 +193,7 @@ class Master:
             self._bad_module = error
             return False
 
-    def __enter__(self) -> Master:
+    def __enter__(self) -> MasterProcess:
         with self._parts as parts:
             for part in (self._journal, self._reporter, self.shell, self._servers, self._pods):
                 parts.callback(part.close)
@@ -200,7 +202,7 @@ class Master:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             if self._anew:
-                self._reporter.put(Warned(BEGINS_ANEW, time=time.time()))
+                self._reporter.put(Warned(BEGINS_ANEW_MESSAGE, time=time.time()))
             if not self.shell.state.ended:
                 self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._accounts.start()
@@ -209,11 +211,11 @@ class Master:
         return self
 
     def _serve(self, parts: ExitStack) -> None:
-        server = serve(
+        server = start_control_server(
             lambda server: edl_pb2_grpc.add_MasterServicer_to_server(self._servicer, server),  # type: ignore[no-untyped-call]
             self._identity.master_address,
             self._identity.token,
-            _THREADS_BESIDE_WORKERS + _THREADS_A_WORKER * max(self._spec.workers.max, _WORKERS_AT_LEAST),
+            _THREADS_BESIDE_WORKERS + _THREADS_PER_WORKER * max(self._spec.workers.max, _MIN_WORKERS),
             before_stop=self.shell.stop_waiting,
         )
         parts.callback(server.stop, 0.2)
@@ -229,10 +231,10 @@ class Master:
         if not self._already_over():
             leaves = partial(self._leaves, stopping)
             self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
-            guarded_threads.start("data", self._describe, shell.fail)
-            guarded_threads.start("wishes", self._follow_wishes, shell.fail)
+            guarded_threads.start_guarded_thread("data", self._describe, shell.fail)
+            guarded_threads.start_guarded_thread("wishes", self._follow_wishes, shell.fail)
             if stop_wanted is not None:
-                guarded_threads.start("stop", partial(self._stop_when, stop_wanted), shell.fail)
+                guarded_threads.start_guarded_thread("stop", partial(self._stop_when, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
         if shell.ended is not None:
             return self._end(shell.ended)
@@ -269,7 +271,7 @@ class Master:
             if self._bad_module is not None:
                 raise self._bad_module
             if not state.described and not state.settings.describe:
-                self.shell.handle(describe(self._spec, predict=self._predict))
+                self.shell.handle(describe_dataset(self._spec, predict=self._predict))
         except BadInputError as error:
             self.shell.give_up(str(error), "input")
 
@@ -277,7 +279,7 @@ class Master:
         """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
         return stopping.is_set() and self.shell.ended is None
 
-    def _seen(self, leaves: Callable[[], bool], event: Event) -> None:
+    def _seen(self, leaves: Callable[[], bool], event: CoreEvent) -> None:
         """The cluster says something; what it says of PS also goes to those who talk to them."""
         if leaves():  # the next master is told again
             return
@@ -285,7 +287,7 @@ class Master:
         if isinstance(event, PodChanged) and event.pod.ended:
             self._servers.ended(event.pod.uid)
         elif isinstance(event, PodsSynced):
-            known = {pod.uid for pod in live(self.shell, Role.PS)}
+            known = {pod.uid for pod in live_pods(self.shell, Role.PS)}
             for uid in self._servers.addresses().keys() - known:
                 self._servers.ended(uid)
 
@@ -295,7 +297,7 @@ class Master:
         if board is None:
             return
         try:
-            for event in events_of(board.desired()):
+            for event in desired_state_events(board.desired()):
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)
@@ -304,7 +306,7 @@ class Master:
         """The user of ``edl run`` stops the job; the thread ends with the process."""
         stop_wanted.wait()
         with suppress(MasterEndsError):  # then nobody goes on after this master either
-            self.shell.handle(StopWanted(STOPPED, FINAL_SECONDS))
+            self.shell.handle(StopRequested(STOPPED, FINAL_SECONDS))
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:
@@ -322,11 +324,11 @@ class Master:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
         if self.shell.failure is None:
-            dismiss(self.shell, self._pods, self._around.gone_seconds)
-            self.shell.settle(_SETTLE_SECONDS)  # how the last pods ended comes before how the job did
+            terminate_pods(self.shell, self._pods, self._around.gone_seconds)
+            self.shell.settle(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
-        tell_end(self._run, self._reporter, ended, status, summary)
+        write_end(self._run, self._reporter, ended, status, summary)
         return DONE_EXIT
 
     def _end_unrecorded(self, error: StorageError) -> int:
@@ -340,4 +342,4 @@ class Master:
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)
-        tell_so_far(self._run, summary)
+        write_summary(self._run, summary)

@@ -9,64 +9,73 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.core.events import (
     Acknowledged,
-    Answer,
-    Event,
-    Granted,
-    LeaseWanted,
+    CoreEvent,
+    LeaseReply,
+    LeaseRequested,
     MayEnd,
     ModelDeclared,
-    Progressed,
-    PsHeard,
+    ProgressReported,
+    PsHeartbeat,
     PsLeaving,
     PsRegistered,
+    RequestAnswer,
     StopWork,
     TaskReported,
     WaitForWork,
     WorkerFailed,
     WorkerLeft,
 )
-from edl.master.message_conversion import FAILURES, callbacks_of, result_of, steps_of, task_of, uid_of
-from edl.master.placement_table import Roster
-from edl.master.ps_client import ParameterServers
-from edl.master.shell import Shell
+from edl.master.message_conversion import (
+    FAILURE_KINDS,
+    lease_to_task,
+    parse_callbacks,
+    parse_lease_progress,
+    parse_member_uid,
+    parse_result,
+)
+from edl.master.placement_table import PlacementTable
+from edl.master.ps_client import PsControlClient
+from edl.master.shell import MasterShell
 from edl.transport import edl_pb2 as pb
 from edl.transport import edl_pb2_grpc
-from edl.transport.control_server import Call
-from edl.transport.peer_errors import Refused
+from edl.transport.control_server import CallContext
+from edl.transport.peer_errors import PeerRefusedError
 
-LONGEST_WAIT = 5.0
+MAX_WAIT_SECONDS = 5.0
 """Seconds that a question for work may wait here: longer ones would hold threads for workers that are gone."""
 
 
-Heard = Callable[[str, int, pb.PsFigures], None]
+PsReportHandler = Callable[[str, int, pb.PsFigures], None]
 """Told what a parameter server says of itself, with its uid and index."""
 
 
-def _unheard(uid: str, index: int, figures: pb.PsFigures) -> None:
+def _ignore_report(uid: str, index: int, figures: pb.PsFigures) -> None:
     pass
 
 
-class Servicer(edl_pb2_grpc.MasterServicer):
+class MasterService(edl_pb2_grpc.MasterServicer):
     """Answers workers and parameter servers.
 
     What comes by the thousand is answered on the server's event loop: a thread for each would cost more than the
-    answer. A message that cannot be meant is refused (``Refused``, kind ``bad``); a master that ends says so
+    answer. A message that cannot be meant is refused (``PeerRefusedError``, kind ``bad``); a master that ends says so
     (``MasterEndsError``), and the message is for the next one.
     """
 
-    def __init__(self, shell: Shell, servers: ParameterServers, incarnation: int, heard: Heard = _unheard) -> None:
+    def __init__(
+        self, shell: MasterShell, servers: PsControlClient, incarnation: int, heard: PsReportHandler = _ignore_report
+    ) -> None:
         self._shell, self._servers, self._incarnation, self._heard = shell, servers, incarnation, heard
-        self._roster = Roster(shell.state, servers, incarnation)
+        self._roster = PlacementTable(shell.state, servers, incarnation)
 
     # ------------------------------------------------------------------ methods of the service
 
-    def Register(self, request: pb.RegisterRequest, context: Call) -> pb.RegisterReply:  # noqa: N802
+    def Register(self, request: pb.RegisterRequest, context: CallContext) -> pb.RegisterReply:  # noqa: N802
         """Say who is there; tells where the parameter servers are."""
-        uid, may_end = uid_of(request.member), False
+        uid, may_end = parse_member_uid(request.member), False
         if request.member.role == Role.PS:
             may_end = self._register_ps(request)
         elif request.ready:
-            self._shell.handle(ModelDeclared(uid, callbacks_of(request.callbacks)))
+            self._shell.handle(ModelDeclared(uid, parse_callbacks(request.callbacks)))
         with self._shell.lock:
             placement = self._roster.placement()
         return pb.RegisterReply(
@@ -76,11 +85,11 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             learning_rate=self._learning_rate(),
         )
 
-    async def Lease(self, request: pb.LeaseRequest, context: Call) -> pb.LeaseReply:  # noqa: N802
+    async def Lease(self, request: pb.LeaseRequest, context: CallContext) -> pb.LeaseReply:  # noqa: N802
         """Ask for work."""
-        seconds = min(request.wait_seconds, LONGEST_WAIT) if request.wait_seconds > 0 else 0.0
-        uid, held = uid_of(request.member), frozenset(request.held)
-        answer = await self._shell.ask(LeaseWanted(uid, held))
+        seconds = min(request.wait_seconds, MAX_WAIT_SECONDS) if request.wait_seconds > 0 else 0.0
+        uid, held = parse_member_uid(request.member), frozenset(request.held)
+        answer = await self._shell.ask(LeaseRequested(uid, held))
         if isinstance(answer, WaitForWork) and seconds:
             answer = await context.on_thread(partial(self._shell.lease, uid, seconds, held))
         reply = pb.LeaseReply(
@@ -89,17 +98,21 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             learning_rate=self._learning_rate(),
         )
         match answer:
-            case Granted():
-                reply.task.CopyFrom(task_of(answer))
+            case LeaseReply():
+                reply.task.CopyFrom(lease_to_task(answer))
             case WaitForWork(reason):
                 reply.wait.reason = reason
             case StopWork(reason):
                 reply.stop.reason = reason
         return reply
 
-    async def Progress(self, request: pb.ProgressRequest, context: Call) -> pb.ProgressReply:  # noqa: N802
+    async def Progress(self, request: pb.ProgressRequest, context: CallContext) -> pb.ProgressReply:  # noqa: N802
         """Say how far leases are; also the heartbeat."""
-        answer = _acknowledged(await self._shell.ask(Progressed(uid_of(request.member), steps_of(request.leases))))
+        answer = _require_acknowledged(
+            await self._shell.ask(
+                ProgressReported(parse_member_uid(request.member), parse_lease_progress(request.leases))
+            )
+        )
         return pb.ProgressReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
@@ -107,26 +120,26 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             lost=answer.lost,
         )
 
-    async def Report(self, request: pb.ReportRequest, context: Call) -> pb.ReportReply:  # noqa: N802
+    async def Report(self, request: pb.ReportRequest, context: CallContext) -> pb.ReportReply:  # noqa: N802
         """Say that a task is done."""
-        last = steps_of([request.last])[0] if request.HasField("last") else None
-        uid, result = uid_of(request.member), result_of(request.result)
-        answer = _acknowledged(await self._shell.ask(TaskReported(uid, request.lease, last, result)))
+        last = parse_lease_progress([request.last])[0] if request.HasField("last") else None
+        uid, result = parse_member_uid(request.member), parse_result(request.result)
+        answer = _require_acknowledged(await self._shell.ask(TaskReported(uid, request.lease, last, result)))
         lost = request.lease in answer.lost
         reason = "the lease is not yours (any more)" if lost else ""
         return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
-    def Fail(self, request: pb.FailRequest, context: Call) -> pb.FailReply:  # noqa: N802
+    def Fail(self, request: pb.FailRequest, context: CallContext) -> pb.FailReply:  # noqa: N802
         """Say why a worker cannot go on."""
-        if request.kind not in FAILURES:
-            raise Refused(f"a failure is of kind {', '.join(FAILURES)}, not {request.kind!r}", kind="bad")
-        uid = uid_of(request.member)
+        if request.kind not in FAILURE_KINDS:
+            raise PeerRefusedError(f"a failure is of kind {', '.join(FAILURE_KINDS)}, not {request.kind!r}", kind="bad")
+        uid = parse_member_uid(request.member)
         answer = self._ask(WorkerFailed(uid, request.kind, request.message, request.detail, request.lease))
         return pb.FailReply(fatal=answer.fatal)
 
-    def Leave(self, request: pb.LeaveRequest, context: Call) -> pb.LeaveReply:  # noqa: N802
+    def Leave(self, request: pb.LeaveRequest, context: CallContext) -> pb.LeaveReply:  # noqa: N802
         """Give everything back before going."""
-        self._ask(WorkerLeft(uid_of(request.member), request.reason, steps_of(request.leases)))
+        self._ask(WorkerLeft(parse_member_uid(request.member), request.reason, parse_lease_progress(request.leases)))
         return pb.LeaveReply()
 
     # ------------------------------------------------------------------ parts
@@ -141,9 +154,11 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
             raise RetryableError("the cluster has not shown this pod yet")
         if (pod.role, pod.index) != (Role.PS, index):
-            raise Refused(f"the cluster says that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad")
+            raise PeerRefusedError(
+                f"the cluster says that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad"
+            )
         if not pod.live:
-            raise Refused("the cluster says that this pod has ended", kind="bad")
+            raise PeerRefusedError("the cluster says that this pod has ended", kind="bad")
         if request.HasField("figures"):
             self._heard(uid, index, request.figures)
         if request.leaving and self._may_end(uid):
@@ -151,8 +166,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         try:
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
-            raise Refused(str(error), kind="bad") from error
-        self._shell.handle(PsRegistered(uid) if new or not attached else PsHeard(uid))
+            raise PeerRefusedError(str(error), kind="bad") from error
+        self._shell.handle(PsRegistered(uid) if new or not attached else PsHeartbeat(uid))
         return False
 
     def _may_end(self, uid: str) -> bool:
@@ -160,8 +175,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         assert isinstance(answer, MayEnd)
         return answer.value
 
-    def _ask(self, event: Event) -> Acknowledged:
-        return _acknowledged(self._shell.handle(event))
+    def _ask(self, event: CoreEvent) -> Acknowledged:
+        return _require_acknowledged(self._shell.handle(event))
 
     def _learning_rate(self) -> float | None:
         """That a callback has set, after all evaluations so far; None: the optimizer's own."""
@@ -172,8 +187,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             return self._roster.version()
 
 
-def _acknowledged(answer: Answer | None) -> Acknowledged:
+def _require_acknowledged(answer: RequestAnswer | None) -> Acknowledged:
     assert isinstance(answer, Acknowledged)
     if answer.refusal:
-        raise Refused(answer.refusal, kind="bad")
+        raise PeerRefusedError(answer.refusal, kind="bad")
     return answer

@@ -7,27 +7,27 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from edl.core.callback_decisions import Callback, from_json
-from edl.core.events import Granted, Steps
+from edl.core.callback_decisions import CallbackSpec, callbacks_from_json
+from edl.core.events import LeaseProgress, LeaseReply
 from edl.core.strict_json import decode_json
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
-FAILURES = ("input", "nan", "refused", "storage", "crash")
+FAILURE_KINDS = ("input", "nan", "refused", "storage", "crash")
 
 
-def uid_of(member: pb.Member) -> str:
+def parse_member_uid(member: pb.Member) -> str:
     """Whose message it is.
 
     Raises:
         Refused: it does not say.
     """
     if not member.uid:
-        raise Refused("the message does not say whose it is", kind="bad")
+        raise PeerRefusedError("the message does not say whose it is", kind="bad")
     return member.uid
 
 
-def steps_of(leases: Sequence[pb.LeaseProgress]) -> tuple[Steps, ...]:
+def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgress, ...]:
     """What a worker says of its leases. A loss that is not finite says nothing, and the journal could not hold it.
 
     Raises:
@@ -35,20 +35,22 @@ def steps_of(leases: Sequence[pb.LeaseProgress]) -> tuple[Steps, ...]:
     """
     for x in leases:
         if min(x.through, x.loss_steps, x.skipped_records) < 0:
-            raise Refused(f"lease {x.lease}: a negative count", kind="bad")
-    return tuple(_steps(x) for x in leases)
+            raise PeerRefusedError(f"lease {x.lease}: a negative count", kind="bad")
+    return tuple(_parse_progress(x) for x in leases)
 
 
-def _steps(x: pb.LeaseProgress) -> Steps:
+def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
     finite = math.isfinite(x.loss_sum)
-    return Steps(x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records)
+    return LeaseProgress(
+        x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records
+    )
 
 
-_LARGEST_CALLBACKS = 64 << 10
+_MAX_CALLBACK_BYTES = 64 << 10
 """Bytes of the description of a job's callbacks."""
 
 
-def callbacks_of(data: bytes) -> tuple[Callback, ...]:
+def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
     """The callbacks that a worker declares.
 
     Raises:
@@ -56,15 +58,15 @@ def callbacks_of(data: bytes) -> tuple[Callback, ...]:
     """
     if not data:
         return ()
-    if len(data) > _LARGEST_CALLBACKS:
-        raise Refused(f"callbacks take at most {_LARGEST_CALLBACKS} bytes, not {len(data)}", kind="bad")
+    if len(data) > _MAX_CALLBACK_BYTES:
+        raise PeerRefusedError(f"callbacks take at most {_MAX_CALLBACK_BYTES} bytes, not {len(data)}", kind="bad")
     try:
-        return from_json(decode_json(data))
+        return callbacks_from_json(decode_json(data))
     except ValueError as error:
-        raise Refused(f"callbacks cannot be read: {error}", kind="bad") from error
+        raise PeerRefusedError(f"callbacks cannot be read: {error}", kind="bad") from error
 
 
-def result_of(data: bytes) -> Any:
+def parse_result(data: bytes) -> Any:
     """A task's result; numbers that are not finite become None.
 
     Raises:
@@ -75,10 +77,10 @@ def result_of(data: bytes) -> Any:
     try:
         return decode_json(data, not_finite=True)
     except ValueError as error:
-        raise Refused(f"a task's result is not JSON: {error}", kind="bad") from error
+        raise PeerRefusedError(f"a task's result is not JSON: {error}", kind="bad") from error
 
 
-def task_of(granted: Granted) -> pb.Task:
+def lease_to_task(granted: LeaseReply) -> pb.Task:
     """A lease, as its worker is told."""
     work = granted.work
     return pb.Task(

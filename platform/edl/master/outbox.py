@@ -10,10 +10,10 @@ import queue
 import threading
 from collections.abc import Callable
 
-from edl.core.events import Command
+from edl.core.events import CoreCommand
 
 
-class Outbox:
+class CommandOutbox:
     """A queue between deciding and doing.
 
     Args:
@@ -21,11 +21,11 @@ class Outbox:
         do: carries a command out; must not wait for anybody.
     """
 
-    def __init__(self, durable: Callable[[int], None], do: Callable[[Command], None]) -> None:
+    def __init__(self, durable: Callable[[int], None], do: Callable[[CoreCommand], None]) -> None:
         self._durable, self._do = durable, do
-        self._queue: queue.SimpleQueue[tuple[int, Command | threading.Event] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, CoreCommand | threading.Event] | None] = queue.SimpleQueue()
 
-    def put(self, lsn: int, command: Command) -> None:
+    def put(self, lsn: int, command: CoreCommand) -> None:
         """Queue a command that rests on everything up to ``lsn``."""
         self._queue.put((lsn, command))
 

@@ -9,15 +9,15 @@ from functools import partial
 
 from edl.api.status import Status
 from edl.master import guarded_threads, progress_log, status_publication, status_reporter
-from edl.master.progress_log import Progress
-from edl.master.shell import Shell
-from edl.master.status_publication import Publisher
-from edl.master.status_reporter import Reporter
+from edl.master.progress_log import ProgressLogger
+from edl.master.shell import MasterShell
+from edl.master.status_publication import RunPublisher
+from edl.master.status_reporter import StatusReporter
 from edl.storage import training_history
-from edl.storage.run_directory import RunDir
+from edl.storage.run_directory import RunDirectory
 
 
-class Accounts:
+class PeriodicReports:
     """The status in the run directory, its course in the log and, where there is a board, all of it on the board.
 
     Args:
@@ -27,7 +27,9 @@ class Accounts:
         run: the run directory.
     """
 
-    def __init__(self, shell: Shell, reporter: Reporter, publisher: Publisher | None, run: RunDir) -> None:
+    def __init__(
+        self, shell: MasterShell, reporter: StatusReporter, publisher: RunPublisher | None, run: RunDirectory
+    ) -> None:
         self._run = run
         self._shell, self._reporter, self._publisher = shell, reporter, publisher
         self._closing = threading.Event()
@@ -36,8 +38,10 @@ class Accounts:
     def start(self) -> None:
         """Begin to tell."""
         self._begin("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
-        self._begin("progress", progress_log.PERIOD_SECONDS, Progress().tell)
-        self._begin("history", training_history.PERIOD_SECONDS, training_history.History(self._run).tell)
+        self._begin("progress", progress_log.PERIOD_SECONDS, ProgressLogger().tell)
+        self._begin(
+            "history", training_history.HISTORY_PERIOD_SECONDS, training_history.TrainingHistory(self._run).tell
+        )
         if (publisher := self._publisher) is not None:
             self._begin("board", status_publication.PERIOD_SECONDS, publisher.tell)
             self._begin("timeline", status_publication.KEEP_SECONDS, lambda status: publisher.keep())
@@ -54,7 +58,9 @@ class Accounts:
             return self._reporter.status()
 
     def _begin(self, name: str, period: float, tell: Callable[[Status], None]) -> None:
-        self._threads.append(guarded_threads.start(name, partial(self._keep_telling, period, tell), self._shell.fail))
+        self._threads.append(
+            guarded_threads.start_guarded_thread(name, partial(self._keep_telling, period, tell), self._shell.fail)
+        )
 
     def _keep_telling(self, period: float, tell: Callable[[Status], None]) -> None:
         """A master that may not decide knows nothing that another one does not know better."""

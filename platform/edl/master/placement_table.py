@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from edl.api.cluster_port import Role
-from edl.core.partition import placement
-from edl.core.state import State
-from edl.master.ps_connection import Link
+from edl.core.partition import initial_placement
+from edl.core.state import JobState
+from edl.master.ps_connection import PsConnection
 from edl.transport import edl_pb2 as pb
 
 _INCARNATION_SHIFT = 32
 
 
-class Servers(Protocol):
+class PsConnectionSource(Protocol):
     """Who knows where PS listen."""
 
-    def addresses(self) -> Mapping[str, Link]:
+    def addresses(self) -> Mapping[str, PsConnection]:
         """Links by uid."""
 
 
-class Roster:
+class PlacementTable:
     """The parameter servers as workers see them. Call with the shell's lock held.
 
     Args:
@@ -30,7 +30,7 @@ class Roster:
         incarnation: of this master; its placements are newer than those of every master before.
     """
 
-    def __init__(self, state: State, servers: Servers, incarnation: int) -> None:
+    def __init__(self, state: JobState, servers: PsConnectionSource, incarnation: int) -> None:
         self._state, self._servers, self._incarnation = state, servers, incarnation
         self._placed: tuple[str, ...] = ()
         self._number = 1
@@ -50,4 +50,4 @@ class Roster:
         version, links, count = self.version(), self._servers.addresses(), self._state.settings.ps
         found = [links[uid] for uid in self._placed if uid in links]
         addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]
-        return pb.Placement(version=version, ps=addresses, slots=placement(count) if count else ())
+        return pb.Placement(version=version, ps=addresses, slots=initial_placement(count) if count else ())

@@ -7,25 +7,28 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from edl.api.cluster_port import Cluster, Synced
+from edl.api.cluster_port import JobCluster, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
-from edl.core.events import Command, DeletePod, Event, PodChanged, PodsSynced, StartPod, StartRefused
+from edl.core.events import CoreCommand, CoreEvent, DeletePod, PodChanged, PodsSynced, StartPod, StartRefused
 from edl.master import guarded_threads
 
 log = logging.getLogger(__name__)
 
 
-class Pods:
+class PodController:
     """Carries out StartPod and DeletePod, and turns what the cluster says into events."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: JobCluster) -> None:
         self._cluster = cluster
         self._wishes: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
         self._closed = False
         self._leaves: Callable[[], bool] = lambda: False
 
     def start(
-        self, handle: Callable[[Event], Any], failed: guarded_threads.Failed, leaves: Callable[[], bool] = lambda: False
+        self,
+        handle: Callable[[CoreEvent], Any],
+        failed: guarded_threads.FailureHandler,
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin to watch and to serve wishes.
 
@@ -35,10 +38,10 @@ class Pods:
             leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
         """
         self._leaves = leaves
-        guarded_threads.start("pods-watch", lambda: self._watch(handle), failed)
-        guarded_threads.start("pods-wishes", lambda: self._serve(handle), failed)
+        guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch(handle), failed)
+        guarded_threads.start_guarded_thread("pods-wishes", lambda: self._serve(handle), failed)
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         """Queue a wish."""
         assert isinstance(command, StartPod | DeletePod)
         self._wishes.put(command)
@@ -49,13 +52,13 @@ class Pods:
         self._wishes.put(None)
         self._cluster.close()
 
-    def _watch(self, handle: Callable[[Event], Any]) -> None:
+    def _watch(self, handle: Callable[[CoreEvent], Any]) -> None:
         for seen in self._cluster.watch():
-            handle(PodsSynced() if isinstance(seen, Synced) else PodChanged(seen))
+            handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
         if not self._closed:
             raise RetryableError("the cluster does not say any more what becomes of the pods")
 
-    def _serve(self, handle: Callable[[Event], Any]) -> None:
+    def _serve(self, handle: Callable[[CoreEvent], Any]) -> None:
         while (wish := self._wishes.get()) is not None and not self._closed:
             refusal = self._carry_out(wish)
             if refusal is not None:

@@ -1,4 +1,4 @@
-"""How the training goes, in the master's log: ``Loss`` every few seconds, and each ``Evaluation``.
+"""How the training goes, in the master's log: ``Loss`` every few seconds, and each ``EvaluationResult``.
 
 For who watches a job with ``edl logs`` or ``kubectl logs``, and for those who collect logs: whoever asks for the status
 (``edl status``) learns more.
@@ -10,14 +10,14 @@ import logging
 
 from edl.api.events import EvaluationEnded, Event
 from edl.api.status import Status
-from edl.reporting.summary_text import measures
+from edl.reporting.summary_text import format_metrics
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
 
 
-class Progress:
+class ProgressLogger:
     """Says each state of the training once: a job that waits says nothing again."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Progress:
         log.info("Loss %.4g at step %s%s, %s", status.loss, f"{status.step:,}", epoch, records)
 
 
-def hear(event: Event) -> None:
+def log_event(event: Event) -> None:
     """Log the end of an evaluation."""
     if isinstance(event, EvaluationEnded):
-        log.info("Evaluation of step %s: %s", f"{event.step:,}", measures(event.metrics) or "done")
+        log.info("Evaluation of step %s: %s", f"{event.step:,}", format_metrics(event.metrics) or "done")

@@ -12,18 +12,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.api.errors import RefusedError
-from edl.core.events import AttachPs, Command, CopyCheckpoint, Event, PsRefused, PsSilent, RevokeLeases, SaveCheckpoint
+from edl.core.events import (
+    AttachPs,
+    CopyCheckpoint,
+    CoreCommand,
+    CoreEvent,
+    PsRefused,
+    PsSilent,
+    RevokeLeases,
+    SaveCheckpoint,
+)
 from edl.master import guarded_threads
-from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.ps_connection import PATIENCE_SECONDS, GoneError, Link
-from edl.master.ps_requests import Asker, Question
-from edl.transport.control_client import connect
-from edl.transport.peer_errors import kind_of
+from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.master.ps_connection import ANSWER_TIMEOUT_SECONDS, PsConnection, PsGoneError
+from edl.master.ps_requests import ControlRequest, ControlRequestBuilder
+from edl.transport.control_client import open_control_channel
+from edl.transport.peer_errors import refusal_kind
 
 log = logging.getLogger(__name__)
 
 
-class ParameterServers:
+class PsControlClient:
     """Carries out what the core wants of PS.
 
     Args:
@@ -39,19 +48,19 @@ class ParameterServers:
         token: str,
         incarnation: int,
         count: int,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointCoordinator,
         *,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         self._token, self._incarnation, self._count = token, incarnation, count
         self._checkpoints, self._patience = checkpoints, patience
-        self._asker = Asker(incarnation, count, checkpoints.directory)
-        self._links: dict[str, Link] = {}
+        self._asker = ControlRequestBuilder(incarnation, count, checkpoints.directory)
+        self._links: dict[str, PsConnection] = {}
         self._lock = threading.Lock()
-        self._handle: Callable[[Event], Any] = lambda event: None
-        self._failed: guarded_threads.Failed = lambda error: None
+        self._handle: Callable[[CoreEvent], Any] = lambda event: None
+        self._failed: guarded_threads.FailureHandler = lambda error: None
 
-    def start(self, handle: Callable[[Event], Any], failed: guarded_threads.Failed) -> None:
+    def start(self, handle: Callable[[CoreEvent], Any], failed: guarded_threads.FailureHandler) -> None:
         """Where answers go, and who is told that this master has been replaced; before anything else."""
         self._handle, self._failed = handle, failed
 
@@ -66,9 +75,9 @@ class ParameterServers:
         with self._lock:
             if uid in self._links:
                 return False
-            link = Link(uid, index, control_address, bulk_address, self._token, patience=self._patience)
+            link = PsConnection(uid, index, control_address, bulk_address, self._token, patience=self._patience)
             self._links[uid] = link
-        guarded_threads.start(f"ps-{index}", lambda: self._serve(link), self._failed)
+        guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._serve(link), self._failed)
         return True
 
     def ended(self, uid: str) -> None:
@@ -78,7 +87,7 @@ class ParameterServers:
         if link is not None:
             link.end()
 
-    def addresses(self) -> Mapping[str, Link]:
+    def addresses(self) -> Mapping[str, PsConnection]:
         """Links by uid."""
         with self._lock:
             return dict(self._links)
@@ -90,13 +99,13 @@ class ParameterServers:
 
     # ------------------------------------------------------------------ asking
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         """Queue what a command asks of one PS, or of all."""
         if isinstance(command, SaveCheckpoint):
-            guarded_threads.start(f"save-{command.cut}", lambda: self._save(command), self._failed)
+            guarded_threads.start_guarded_thread(f"save-{command.cut}", lambda: self._save(command), self._failed)
             return
         if isinstance(command, CopyCheckpoint):
-            guarded_threads.start(f"copy-{command.cut}", lambda: self._copy(command), self._failed)
+            guarded_threads.start_guarded_thread(f"copy-{command.cut}", lambda: self._copy(command), self._failed)
             return
         links = self.addresses()
         match command:
@@ -107,18 +116,18 @@ class ParameterServers:
         for uid in sorted(asked):
             links[uid].put(self._asker.question(command, uid))
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: PsConnection) -> None:
         while (question := link.next()) is not None:
             try:
                 reply = link.ask(question, lambda seconds: self._handle(PsSilent(link.uid, seconds)))
-            except GoneError:
+            except PsGoneError:
                 return
             except RefusedError as error:
                 self._refused(link, question, error)
             else:
                 self._answered(link, question, reply)
 
-    def _answered(self, link: Link, question: Question, reply: Any) -> None:
+    def _answered(self, link: PsConnection, question: ControlRequest, reply: Any) -> None:
         if question.waits(reply):
             link.put(question)
             return
@@ -126,8 +135,8 @@ class ParameterServers:
         if event is not None:
             self._handle(event)
 
-    def _refused(self, link: Link, question: Question, error: RefusedError) -> None:
-        method, kind = question.method.name, kind_of(error)
+    def _refused(self, link: PsConnection, question: ControlRequest, error: RefusedError) -> None:
+        method, kind = question.method.name, refusal_kind(error)
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
@@ -142,7 +151,7 @@ class ParameterServers:
 
     def _save(self, command: SaveCheckpoint) -> None:
         addresses = {link.index: link.control_address for link in self.addresses().values()}
-        channels = {index: connect(address, self._token) for index, address in addresses.items()}
+        channels = {index: open_control_channel(address, self._token) for index, address in addresses.items()}
         try:
             event = self._checkpoints.save(command, channels, self._count, self._incarnation)
         finally:

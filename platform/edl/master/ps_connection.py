@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.master.ps_requests import Question
-from edl.transport.control_client import connect
-from edl.transport.peer_errors import kind_of
+from edl.master.ps_requests import ControlRequest
+from edl.transport.control_client import open_control_channel
+from edl.transport.peer_errors import refusal_kind
 
-PATIENCE_SECONDS = 60.0
+ANSWER_TIMEOUT_SECONDS = 60.0
 """How long a PS whose pod lives may leave a question without an answer before the core is told."""
 _PAUSE_SECONDS = 0.2
 
 
-class GoneError(RetryableError):
+class PsGoneError(RetryableError):
     """The pod has ended: there will be no answer."""
 
 
-class Link:
+class PsConnection:
     """One PS, as this master reaches it.
 
     Args:
@@ -45,17 +45,17 @@ class Link:
         bulk_address: str,
         token: str,
         *,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = ANSWER_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uid, self.index = uid, index
         self.control_address, self.bulk_address = control_address, bulk_address
-        self._channel = connect(control_address, token)
+        self._channel = open_control_channel(control_address, token)
         self._patience, self._clock = patience, clock
-        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
         self._gone = threading.Event()
 
-    def put(self, question: Question) -> None:
+    def put(self, question: ControlRequest) -> None:
         """Ask, after what was asked before."""
         self._questions.put(question)
 
@@ -70,12 +70,12 @@ class Link:
         """Whether the pod has ended."""
         return self._gone.is_set()
 
-    def next(self) -> Question | None:
+    def next(self) -> ControlRequest | None:
         """The next question, once there is one; None when the pod is gone."""
         question = self._questions.get()
         return None if self.gone else question
 
-    def ask(self, question: Question, silent: Callable[[float], None]) -> object:
+    def ask(self, question: ControlRequest, silent: Callable[[float], None]) -> object:
         """The answer, however long it takes as long as the pod lives.
 
         Args:
@@ -96,12 +96,12 @@ class Link:
                     silent(waited)
                     since = self._clock()
             self._gone.wait(_PAUSE_SECONDS)
-        raise GoneError(f"ps-{self.index} is gone", where=self.control_address)
+        raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
-    def _try(self, question: Question) -> object:
+    def _try(self, question: ControlRequest) -> object:
         try:
             return self._channel.call(question.method, question.request, deadline=question.deadline)
         except RefusedError as error:
-            if self.gone or kind_of(error) == "busy":
+            if self.gone or refusal_kind(error) == "busy":
                 raise RetryableError(str(error)) from error
             raise

@@ -15,12 +15,12 @@ from edl.api.job import Strategy
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
 from edl.transport import edl_pb2 as pb
 
-_FRESH_SECONDS = 5.0
+_MAX_AGE_SECONDS = 5.0
 """For which what a PS said of an update that waits is worth telling; it speaks every second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class PushTotals:
     """Of pushes, as the message has them."""
 
     entered: int = 0
@@ -30,13 +30,13 @@ class Counts:
     stalest: int = 0
 
     @classmethod
-    def of(cls, told: pb.PsFigures) -> Counts:
+    def of(cls, told: pb.PsFigures) -> PushTotals:
         """Those of a message; none is negative."""
         numbers = (told.entered, told.updates, told.refused, told.staleness, told.stalest)
         return cls(*(max(0, number) for number in numbers))
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: PushTotals) -> PushTotals:
+        return PushTotals(
             self.entered + other.entered,
             self.updates + other.updates,
             self.refused + other.refused,
@@ -46,20 +46,20 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _PsReport:
     """What the process ``uid`` said ``at`` that time, and what those before it in its place had counted."""
 
     uid: str
     figures: pb.PsFigures
     at: float
-    before: Counts
+    before: PushTotals
 
     @property
-    def counts(self) -> Counts:
-        return self.before + Counts.of(self.figures)
+    def counts(self) -> PushTotals:
+        return self.before + PushTotals.of(self.figures)
 
 
-class Figures:
+class PsMetrics:
     """Safe to use from several threads.
 
     Args:
@@ -72,23 +72,23 @@ class Figures:
         self, strategy: Strategy, max_rows: int | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._strategy, self._max_rows, self._clock = strategy, max_rows, clock
-        self._told: Mapping[int, _Told] = {}
+        self._told: Mapping[int, _PsReport] = {}
         self._lock = threading.Lock()
 
     def heard(self, uid: str, index: int, figures: pb.PsFigures) -> None:
         """The parameter server ``index`` told this; ``uid`` is its process."""
         with self._lock:
             last = self._told.get(index)
-            before = Counts() if last is None else last.before if last.uid == uid else last.counts
-            self._told = {**self._told, index: _Told(uid, figures, self._clock(), before)}
+            before = PushTotals() if last is None else last.before if last.uid == uid else last.counts
+            self._told = {**self._told, index: _PsReport(uid, figures, self._clock(), before)}
 
     def together(self) -> ParametersStatus:
         """What all of them told last."""
         told = self._told
         counts = [one.counts for one in told.values()]
-        most = max(counts, key=lambda each: each.entered, default=Counts())  # a step goes to all parameter servers
+        most = max(counts, key=lambda each: each.entered, default=PushTotals())  # a step goes to all parameter servers
         entered = sum(each.entered for each in counts)
-        tables = tables_of([one.figures for one in told.values()], self._max_rows)
+        tables = table_statuses([one.figures for one in told.values()], self._max_rows)
         return ParametersStatus(
             strategy=self._strategy,
             pushes=most.entered,
@@ -101,8 +101,8 @@ class Figures:
             tables_total=len(tables),
         )
 
-    def _round(self, first: _Told | None) -> RoundStatus | None:
-        if first is None or not first.figures.HasField("forming") or self._clock() - first.at > _FRESH_SECONDS:
+    def _round(self, first: _PsReport | None) -> RoundStatus | None:
+        if first is None or not first.figures.HasField("forming") or self._clock() - first.at > _MAX_AGE_SECONDS:
             return None
         forming = first.figures.forming
         awaited = sorted(worker for worker in forming.awaited if worker >= 0)
@@ -115,17 +115,17 @@ class Figures:
         )
 
 
-def tables_of(told: Iterable[pb.PsFigures], max_rows: int | None) -> list[TableStatus]:
+def table_statuses(told: Iterable[pb.PsFigures], max_rows: int | None) -> list[TableStatus]:
     """The tables of all parameter servers, the fullest first."""
     parts: dict[str, list[pb.TableUse]] = {}
     for figures in told:
         for use in figures.tables:
             parts.setdefault(use.name, []).append(use)
-    tables = [_table(name, uses, max_rows) for name, uses in parts.items()]
+    tables = [_table_status(name, uses, max_rows) for name, uses in parts.items()]
     return sorted(tables, key=lambda table: (-(table.full or 0.0), -table.rows, table.name))
 
 
-def _table(name: str, uses: Sequence[pb.TableUse], max_rows: int | None) -> TableStatus:
+def _table_status(name: str, uses: Sequence[pb.TableUse], max_rows: int | None) -> TableStatus:
     shares = [max(0, use.rows) / use.bound for use in uses if use.bound > 0]
     return TableStatus(
         name=name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…",

@@ -9,41 +9,41 @@ from typing import Any
 
 from edl.core.events import (
     AttachPs,
-    Command,
+    CoreCommand,
+    CoreEvent,
     CutPrepared,
-    Event,
     HoldUpdates,
+    LeasesRevoked,
     PrepareCut,
     PsAttached,
     ReleaseCut,
-    Revoked,
     RevokeLeases,
     SnapshotTaken,
     TakeSnapshot,
     Unpin,
     UpdatesHeld,
 )
-from edl.core.partition import placement
+from edl.core.partition import initial_placement
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_methods import Method, PsControl
+from edl.transport.control_methods import ControlMethod, PsControlMethods
 
-DEADLINE = 30.0
+REQUEST_DEADLINE = 30.0
 """Seconds for one try: a snapshot copies all parameters."""
 RESTORE_DEADLINE = 600.0
 """Seconds for one try to read a checkpoint: a PS that is stopped or gone is noticed long before by the connection."""
 
 
-def _nothing(reply: Any) -> Event | None:
+def _no_event(reply: Any) -> CoreEvent | None:
     return None
 
 
-def _never(reply: Any) -> bool:
+def _no_repeat(reply: Any) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ControlRequest:
     """One call to one PS.
 
     Attributes:
@@ -55,18 +55,18 @@ class Question:
         restore: the cut that the PS is to load; 0 when none is.
     """
 
-    method: Method[Any, Any]
+    method: ControlMethod[Any, Any]
     request: Any
-    event: Callable[[Any], Event | None] = _nothing
-    waits: Callable[[Any], bool] = _never
-    deadline: float = DEADLINE
+    event: Callable[[Any], CoreEvent | None] = _no_event
+    waits: Callable[[Any], bool] = _no_repeat
+    deadline: float = REQUEST_DEADLINE
     needed: bool = False
     cut: int = 0
     restore: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ControlRequestBuilder:
     """What every question of this master has in common.
 
     Attributes:
@@ -79,7 +79,7 @@ class Asker:
     count: int
     checkpoints: Path
 
-    def question(self, command: Command, uid: str) -> Question:
+    def question(self, command: CoreCommand, uid: str) -> ControlRequest:
         """What is asked of the PS ``uid`` to carry out a command."""
         match command:
             case AttachPs():
@@ -93,12 +93,14 @@ class Asker:
             case HoldUpdates(cut):
                 return self._hold(cut, uid)
             case ReleaseCut(cut):
-                return Question(PsControl.Release, pb.ReleaseRequest(incarnation=self.incarnation, cut=cut))
+                return ControlRequest(
+                    PsControlMethods.Release, pb.ReleaseRequest(incarnation=self.incarnation, cut=cut)
+                )
             case Unpin(cut):
-                return Question(PsControl.Unpin, pb.UnpinRequest(incarnation=self.incarnation, cut=cut))
+                return ControlRequest(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=self.incarnation, cut=cut))
         raise TypeError(f"not a command for parameter servers: {command}")
 
-    def _attach(self, command: AttachPs) -> Question:
+    def _attach(self, command: AttachPs) -> ControlRequest:
         restore = command.restore
         request = pb.AttachRequest(
             incarnation=self.incarnation,
@@ -106,36 +108,40 @@ class Asker:
             revoked=command.revoked,
             live=command.live,
             cut=command.cut,
-            slots=placement(self.count),
+            slots=initial_placement(self.count),
             restore="" if restore is None else str(cut_directory(self.checkpoints, restore)),
             complete=command.complete,
         )
 
-        def event(reply: pb.AttachReply) -> Event:
+        def event(reply: pb.AttachReply) -> CoreEvent:
             return PsAttached(command.uid, reply.initialized, reply.version, tuple(reply.pins))
 
-        deadline = DEADLINE if restore is None else RESTORE_DEADLINE
-        return Question(PsControl.Attach, request, event, deadline=deadline, needed=True, restore=restore or 0)
+        deadline = REQUEST_DEADLINE if restore is None else RESTORE_DEADLINE
+        return ControlRequest(
+            PsControlMethods.Attach, request, event, deadline=deadline, needed=True, restore=restore or 0
+        )
 
-    def _revoke(self, command: RevokeLeases) -> Question:
+    def _revoke(self, command: RevokeLeases) -> ControlRequest:
         request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)
 
-        def event(reply: pb.RevokeReply) -> Event:
-            return Revoked(command.ps, _steps(reply.applied), _steps(reply.first))
+        def event(reply: pb.RevokeReply) -> CoreEvent:
+            return LeasesRevoked(command.ps, _steps_by_lease(reply.applied), _steps_by_lease(reply.first))
 
-        return Question(PsControl.Revoke, request, event, needed=True)
+        return ControlRequest(PsControlMethods.Revoke, request, event, needed=True)
 
-    def _prepare(self, cut: int, uid: str) -> Question:
+    def _prepare(self, cut: int, uid: str) -> ControlRequest:
         request = pb.PrepareRequest(incarnation=self.incarnation, cut=cut)
-        return Question(PsControl.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
+        return ControlRequest(PsControlMethods.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
 
-    def _hold(self, cut: int, uid: str) -> Question:
-        def event(reply: pb.HoldReply) -> Event:
-            return UpdatesHeld(uid, cut, _steps(reply.applied))
+    def _hold(self, cut: int, uid: str) -> ControlRequest:
+        def event(reply: pb.HoldReply) -> CoreEvent:
+            return UpdatesHeld(uid, cut, _steps_by_lease(reply.applied))
 
-        return Question(PsControl.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut)
+        return ControlRequest(
+            PsControlMethods.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut
+        )
 
-    def _snapshot(self, command: TakeSnapshot, uid: str) -> Question:
+    def _snapshot(self, command: TakeSnapshot, uid: str) -> ControlRequest:
         request = pb.SnapshotRequest(
             incarnation=self.incarnation,
             cut=command.cut,
@@ -146,12 +152,12 @@ class Asker:
             keep=command.keep,
         )
 
-        def event(reply: pb.SnapshotReply) -> Event:
+        def event(reply: pb.SnapshotReply) -> CoreEvent:
             entered = reply.entered if reply.HasField("entered") else None
             return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds, entered)
 
-        return Question(PsControl.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
+        return ControlRequest(PsControlMethods.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
 
 
-def _steps(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
+def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
     return {step.lease: step.through for step in steps}

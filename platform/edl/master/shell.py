@@ -21,21 +21,21 @@ from typing import Protocol
 from edl.api.errors import EdlError, RefusedError, RetryableError
 from edl.core.events import (
     Acknowledged,
-    Answer,
-    Command,
+    CoreCommand,
+    CoreEvent,
     DeletePod,
     EmitEvent,
     EndJob,
-    Event,
-    Granted,
-    LeaseWanted,
+    LeaseReply,
+    LeaseRequested,
     MayEnd,
     ModelDeclared,
-    Progressed,
-    PsHeard,
+    ProgressReported,
+    PsHeartbeat,
     PsLeaving,
     PsRegistered,
-    Record,
+    RecordEntry,
+    RequestAnswer,
     StartPod,
     StopWork,
     TaskReported,
@@ -44,27 +44,36 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.job import JobState
-from edl.core.leader_election import Fence
+from edl.core.job import JobStateMachine
+from edl.core.leader_election import MasterFence
 from edl.master import guarded_threads
-from edl.master.fenced_clock import CoreTime
-from edl.master.outbox import Outbox
+from edl.master.fenced_clock import FencedClock
+from edl.master.outbox import CommandOutbox
 from edl.storage.journal import Journal
 
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
-_ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged, MayEnd)
-_ROUTINE = (LeaseWanted, Progressed, TaskReported, PsHeard, Tick)
+_ANSWER_TYPES = (LeaseReply, WaitForWork, StopWork, Acknowledged, MayEnd)
+_ROUTINE_EVENTS = (LeaseRequested, ProgressReported, TaskReported, PsHeartbeat, Tick)
 """Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
 waking the clock for each of them would cost as much as handling them."""
-_BRINGS_NO_WORK = (LeaseWanted, Progressed)
+_EVENTS_WITHOUT_WORK = (LeaseRequested, ProgressReported)
 """Events after which a worker that waits for work need not ask again."""
-_REQUESTS = (LeaseWanted, Progressed, TaskReported, WorkerLeft, WorkerFailed, ModelDeclared, PsRegistered, PsLeaving)
+_REQUEST_EVENTS = (
+    LeaseRequested,
+    ProgressReported,
+    TaskReported,
+    WorkerLeft,
+    WorkerFailed,
+    ModelDeclared,
+    PsRegistered,
+    PsLeaving,
+)
 """Events behind which somebody waits for an answer; while nothing may be decided they are refused for now, and all
 other events, which are facts, wait."""
-_FROZEN_SECONDS = 0.2
-_HELD_UP_SECONDS = 0.25
+_FROZEN_POLL_SECONDS = 0.2
+_LATE_SECONDS = 0.25
 """A look at the time that comes so much later than it was due tells that this process was held up."""
 
 
@@ -72,18 +81,18 @@ class MasterEndsError(RetryableError):
     """This master cannot go on; the one after it will answer."""
 
 
-class FrozenError(RetryableError):
+class MasterFrozenError(RetryableError):
     """This master does not know whether it is the master still; it will, or another one answers."""
 
 
-class Effects(Protocol):
+class CommandExecutor(Protocol):
     """Who carries out one kind of command; must not block."""
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         """Begin to carry it out; the outcome comes back as an event."""
 
 
-class Shell:
+class MasterShell:
     """The job's state and everything that may touch it.
 
     Args:
@@ -104,19 +113,19 @@ class Shell:
 
     def __init__(
         self,
-        state: JobState,
+        state: JobStateMachine,
         journal: Journal,
         *,
-        pods: Effects,
-        ps: Effects,
+        pods: CommandExecutor,
+        ps: CommandExecutor,
         tell: Callable[[EmitEvent], None],
-        fence: Fence | None = None,
+        fence: MasterFence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.journal = journal
         self.clock = clock
-        self.time = CoreTime(clock, fence)
+        self.time = FencedClock(clock, fence)
         self.ended: EndJob | None = None
         self.failure: Exception | None = None
         self._pods, self._ps, self._tell = pods, ps, tell
@@ -127,25 +136,25 @@ class Shell:
         self._stopping = False
         self._speaking: Counter[str] = Counter()
         self._lsn = 0
-        self._outbox = Outbox(journal.wait, self._do)
-        guarded_threads.start("outbox", self._outbox.run, self.fail)
+        self._outbox = CommandOutbox(journal.wait, self._do)
+        guarded_threads.start_guarded_thread("outbox", self._outbox.run, self.fail)
 
     # ------------------------------------------------------------------ events
 
-    def handle(self, event: Event) -> Answer | None:
+    def handle(self, event: CoreEvent) -> RequestAnswer | None:
         """Decide and have it carried out; returns the answer once everything decided so far is on disk.
 
         Raises:
             MasterEndsError: the journal cannot be written, a newer master has opened it, or deciding failed.
-            FrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
+            MasterFrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
         """
-        if isinstance(event, _REQUESTS):
+        if isinstance(event, _REQUEST_EVENTS):
             self._check_right()
         else:
             self.await_right()
         return self._decide(lambda: self.state.handle(event, self.time.now()), event)
 
-    async def ask(self, event: LeaseWanted | Progressed | TaskReported) -> Answer:
+    async def ask(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
         """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
         self._check_right()
         with self._in_hand(event.worker):
@@ -153,7 +162,7 @@ class Shell:
             assert answer is not None, event
             loop = asyncio.get_running_loop()
             synced: asyncio.Future[None] = loop.create_future()
-            if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set, synced)):
+            if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set_future, synced)):
                 await synced
             self._wait_durable(lsn)
         return answer
@@ -173,7 +182,7 @@ class Shell:
 
     def _check_right(self) -> None:
         if not self.time.runs():
-            raise FrozenError("this master waits for its Lease")
+            raise MasterFrozenError("this master waits for its Lease")
 
     def await_right(self) -> None:
         """Return when this master may decide.
@@ -186,7 +195,7 @@ class Shell:
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             if self._stopping:
                 raise MasterEndsError("this master ends while it waits for its Lease")
-            self.pause(_FROZEN_SECONDS)
+            self.pause(_FROZEN_POLL_SECONDS)
 
     def begin(self, incarnation: int) -> None:
         """Enter this master's number into the journal, before any event."""
@@ -196,13 +205,15 @@ class Shell:
         """Fail the job for a reason that lies outside the core: its data cannot be read."""
         self._decide(lambda: self.state.give_up(reason, kind))
 
-    def _decide(self, decide: Callable[[], list[Command]], event: Event | None = None) -> Answer | None:
+    def _decide(self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None) -> RequestAnswer | None:
         answer, lsn = self._decide_now(decide, event)
         if answer is not None:
             self._wait_durable(lsn)
         return answer
 
-    def _decide_now(self, decide: Callable[[], list[Command]], event: Event | None = None) -> tuple[Answer | None, int]:
+    def _decide_now(
+        self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
+    ) -> tuple[RequestAnswer | None, int]:
         """Decide; the answer, and what must be durable before it leaves."""
         with self._ends_by_failures(), self.lock:
             self._check()
@@ -229,14 +240,14 @@ class Shell:
         if self.failure is not None:
             raise MasterEndsError(f"this master ends: {self.failure}")
 
-    def _enter(self, commands: list[Command]) -> tuple[Answer | None, bool]:
+    def _enter(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
         """Journal and queue what was decided; the answer, and whether the ledger changed."""
-        answer: Answer | None = None
+        answer: RequestAnswer | None = None
         before = self._lsn
         for command in commands:
-            if isinstance(command, Record):
+            if isinstance(command, RecordEntry):
                 self._lsn = self.journal.append(command.entry.to_json())
-            elif isinstance(command, _ANSWERS):
+            elif isinstance(command, _ANSWER_TYPES):
                 answer = command
             else:
                 self._outbox.put(self._lsn, command)
@@ -245,7 +256,7 @@ class Shell:
             self._lsn = self.journal.compact(self.state.snapshot())
         return answer, changed
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: CoreCommand) -> None:
         if isinstance(command, EmitEvent):
             self._tell(command)
         elif isinstance(command, StartPod | DeletePod):
@@ -294,20 +305,20 @@ class Shell:
 
     # ------------------------------------------------------------------ waiting
 
-    def lease(self, worker: str, seconds: float, held: frozenset[int] | None = None) -> Answer:
+    def lease(self, worker: str, seconds: float, held: frozenset[int] | None = None) -> RequestAnswer:
         """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
             generation = self._generation
-            answer = self.handle(LeaseWanted(worker, held))
+            answer = self.handle(LeaseRequested(worker, held))
             assert answer is not None
             if not isinstance(answer, WaitForWork) or not self._wait(generation, until):
                 return answer
 
-    def _rouse(self, event: Event | None, changed: bool) -> None:
-        if not isinstance(event, _ROUTINE) or (changed and not isinstance(event, _BRINGS_NO_WORK)):
+    def _rouse(self, event: CoreEvent | None, changed: bool) -> None:
+        if not isinstance(event, _ROUTINE_EVENTS) or (changed and not isinstance(event, _EVENTS_WITHOUT_WORK)):
             self._wake()
-        if not isinstance(event, _ROUTINE):
+        if not isinstance(event, _ROUTINE_EVENTS):
             self._alarm.notify()
 
     def _wake(self) -> None:
@@ -341,7 +352,7 @@ class Shell:
             if self.time.over():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             elif not self.time.runs():
-                self.pause(_FROZEN_SECONDS)
+                self.pause(_FROZEN_POLL_SECONDS)
                 continue
             late = max(0.0, self.time.now() - due)  # since the last look; a master that is stopped hears nobody
             with self.lock:
@@ -355,12 +366,12 @@ class Shell:
                 speaking = frozenset(self._speaking)
             if not self._is_over():
                 with suppress(MasterEndsError):  # ``failure`` says why
-                    self.handle(Tick(late if late >= _HELD_UP_SECONDS else 0.0, speaking))
+                    self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
     def _is_over(self) -> bool:
         return self.ended is not None or self.failure is not None
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _set_future(future: asyncio.Future[None]) -> None:
     if not future.done():  # else its call has ended meanwhile
         future.set_result(None)

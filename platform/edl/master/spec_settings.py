@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edl.core import worker_priority
-from edl.core.state import Settings
-from edl.jobfile.job_spec import Checkpoint, JobSpec
-from edl.jobfile.zoo_lookup import locate
+from edl.core.state import JobSettings
+from edl.jobfile.job_spec import CheckpointSpec, JobSpec
+from edl.jobfile.zoo_lookup import find_model_function
 
 
-def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> Settings:
+def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> JobSettings:
     """The settings of a job that trains, or of one that predicts and needs no parameter servers.
 
     Args:
@@ -19,7 +19,7 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) 
         durable: what is written to the run directory outlives the master's pod.
     """
     train = spec.train
-    return Settings(
+    return JobSettings(
         minibatch=train.minibatch_size,
         task_records=train.minibatch_size * train.minibatches_per_task,
         epochs=train.epochs,
@@ -27,7 +27,7 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) 
         max_steps=train.max_steps,
         evaluation_steps=train.evaluation_steps,
         checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
-        checkpoint_full_timeout=(spec.checkpoint or Checkpoint()).full_timeout,
+        checkpoint_full_timeout=(spec.checkpoint or CheckpointSpec()).full_timeout,
         export=spec.export is not None and not predict,
         predict=predict,
         describe=describe,
@@ -37,15 +37,15 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) 
         ps=0 if predict else spec.ps.count,
         workers=spec.workers.max,
         workers_min=spec.workers.min,
-        elevated_share=worker_priority.parse(spec.workers.priority).share,
+        elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
         oom_memory_factor=spec.workers.oom_memory_factor,
-        worker_memory=_size(spec.workers.resources.memory),
-        ps_memory=_size(spec.ps.resources.memory),
+        worker_memory=_format_bytes(spec.workers.resources.memory),
+        ps_memory=_format_bytes(spec.ps.resources.memory),
         durable=durable,
     )
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     """Bytes as a person would write them: ``2Gi``, ``1536Mi``."""
     for shift, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
         if count and count % (1 << shift) == 0:
@@ -58,4 +58,4 @@ def may_define_reader(spec: JobSpec) -> bool:
 
     Then a worker, which runs it, tells which records there are.
     """
-    return locate(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")
+    return find_model_function(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")

@@ -16,25 +16,32 @@ from pathlib import Path
 from edl.api.errors import EdlError, StorageError
 from edl.api.events import Event
 from edl.api.status import ENDED, Status, Summary
-from edl.cluster.status_port import Board
+from edl.cluster.status_port import StatusPublisher
 from edl.jobfile import json_object
-from edl.jobfile.disruptions import LossCounter
-from edl.jobfile.event_json import from_json
+from edl.jobfile.disruptions import DisruptionCounter
+from edl.jobfile.event_json import event_from_json
 from edl.jobfile.problems import SpecError
-from edl.jobfile.published_status import EVENTS_KEPT, TIMELINE, Failure, Moment, Publication, extended
-from edl.master.final_report import FAILURE, SUMMARY
-from edl.storage.run_directory import RunDir, read_json, tail, write_json
+from edl.jobfile.published_status import (
+    MAX_EVENTS,
+    TIMELINE_KEY,
+    JobFailure,
+    PublishedStatus,
+    TimelinePoint,
+    extend_timeline,
+)
+from edl.master.final_report import FAILURE_FILE, SUMMARY_FILE
+from edl.storage.run_directory import RunDirectory, follow_json_lines, read_json, write_json
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 KEEP_SECONDS = 10.0
 """How often the timeline is kept in the run directory, for the next master."""
-_WAITING = ("pending", "asked")
+_PENDING_STATES = ("pending", "asked")
 """States of a worker that has no place yet."""
 
 
-class Publisher:
+class RunPublisher:
     """Safe to use from several threads.
 
     Args:
@@ -42,14 +49,14 @@ class Publisher:
         run: whose earlier events, summary and failure are shown.
     """
 
-    def __init__(self, board: Board, run: RunDir) -> None:
+    def __init__(self, board: StatusPublisher, run: RunDirectory) -> None:
         self._board, self._run = board, run
         self._lock = threading.Lock()
-        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._losses = LossCounter()
-        for event in _told(run):
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._losses = DisruptionCounter()
+        for event in _earlier_events(run):
             self.hear(event)
-        self._timeline = _kept(run.path / TIMELINE)
+        self._timeline = _load_timeline(run.path / TIMELINE_KEY)
 
     def hear(self, event: Event) -> None:
         """Show an event, from the next publication on."""
@@ -67,7 +74,7 @@ class Publisher:
         with self._lock:
             timeline = self._timeline
         try:
-            write_json(self._run.path / TIMELINE, [moment.to_json() for moment in timeline])
+            write_json(self._run.path / TIMELINE_KEY, [moment.to_json() for moment in timeline])
         except StorageError as error:
             log.warning("%s", error)
 
@@ -75,28 +82,28 @@ class Publisher:
         """Publish for the last time, with what stands in the run directory now."""
         told = self._with(status)
         self.keep()
-        summary, failure = _optional(self._run.path / SUMMARY), _optional(self._run.path / FAILURE)
+        summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
         self._publish(
             replace(
                 told,
-                summary=None if summary is None else json_object.from_json(Summary, summary, SUMMARY),
-                failure=None if failure is None else Failure.from_json(failure, FAILURE),
+                summary=None if summary is None else json_object.from_json(Summary, summary, SUMMARY_FILE),
+                failure=None if failure is None else JobFailure.from_json(failure, FAILURE_FILE),
             )
         )
 
-    def _with(self, status: Status) -> Publication:
+    def _with(self, status: Status) -> PublishedStatus:
         with self._lock:
-            self._timeline = extended(self._timeline, moment_of(status))
-            return Publication(status, tuple(self._events), self._timeline, losses=self._losses.losses)
+            self._timeline = extend_timeline(self._timeline, timeline_point(status))
+            return PublishedStatus(status, tuple(self._events), self._timeline, losses=self._losses.losses)
 
-    def _publish(self, publication: Publication) -> None:
+    def _publish(self, publication: PublishedStatus) -> None:
         self._board.publish(publication.to_pages())
 
 
-def moment_of(status: Status) -> Moment:
+def timeline_point(status: Status) -> TimelinePoint:
     """A status as a point of a plot."""
-    pending = sum(worker.state in _WAITING for worker in status.workers)
-    return Moment(
+    pending = sum(worker.state in _PENDING_STATES for worker in status.workers)
+    return TimelinePoint(
         time=status.updated,
         workers=len(status.workers) - pending,
         pending=pending,
@@ -105,23 +112,23 @@ def moment_of(status: Status) -> Moment:
     )
 
 
-def _told(run: RunDir) -> Iterator[Event]:
+def _earlier_events(run: RunDirectory) -> Iterator[Event]:
     """What the masters before this one told, as far as it can be read."""
     try:
-        for value in tail(run.events).poll():
-            yield from_json(value)
+        for value in follow_json_lines(run.events).poll():
+            yield event_from_json(value)
     except EdlError as error:  # of another version, or a disk that fails: those that follow are shown
         log.warning("events cannot be shown: %s", error)
 
 
-def _kept(path: Path) -> Sequence[Moment]:
+def _load_timeline(path: Path) -> Sequence[TimelinePoint]:
     """The timeline as the master before this one left it."""
     try:
-        return tuple(Moment.from_json(moment, str(path)) for moment in _optional(path) or ())  # type: ignore[attr-defined]
+        return tuple(TimelinePoint.from_json(moment, str(path)) for moment in _read_optional(path) or ())  # type: ignore[attr-defined]
     except (SpecError, StorageError, TypeError) as error:
         log.warning("the timeline begins anew: %s", error)
         return ()
 
 
-def _optional(path: Path) -> object:
+def _read_optional(path: Path) -> object:
     return read_json(path) if path.exists() else None

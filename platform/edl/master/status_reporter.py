@@ -18,18 +18,18 @@ from edl.api.errors import EdlError, StorageError
 from edl.api.events import Event, Stalled
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
-from edl.core.job import JobState
-from edl.core.job_pods import Pod
+from edl.core.job import JobStateMachine
+from edl.core.job_pods import JobPod
 from edl.core.ledger import Ledger
-from edl.core.scaling import starved
-from edl.core.stall import UNSAVED, missing_ps, unsaved_checkpoint
+from edl.core.scaling import is_starved
+from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_reason
 from edl.core.state import TRAINING
 from edl.jobfile.json_object import from_json, to_json
 from edl.master import guarded_threads, progress_log
-from edl.master.throughput import Rate
-from edl.storage.checkpoint_contents import variables_in
+from edl.master.throughput import ThroughputMeter
+from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
-from edl.storage.run_directory import RunDir, append_line, read_json, write_json
+from edl.storage.run_directory import RunDirectory, append_json_line, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ PENDING, LEAVING = "pending", "leaving"
 _REFUSALS_SHOWN = 8
 
 
-class Reporter:
+class StatusReporter:
     """Writes ``events.jsonl`` and ``status.json`` of a run. Disks that are full are logged and do not stop the job.
 
     Args:
@@ -54,10 +54,10 @@ class Reporter:
 
     def __init__(
         self,
-        run: RunDir,
+        run: RunDirectory,
         job: str,
-        state: JobState,
-        failed: guarded_threads.Failed,
+        state: JobStateMachine,
+        failed: guarded_threads.FailureHandler,
         heard: Callable[[Event], None] = lambda event: None,
         parameters: Callable[[], ParametersStatus | None] = lambda: None,
         now: Callable[[], float] = lambda: 0.0,
@@ -65,11 +65,11 @@ class Reporter:
         self._parameters, self._now = parameters, now
         self._run, self._job, self._state, self._heard = run, job, state, heard
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._began = began(run)
-        self._rate = rate_since(run, self._began)
-        self._rates: dict[str, Rate] = {}
+        self._began = find_run_start(run)
+        self._rate = restore_throughput(run, self._began)
+        self._rates: dict[str, ThroughputMeter] = {}
         self._writing = threading.Lock()
-        self._thread = guarded_threads.start("events", self._write_lines, failed)
+        self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, failed)
 
     # ------------------------------------------------------------------ events
 
@@ -80,13 +80,13 @@ class Reporter:
             log.info("%s %s", event.kind, asdict(event))
             return
         if isinstance(event, TrainingStalled):
-            event = Stalled(waits_for(event.missing, event.unsaved))
+            event = Stalled(describe_stall(event.missing, event.unsaved))
         self.put(replace(event, time=time.time()))
 
     def put(self, event: Event) -> None:
         """Queue an event of the master's own."""
         self._heard(event)
-        progress_log.hear(event)
+        progress_log.log_event(event)
         self._lines.put(to_json(event))
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Reporter:
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                append_line(self._run.events, line)
+                append_json_line(self._run.events, line)
             except StorageError as error:
                 log.error("%s", error)
 
@@ -114,11 +114,11 @@ class Reporter:
     def status(self) -> Status:
         """The job as it is now. Call with the shell's lock held."""
         state, main = self._state, self._state.main
-        done, total = (main.done_records, records_total(state)) if main else (0, 0)
+        done, total = (main.done_records, count_total_records(state)) if main else (0, 0)
         self._rate.observe(time.monotonic(), done)
         rate = self._rate.lately
         self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
-        waits = waits_for(missing_ps(state, self._now()), unsaved_checkpoint(state))
+        waits = describe_stall(find_missing_ps(state, self._now()), unsaved_checkpoint_reason(state))
         return Status(
             job=self._job,
             run=self._run.run_id,
@@ -127,7 +127,7 @@ class Reporter:
             updated=time.time(),
             incarnation=state.incarnation,
             reason=waits or state.reason,
-            epoch=epoch_of(main) if main else 0,
+            epoch=current_epoch(main) if main else 0,
             epochs=main.epochs if main else 0,
             step=state.step,
             records_total=total,
@@ -142,13 +142,13 @@ class Reporter:
             ps=tuple(self._role(pod) for pod in state.fleet.live(Role.PS)),
             workers_wanted=state.workers_max,
             workers_min=state.workers_min,
-            starved=starved(state),
+            starved=is_starved(state),
             refusals=self._refusals(),
             parameters=self._parameters(),
             steps_not_applied=state.counters.steps_not_applied,
         )
 
-    def _role(self, pod: Pod) -> RoleStatus:
+    def _role(self, pod: JobPod) -> RoleStatus:
         doing, reason = describe_pod(self._state, pod), ""
         if doing == PENDING:
             reason = pod.message or pod.reason
@@ -156,12 +156,12 @@ class Reporter:
             reason = pod.why()
         return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._pace(pod))
 
-    def _pace(self, pod: Pod) -> float | None:
+    def _pace(self, pod: JobPod) -> float | None:
         """Records a second of a worker, as whole minibatches; the last one of a range may be smaller."""
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
-        rate = self._rates.setdefault(pod.uid, Rate())
+        rate = self._rates.setdefault(pod.uid, ThroughputMeter())
         rate.observe(time.monotonic(), holder.steps * self._state.settings.minibatch)
         return rate.lately
 
@@ -176,7 +176,7 @@ class Reporter:
         quarantined = sum(work.records for work in main.quarantined) if main else 0
         lost = main.total - main.done_records - quarantined - main.remaining() if main else 0
         return Summary(
-            records_total=records_total(state),
+            records_total=count_total_records(state),
             records_done=main.done_records if main else 0,
             records_repeated=counters.repeated,
             records_lost=lost,
@@ -202,23 +202,23 @@ class Reporter:
             return {}
         directory = cut_directory(self._run.checkpoints, checkpoint.cut)
         try:
-            return {name: count for ps, count in updates.items() for name in variables_in(directory, int(ps))}
+            return {name: count for ps, count in updates.items() for name in list_shard_variables(directory, int(ps))}
         except StorageError as error:
             log.error("which variables went back is not known: %s", error)
             return {}
 
 
-def waits_for(missing: Sequence[MissingPs], unsaved: str) -> str:
+def describe_stall(missing: Sequence[MissingPs], unsaved: str) -> str:
     """What a job that is stalled waits for; empty for any other."""
-    ps = (f"waiting for ps-{each.index}, {each.why}{_since(each.since)}" for each in missing)
-    return "; ".join([*ps, *([f"{UNSAVED}: {unsaved}"] if unsaved else [])])
+    ps = (f"waiting for ps-{each.index}, {each.why}{_format_since(each.since)}" for each in missing)
+    return "; ".join([*ps, *([f"{UNSAVED_REASON}: {unsaved}"] if unsaved else [])])
 
 
-def _since(moment: float) -> str:
+def _format_since(moment: float) -> str:
     return f" since {datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC" if moment else ""
 
 
-def records_total(state: JobState) -> int:
+def count_total_records(state: JobStateMachine) -> int:
     """Records that the job is to work through: what is done, and what the steps that are left have room for.
 
     A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
@@ -231,13 +231,13 @@ def records_total(state: JobState) -> int:
     return min(main.total, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
 
 
-def epoch_of(ledger: Ledger) -> int:
+def current_epoch(ledger: Ledger) -> int:
     """The epoch, from 1, that the records done so far reach into; what is planned is ahead of that."""
     records = ledger.plan.records
     return min(ledger.done_records // records + 1, ledger.epochs) if records else ledger.epochs
 
 
-def describe_pod(state: JobState, pod: Pod) -> str:
+def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
     """What a pod is doing, in a word."""
     if not pod.staying:
         return LEAVING
@@ -253,28 +253,28 @@ def describe_pod(state: JobState, pod: Pod) -> str:
     return "waiting" if pod.uid in state.holders else "starting"
 
 
-def began(run: RunDir) -> float:
+def find_run_start(run: RunDirectory) -> float:
     """When the run was started or resumed last, in unix seconds: its masters come and go. Now, if nothing says so."""
     started = 0.0
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
             if b'"run_started"' in line:
-                started = _started(line) or started
+                started = _parse_start_time(line) or started
     return started or time.time()
 
 
-def rate_since(run: RunDir, began: float) -> Rate:
+def restore_throughput(run: RunDirectory, began: float) -> ThroughputMeter:
     """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
     with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
         status = from_json(Status, read_json(run.status), str(run.status))
         if status.updated >= began:
-            rate = Rate(status.records_worked, status.seconds_worked)
+            rate = ThroughputMeter(status.records_worked, status.seconds_worked)
             rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)
             return rate
-    return Rate()
+    return ThroughputMeter()
 
 
-def _started(line: bytes) -> float | None:
+def _parse_start_time(line: bytes) -> float | None:
     try:
         event = json.loads(line)
     except ValueError:  # cut off by a crash

@@ -7,7 +7,7 @@ from collections import deque
 WINDOW_SECONDS = 5.0
 
 
-class Rate:
+class ThroughputMeter:
     """Records a second: lately, and over all the time in which records were done.
 
     Args:
@@ -43,7 +43,7 @@ class Rate:
     @property
     def lately(self) -> float:
         """Over the last seconds."""
-        return _slope(self._seen[0], self._seen[-1]) if self._seen else 0.0
+        return _rate_between(self._seen[0], self._seen[-1]) if self._seen else 0.0
 
     @property
     def overall(self) -> float:
@@ -51,5 +51,5 @@ class Rate:
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
 
-def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:
+def _rate_between(a: tuple[float, int], b: tuple[float, int]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0

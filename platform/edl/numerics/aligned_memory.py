@@ -1,7 +1,7 @@
 """Arrays whose memory TensorFlow takes as it is: what is pulled into them is not copied before a step.
 
 TensorFlow holds an array for as long as it may read its memory. So whoever wants to write there again asks first
-whether anybody still holds it (``slab.SlabPair``).
+whether anybody still holds it (``slab.DoubleBuffer``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ ALIGNMENT = 64
 """Bytes: of TensorFlow's own tensors."""
 
 
-def empty(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+def allocate_aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """Aligned memory, in which anything may stand."""
     size = np.dtype(dtype).itemsize * prod(shape)
     memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -_address(memory) % ALIGNMENT
+    start = -_memory_address(memory) % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
@@ -32,10 +32,10 @@ def is_aligned(array: npt.NDArray[Any]) -> bool:
         and flags.c_contiguous
         and flags.writeable  # DLPack knows no other memory
         and array.size
-        and _address(array) % ALIGNMENT == 0
+        and _memory_address(array) % ALIGNMENT == 0
     )
 
 
-def _address(array: npt.NDArray[Any]) -> int:
+def _memory_address(array: npt.NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

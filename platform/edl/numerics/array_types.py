@@ -11,5 +11,5 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 """Row ids, ``[n]``."""
 
-Steps = NDArray[np.uint32]
+StepNumbers = NDArray[np.uint32]
 """Of each row, the step that named it last, ``[n]``."""

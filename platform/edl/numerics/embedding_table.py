@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.parameter_snapshot import FrozenRows, StoredRows
+from edl.numerics.parameter_snapshot import RowArrays, TableSnapshot
 
 
-class Table(Protocol):
+class EmbeddingTable(Protocol):
     """Rows ``[dim]`` by id, each with its slot variables; a row is stored when it is first updated."""
 
     def read(self, ids: Ids) -> Floats:
@@ -51,14 +51,14 @@ class Table(Protocol):
             MemoryError: a part of the rows may be updated.
         """
 
-    def scan(self, start: int, limit: int) -> StoredRows:
+    def scan(self, start: int, limit: int) -> RowArrays:
         """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables.
 
         A row is at one position as long as it is stored; that of one that was dropped may become another's.
         """
 
-    def snapshot(self) -> FrozenRows:
+    def snapshot(self) -> TableSnapshot:
         """The stored rows as they are now, while the table goes on."""
 
-    def load(self, rows: StoredRows, step: int = 0) -> None:
+    def load(self, rows: RowArrays, step: int = 0) -> None:
         """Store rows with their slot variables; ``step`` named those last that do not say which one did."""

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from edl.numerics.array_types import Floats
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Rule, Scratch, Update, blocks, rule
-from edl.numerics.parameter_store import Gradients
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_blocks, make_rule
+from edl.numerics.parameter_store import PushGradients
 
-Rules = Callable[[OptimizerSpec, float], Rule]
+RuleFactory = Callable[[OptimizerSpec, float], UpdateRule]
 
 
 @dataclass(frozen=True, slots=True)
-class SlabCopy:
+class FlatCopy:
     """Values and slot variables, by name, of a slab at one moment."""
 
     values: Floats
     slots: dict[str, Floats]
 
 
-class Slab:
+class FlatParameters:
     """Values and slot variables of the trained variables, then the values of the statistics.
 
     Args:
@@ -33,21 +33,23 @@ class Slab:
         rule: of an optimizer and a weight decay.
     """
 
-    def __init__(self, declaration: Declaration, values: Floats, rule: Rules = rule) -> None:
+    def __init__(self, declaration: ModelDeclaration, values: Floats, rule: RuleFactory = make_rule) -> None:
         optimizer, trained = declaration.optimizer, declaration.trained
         self.values: Floats = np.array(values, np.float32)
         self.slots: dict[str, Floats] = {
             name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
         }
         self._trained, self._statistics = self.values[:trained], self.values[trained:]
-        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(optimizer, declaration.places()))
-        self._scratch = Scratch.like(self._trained)
-        self._room: SlabCopy | None = None
+        self._blocks = tuple(
+            (block, rule(optimizer, block.decay)) for block in make_blocks(optimizer, declaration.places())
+        )
+        self._scratch = ScratchArrays.like(self._trained)
+        self._room: FlatCopy | None = None
 
-    def apply(self, gradients: Gradients, step: int) -> None:
+    def apply(self, gradients: PushGradients, step: int) -> None:
         """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
         trained = len(self._trained)
-        update = Update(gradients.slab[:trained], gradients.learning_rate, step)
+        update = ParameterUpdate(gradients.slab[:trained], gradients.learning_rate, step)
         for block, block_rule in self._blocks:
             block.apply(block_rule, self._trained, self.slots.values(), update, self._scratch)
         if len(self._statistics):
@@ -63,7 +65,7 @@ class Slab:
             array.fill(0)
         self._room = room
 
-    def copy(self) -> SlabCopy:
+    def copy(self) -> FlatCopy:
         """As it is now; quick if room was made before."""
         room, self._room = self._room or self._unused_room(), None
         np.copyto(room.values, self.values)
@@ -71,5 +73,5 @@ class Slab:
             np.copyto(room.slots[name], slot)
         return room
 
-    def _unused_room(self) -> SlabCopy:
-        return SlabCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})
+    def _unused_room(self) -> FlatCopy:
+        return FlatCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edl.numerics.array_types import Floats
-from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.parameter_store import PushGradients, RowGradients
 
 
-def merged(parts: Sequence[Gradients], learning_rate: float) -> Gradients | None:
+def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> PushGradients | None:
     """The mean over the records of all parts; None if there is nothing to apply.
 
     A loss is a mean over the records of its minibatch, and ``weight`` says how many those are. So the sum of
@@ -25,25 +25,25 @@ def merged(parts: Sequence[Gradients], learning_rate: float) -> Gradients | None
         return None
     if len(parts) == 1:
         only = parts[0]
-        return Gradients(only.slab, only.rows, learning_rate, only.weight)
-    factors = _factors(parts)
+        return PushGradients(only.slab, only.rows, learning_rate, only.weight)
+    factors = _record_weights(parts)
     slab = parts[0].slab * factors[0]
     scratch = np.empty_like(slab)
     for part, factor in zip(parts[1:], factors[1:], strict=True):
         slab += np.multiply(part.slab, factor, out=scratch)
     tables = sorted({table for part in parts for table in part.rows})
-    rows = {table: _rows(table, parts, factors) for table in tables}
-    return Gradients(slab, rows, learning_rate, sum(part.weight for part in parts) / len(parts))
+    rows = {table: _merge_rows(table, parts, factors) for table in tables}
+    return PushGradients(slab, rows, learning_rate, sum(part.weight for part in parts) / len(parts))
 
 
-def _factors(parts: Sequence[Gradients]) -> list[np.float32]:
+def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
     total = sum(part.weight for part in parts)
     if not total > 0:
         return [np.float32(1 / len(parts))] * len(parts)
     return [np.float32(part.weight / total) for part in parts]
 
 
-def _rows(table: str, parts: Sequence[Gradients], factors: Sequence[np.float32]) -> RowGradients:
+def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np.float32]) -> RowGradients:
     """One after another: the table sums what comes twice."""
     ids, values = [], list[Floats]()
     for part, factor in zip(parts, factors, strict=True):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-Hyperparameter = float | bool
+HyperparameterValue = float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ValueBound:
     """What a number may be.
 
     Attributes:
@@ -27,11 +27,11 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class HyperparameterSpec:
     """A hyperparameter: its default, and what it may be; without a bound it is a truth value."""
 
-    default: Hyperparameter
-    bound: Bound | None = None
+    default: HyperparameterValue
+    bound: ValueBound | None = None
 
     def refusal(self, value: object) -> str | None:
         """What is allowed, when ``value`` is not."""
@@ -40,13 +40,13 @@ class Parameter:
         inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.holds(float(value))
         return None if inside else self.bound.words
 
-    def typed(self, value: Hyperparameter) -> Hyperparameter:
+    def typed(self, value: HyperparameterValue) -> HyperparameterValue:
         """An allowed value as the type that it is kept as."""
         return bool(value) if self.bound is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotSpec:
     """A slot variable.
 
     Attributes:
@@ -61,73 +61,89 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OptimizerDefinition:
     """One optimizer; ``weight_decay`` is a hyperparameter of all."""
 
-    parameters: Mapping[str, Parameter]
-    slots: Mapping[str, Slot] = field(default_factory=dict)
+    parameters: Mapping[str, HyperparameterSpec]
+    slots: Mapping[str, SlotSpec] = field(default_factory=dict)
 
 
-_AMOUNT = Bound("a finite number of at least 0", lambda value: 0 <= value < float("inf"))
-_NOT_POSITIVE = Bound("a finite number of at most 0", lambda value: float("-inf") < value <= 0)
-_FRACTION = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+_NON_NEGATIVE = ValueBound("a finite number of at least 0", lambda value: 0 <= value < float("inf"))
+_NON_POSITIVE = ValueBound("a finite number of at most 0", lambda value: float("-inf") < value <= 0)
+_BELOW_ONE = ValueBound("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
-def _amount(default: float) -> Parameter:
-    return Parameter(default, _AMOUNT)
+def _non_negative_parameter(default: float) -> HyperparameterSpec:
+    return HyperparameterSpec(default, _NON_NEGATIVE)
 
 
-def _fraction(default: float) -> Parameter:
-    return Parameter(default, _FRACTION)
+def _fraction_parameter(default: float) -> HyperparameterSpec:
+    return HyperparameterSpec(default, _BELOW_ONE)
 
 
-def _rule(slots: Mapping[str, Slot] | None = None, **parameters: Parameter) -> Rule:
-    return Rule({**parameters, "weight_decay": _amount(0.0)}, slots or {})
+def _define_optimizer(
+    slots: Mapping[str, SlotSpec] | None = None, **parameters: HyperparameterSpec
+) -> OptimizerDefinition:
+    return OptimizerDefinition({**parameters, "weight_decay": _non_negative_parameter(0.0)}, slots or {})
 
 
-_NO = Parameter(False)
-_MOMENTS = {"beta_1": _fraction(0.9), "beta_2": _fraction(0.999), "epsilon": _amount(1e-7)}
+_FALSE_BY_DEFAULT = HyperparameterSpec(False)
+_MOMENTS = {
+    "beta_1": _fraction_parameter(0.9),
+    "beta_2": _fraction_parameter(0.999),
+    "epsilon": _non_negative_parameter(1e-7),
+}
 
-RULES: Mapping[str, Rule] = {
-    "sgd": _rule(),
-    "momentum": _rule({"momentum": Slot()}, momentum=_fraction(0.9), nesterov=_NO),
-    "adagrad": _rule(
-        {"accumulator": Slot("initial_accumulator_value")},
-        initial_accumulator_value=_amount(0.1),
-        epsilon=_amount(1e-7),
+OPTIMIZER_DEFINITIONS: Mapping[str, OptimizerDefinition] = {
+    "sgd": _define_optimizer(),
+    "momentum": _define_optimizer(
+        {"momentum": SlotSpec()}, momentum=_fraction_parameter(0.9), nesterov=_FALSE_BY_DEFAULT
     ),
-    "adam": _rule(
+    "adagrad": _define_optimizer(
+        {"accumulator": SlotSpec("initial_accumulator_value")},
+        initial_accumulator_value=_non_negative_parameter(0.1),
+        epsilon=_non_negative_parameter(1e-7),
+    ),
+    "adam": _define_optimizer(
         {
-            "momentum": Slot(former="m"),
-            "velocity": Slot(former="v"),
-            "velocity_hat": Slot(needs="amsgrad"),
+            "momentum": SlotSpec(former="m"),
+            "velocity": SlotSpec(former="v"),
+            "velocity_hat": SlotSpec(needs="amsgrad"),
         },
         **_MOMENTS,
-        amsgrad=_NO,
+        amsgrad=_FALSE_BY_DEFAULT,
     ),
-    "rmsprop": _rule(
-        {"velocity": Slot(), "momentum": Slot(needs="momentum"), "average_gradient": Slot(needs="centered")},
-        rho=_fraction(0.9),
-        momentum=_fraction(0.0),
-        epsilon=_amount(1e-7),
-        centered=_NO,
+    "rmsprop": _define_optimizer(
+        {
+            "velocity": SlotSpec(),
+            "momentum": SlotSpec(needs="momentum"),
+            "average_gradient": SlotSpec(needs="centered"),
+        },
+        rho=_fraction_parameter(0.9),
+        momentum=_fraction_parameter(0.0),
+        epsilon=_non_negative_parameter(1e-7),
+        centered=_FALSE_BY_DEFAULT,
     ),
-    "adadelta": _rule(
-        {"accumulated_grad": Slot(), "accumulated_delta_var": Slot()}, rho=_fraction(0.95), epsilon=_amount(1e-7)
+    "adadelta": _define_optimizer(
+        {"accumulated_grad": SlotSpec(), "accumulated_delta_var": SlotSpec()},
+        rho=_fraction_parameter(0.95),
+        epsilon=_non_negative_parameter(1e-7),
     ),
-    "adamax": _rule({"momentum": Slot(), "norm": Slot()}, **_MOMENTS),
-    "nadam": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
-    "lion": _rule({"momentum": Slot()}, beta_1=_fraction(0.9), beta_2=_fraction(0.99)),
-    "ftrl": _rule(
-        {"accumulator": Slot("initial_accumulator_value"), "linear": Slot()},
-        learning_rate_power=Parameter(-0.5, _NOT_POSITIVE),
-        initial_accumulator_value=_amount(0.1),
-        l1_regularization_strength=_amount(0.0),
-        l2_regularization_strength=_amount(0.0),
-        l2_shrinkage_regularization_strength=_amount(0.0),
-        beta=_amount(0.0),
-        group_lasso_regularization_strength=_amount(0.0),
+    "adamax": _define_optimizer({"momentum": SlotSpec(), "norm": SlotSpec()}, **_MOMENTS),
+    "nadam": _define_optimizer({"momentum": SlotSpec(), "velocity": SlotSpec()}, **_MOMENTS),
+    "lion": _define_optimizer(
+        {"momentum": SlotSpec()}, beta_1=_fraction_parameter(0.9), beta_2=_fraction_parameter(0.99)
     ),
-    "lamb": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
+    "ftrl": _define_optimizer(
+        {"accumulator": SlotSpec("initial_accumulator_value"), "linear": SlotSpec()},
+        learning_rate_power=HyperparameterSpec(-0.5, _NON_POSITIVE),
+        initial_accumulator_value=_non_negative_parameter(0.1),
+        l1_regularization_strength=_non_negative_parameter(0.0),
+        l2_regularization_strength=_non_negative_parameter(0.0),
+        l2_shrinkage_regularization_strength=_non_negative_parameter(0.0),
+        beta=_non_negative_parameter(0.0),
+        group_lasso_regularization_strength=_non_negative_parameter(0.0),
+    ),
+    "lamb": _define_optimizer({"momentum": SlotSpec(), "velocity": SlotSpec()}, **_MOMENTS),
 }
 """By name."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 from edl.numerics.portable_math import cos_of_turns, log
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Doubles = NDArray[np.float64]
     Words = NDArray[np.uint64]
 
-PARAMETERS: Mapping[str, tuple[str, ...]] = {
+INITIALIZER_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "zeros": (),
     "constant": ("value",),
     "uniform": ("minval", "maxval"),
@@ -36,11 +36,11 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "truncated_normal": ("mean", "stddev"),
 }
 """Initializers that can be computed row by row, and the parameters of each."""
-LARGEST = 1e37
+MAX_PARAMETER = 1e37
 """Of a parameter's size: a tenth of float32's range leaves room for the rarest value of ``normal``."""
 
 
-_CUT = 2.0
+_TRUNCATION_LIMIT = 2.0
 _TRUNCATED_DEVIATION = 0.87962566103423978
 """Standard deviation of a standard normal distribution that is cut at 2."""
 
@@ -85,25 +85,26 @@ def variance_scaling(
     raise BadInputError(f"unknown distribution {distribution!r} of a row initializer")
 
 
-def check(initializer: Mapping[str, Any]) -> None:
+def check_initializer(initializer: Mapping[str, Any]) -> None:
     """Refuse an initializer that :func:`initial_rows` cannot compute.
 
     Raises:
         BadInputError: if the name is unknown or its parameters are not exactly the expected numbers.
     """
     name = str(initializer.get("name"))
-    if name not in PARAMETERS:
-        raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(PARAMETERS)}")
+    if name not in INITIALIZER_PARAMETERS:
+        raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(INITIALIZER_PARAMETERS)}")
     given = {key: value for key, value in initializer.items() if key != "name"}
     numbers = all(_is_number(value) for value in given.values())
-    if set(given) != set(PARAMETERS[name]) or not numbers:
+    if set(given) != set(INITIALIZER_PARAMETERS[name]) or not numbers:
         raise BadInputError(
-            f"row initializer {name} takes the numbers {PARAMETERS[name]} from {-LARGEST:g} to {LARGEST:g}, got {given}"
+            f"row initializer {name} takes the numbers {INITIALIZER_PARAMETERS[name]} from {-MAX_PARAMETER:g} to"
+            f" {MAX_PARAMETER:g}, got {given}"
         )
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_PARAMETER
 
 
 def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.float32]:
@@ -123,7 +124,7 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
     """
     import numpy as np
 
-    check(initializer)
+    check_initializer(initializer)
     shape = (len(ids), dim)
     match initializer["name"]:
         case "zeros":
@@ -132,47 +133,47 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
             return np.full(shape, initializer["value"], np.float32)
         case "uniform":
             low, high = initializer["minval"], initializer["maxval"]
-            values = low + (high - low) * _fractions(_streams(seed, ids), np.arange(dim))
+            values = low + (high - low) * _uniform_fractions(_row_streams(seed, ids), np.arange(dim))
         case "normal":
-            values = initializer["mean"] + initializer["stddev"] * _gaussian(_streams(seed, ids), 0, dim)
+            values = initializer["mean"] + initializer["stddev"] * _standard_normal(_row_streams(seed, ids), 0, dim)
         case _:
-            values = initializer["mean"] + initializer["stddev"] * _truncated(_streams(seed, ids), dim)
+            values = initializer["mean"] + initializer["stddev"] * _truncated_normal(_row_streams(seed, ids), dim)
     return np.asarray(values, np.float32)
 
 
-def _streams(seed: int, ids: NDArray[np.int64]) -> Words:
+def _row_streams(seed: int, ids: NDArray[np.int64]) -> Words:
     """Where the counter-based stream of each id begins, ``[n, 1]``."""
     import numpy as np
 
-    streams: Words = mix(ids.astype(np.uint64) ^ np.uint64(mix(seed)))[:, None]
+    streams: Words = splitmix64(ids.astype(np.uint64) ^ np.uint64(splitmix64(seed)))[:, None]
     return streams
 
 
-def _fractions(streams: Words, places: NDArray[np.int64]) -> Doubles:
+def _uniform_fractions(streams: Words, places: NDArray[np.int64]) -> Doubles:
     """Uniform in (0, 1): 53 bits of a stream at each place."""
     import numpy as np
 
-    bits = mix(streams + places.astype(np.uint64))
+    bits = splitmix64(streams + places.astype(np.uint64))
     fractions: Doubles = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return fractions
 
 
-def _gaussian(streams: Words, draw: int, dim: int) -> Doubles:
+def _standard_normal(streams: Words, draw: int, dim: int) -> Doubles:
     """Standard normal values by the Box-Muller transform, ``[n, dim]``; a draw takes ``2 * dim`` places of a stream."""
     import numpy as np
 
     places = np.arange(2 * dim) + draw * 2 * dim
-    radius: Doubles = np.sqrt(-2.0 * log(_fractions(streams, places[:dim])))
-    return radius * cos_of_turns(_fractions(streams, places[dim:]))
+    radius: Doubles = np.sqrt(-2.0 * log(_uniform_fractions(streams, places[:dim])))
+    return radius * cos_of_turns(_uniform_fractions(streams, places[dim:]))
 
 
-def _truncated(streams: Words, dim: int) -> Doubles:
+def _truncated_normal(streams: Words, dim: int) -> Doubles:
     """The same; each value that is more than 2 from zero is drawn again, from its next places in the stream."""
     import numpy as np
 
-    values, draw = _gaussian(streams, 0, dim), 0
-    while len(rows := np.flatnonzero((np.abs(values) > _CUT).any(axis=1))):
+    values, draw = _standard_normal(streams, 0, dim), 0
+    while len(rows := np.flatnonzero((np.abs(values) > _TRUNCATION_LIMIT).any(axis=1))):
         draw += 1
-        again = _gaussian(streams[rows], draw, dim)
-        values[rows] = np.where(np.abs(values[rows]) > _CUT, again, values[rows])
+        again = _standard_normal(streams[rows], draw, dim)
+        values[rows] = np.where(np.abs(values[rows]) > _TRUNCATION_LIMIT, again, values[rows])
     return values

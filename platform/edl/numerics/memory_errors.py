@@ -9,34 +9,34 @@ from __future__ import annotations
 
 from edl.api.errors import RefusedError
 
-REMEDY = (
+OUT_OF_MEMORY_HINT = (
     "give the parameter servers more memory (ps.resources.memory; under edl run, this machine has to have it), raise "
     "ps.count so that each holds less, or bound the tables with ps.max_rows or ps.evict_after_steps; then go on with "
     "--resume"
 )
 
 
-class NoMemoryError(RefusedError):
+class OutOfMemoryError(RefusedError):
     """A request that there is no memory for; it has changed nothing."""
 
     kind = "full"
 
 
-class TornError(RefusedError):
+class PartialUpdateError(RefusedError):
     """A push that is in the values in part; they may not be used any more."""
 
     kind = "full"
 
 
-def no_memory(what: str) -> NoMemoryError:
+def out_of_memory_error(what: str) -> OutOfMemoryError:
     """The refusal of a request; ``what`` names it, with shapes."""
-    return NoMemoryError(f"there is no memory on this parameter server for {what}", hint=REMEDY)
+    return OutOfMemoryError(f"there is no memory on this parameter server for {what}", hint=OUT_OF_MEMORY_HINT)
 
 
-def torn(what: str) -> TornError:
+def partial_update_error(what: str) -> PartialUpdateError:
     """The refusal of a push that was in part applied, and of everything after it."""
-    return TornError(
+    return PartialUpdateError(
         f"memory ran out on this parameter server in the middle of a push, at {what}: its values are of no step any "
         "more",
-        hint=REMEDY,
+        hint=OUT_OF_MEMORY_HINT,
     )

@@ -18,16 +18,16 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.strict_json import decode_json
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.table_limits import check_table
+from edl.numerics.table_limits import check_table_shape
 
-MAX_VALUES = 1 << 32
+MAX_VARIABLE_VALUES = 1 << 32
 """Values of one dense variable: 16 GiB of them are the most that a declaration brings."""
-MAX_RANK = 32
+MAX_VARIABLE_RANK = 32
 """Dimensions of one: what NumPy 1 has, too."""
 
 
 @dataclass(frozen=True)
-class Declaration:
+class ModelDeclaration:
     """All of it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Declaration:
         for variable in self.dense:
             _check_shape(variable)
         for table in self.tables:
-            check_table(table)
+            check_table_shape(table)
         for names in ([v.name for v in self.dense], [t.name for t in self.tables]):
             if len(set(names)) != len(names):
                 raise BadInputError(f"a name is declared twice: {sorted(names)}")
@@ -85,19 +85,22 @@ class Declaration:
     def _by_name(self) -> Mapping[str, TableSpec]:
         return {table.name: table for table in self.tables}
 
-    def difference(self, other: Declaration) -> str | None:
+    def difference(self, other: ModelDeclaration) -> str | None:
         """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
         if self.optimizer != other.optimizer:
-            return f"the optimizer is {_words(other.optimizer)}, this PS applies {_words(self.optimizer)}"
+            return (
+                f"the optimizer is {_describe_optimizer(other.optimizer)}, this PS applies"
+                f" {_describe_optimizer(self.optimizer)}"
+            )
         if (self.fingerprint, set(self.dense), self.tables) != (other.fingerprint, set(other.dense), other.tables):
             return "the model is another one: " + (
-                _first_difference("table", _shapes(other.tables), _shapes(self.tables))
-                or _first_difference("variable", _shapes(other.dense), _shapes(self.dense))
+                _first_difference("table", _comparable_fields(other.tables), _comparable_fields(self.tables))
+                or _first_difference("variable", _comparable_fields(other.dense), _comparable_fields(self.dense))
                 or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
             )
         return None if self.dense == other.dense else "the variables are in another order than this PS holds"
 
-    def same_but_for_order(self, other: Declaration) -> bool:
+    def same_but_for_order(self, other: ModelDeclaration) -> bool:
         """Whether nothing but the order of the dense variables tells them apart."""
         return set(self.dense) == set(other.dense) and self.difference(replace(other, dense=self.dense)) is None
 
@@ -113,7 +116,7 @@ class Declaration:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Declaration:
+    def from_json(cls, text: str) -> ModelDeclaration:
         """The declaration of a checkpoint's text."""
         value = decode_json(text)
         return cls(
@@ -126,20 +129,26 @@ class Declaration:
 
 def _check_shape(variable: VariableSpec) -> None:
     # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
-    values = math.prod(max(1, length) for length in variable.shape[:MAX_RANK])
-    if len(variable.shape) > MAX_RANK or any(length < 0 for length in variable.shape) or values > MAX_VALUES:
+    values = math.prod(max(1, length) for length in variable.shape[:MAX_VARIABLE_RANK])
+    if (
+        len(variable.shape) > MAX_VARIABLE_RANK
+        or any(length < 0 for length in variable.shape)
+        or values > MAX_VARIABLE_VALUES
+    ):
         raise BadInputError(
-            f"variable '{variable.name}' has the shape {list(variable.shape[:MAX_RANK])}",
-            hint=f"a variable has at most {MAX_RANK} dimensions and {MAX_VALUES} values",
+            f"variable '{variable.name}' has the shape {list(variable.shape[:MAX_VARIABLE_RANK])}",
+            hint=f"a variable has at most {MAX_VARIABLE_RANK} dimensions and {MAX_VARIABLE_VALUES} values",
         )
 
 
-def _shapes(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
+def _comparable_fields(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
     """By name, what one must have in common with another that holds the same values; the shape is first."""
     return {
-        one.name: (list(one.shape), one.statistic)
-        if isinstance(one, VariableSpec)
-        else ([one.rows, one.dim], dict(one.initializer), one.seed)
+        one.name: (
+            (list(one.shape), one.statistic)
+            if isinstance(one, VariableSpec)
+            else ([one.rows, one.dim], dict(one.initializer), one.seed)
+        )
         for one in declared
     }
 
@@ -159,5 +168,5 @@ def _first_difference(
     return None
 
 
-def _words(optimizer: OptimizerSpec) -> str:
+def _describe_optimizer(optimizer: OptimizerSpec) -> str:
     return f"{optimizer.name} {dict(optimizer.hyperparameters)}"

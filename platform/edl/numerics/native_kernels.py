@@ -13,24 +13,31 @@ from edl.api.tables import TableSpec
 from edl.numerics import _native
 from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Rule, Scratch, Update, rule
-from edl.numerics.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
-from edl.numerics.optimizers.ftrl import SQUARE_ROOT, Strengths, makes_groups
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_rule
+from edl.numerics.optimizers.adam import (
+    bias_correction,
+    corrected_rate,
+    first_moment_rate,
+    nadam_factors,
+    one_minus_float32,
+)
+from edl.numerics.optimizers.ftrl import SQUARE_ROOT_POWER, FtrlStrengths, uses_row_groups
 
-Numbers = Mapping[str, float]
-Steps = Callable[[float, int], _native.Step]
+KernelNumbers = Mapping[str, float]
+KernelStepFactory = Callable[[float, int], _native.Step]
 """From a learning rate and the count of updates with this one to the kernel's argument."""
 
 
-def kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
+def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
     """The kernel that moves rows under this optimizer.
 
     Raises:
         BadInputError: there is none. LAMB scales a step to the length of all rows of a push, and kernels see one row.
     """
-    if optimizer.name not in OPTIMIZERS:
+    if optimizer.name not in NATIVE_OPTIMIZERS:
         raise BadInputError(
-            f"optimizer '{optimizer.name}' has no native kernel", hint=f"those that have: {', '.join(OPTIMIZERS)}"
+            f"optimizer '{optimizer.name}' has no native kernel",
+            hint=f"those that have: {', '.join(NATIVE_OPTIMIZERS)}",
         )
     kinds = _native.Optimizer
     match optimizer.name:
@@ -42,38 +49,40 @@ def kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
             return kinds.centered_momentum if optimizer.number("momentum") else kinds.centered
         case "rmsprop" if optimizer.number("momentum"):
             return kinds.rmsprop_momentum
-        case "ftrl" if Strengths.of(optimizer).power != SQUARE_ROOT:
+        case "ftrl" if FtrlStrengths.of(optimizer).power != SQUARE_ROOT_POWER:
             return kinds.ftrl_power
     return kinds[optimizer.name]
 
 
-def steps(optimizer: OptimizerSpec, table: TableSpec) -> Steps:
+def make_step_factory(optimizer: OptimizerSpec, table: TableSpec) -> KernelStepFactory:
     """What makes the argument of each push to a table."""
-    group = float(Strengths.of(optimizer).limit(table.dim)) if optimizer.name == "ftrl" else 0.0
-    return _steps(optimizer, optimizer.decay_of(table.name), group)
+    group = float(FtrlStrengths.of(optimizer).limit(table.dim)) if optimizer.name == "ftrl" else 0.0
+    return _make_step_factory(optimizer, optimizer.decay_of(table.name), group)
 
 
-def slab_rule(optimizer: OptimizerSpec, decay: float) -> Rule:
-    """The kernel as ``edl.numerics.optimizers.rule``: the same bits in one pass over dense parameters instead of seven.
+def make_flat_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+    """The kernel as ``edl.numerics.optimizers.make_rule``.
+
+    The same bits in one pass over dense parameters instead of seven.
 
     A group lasso regards their rows, of which a kernel would have to know: there it is that function.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
     """
-    if makes_groups(optimizer):
-        return rule(optimizer, decay)
-    chosen, step = kernel(optimizer), _steps(optimizer, decay, group=0.0)
+    if uses_row_groups(optimizer):
+        return make_rule(optimizer, decay)
+    chosen, step = select_kernel(optimizer), _make_step_factory(optimizer, decay, group=0.0)
 
-    def move(values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+    def move(values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays) -> None:
         now = step(update.learning_rate, update.step)
         _native.move(chosen, now, values, slots, update.gradient, "")
 
     return move
 
 
-def _steps(optimizer: OptimizerSpec, decay: float, group: float) -> Steps:
-    numbers = _NUMBERS[optimizer.name]
+def _make_step_factory(optimizer: OptimizerSpec, decay: float, group: float) -> KernelStepFactory:
+    numbers = _KERNEL_NUMBERS[optimizer.name]
 
     def step(rate: float, count: int) -> _native.Step:
         return _native.Step(decay=decay, decay_rate=rate, group=group, **numbers(optimizer, rate, count))
@@ -81,40 +90,40 @@ def _steps(optimizer: OptimizerSpec, decay: float, group: float) -> Steps:
     return step
 
 
-def _plain(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
+def _sgd_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
     return {"rate": rate}
 
 
-def _momentum(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
+def _momentum_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
     return {"rate": rate, "momentum": optimizer.number("momentum")}
 
 
-def _lion(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    first, second = _betas(optimizer)
+def _lion_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    first, second = _moment_decays(optimizer)
     return {
         "rate": rate,
         "first_keep": first,
-        "first_weight": rest(first),
+        "first_weight": one_minus_float32(first),
         "second_keep": second,
-        "second_weight": rest(second),
+        "second_weight": one_minus_float32(second),
     }
 
 
-def _adagrad(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
+def _adagrad_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
     return {"rate": rate, "epsilon": optimizer.number("epsilon")}
 
 
-def _rmsprop(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    return {**_adadelta(optimizer, rate, count), "momentum": optimizer.number("momentum")}
+def _rmsprop_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    return {**_adadelta_numbers(optimizer, rate, count), "momentum": optimizer.number("momentum")}
 
 
-def _adadelta(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
+def _adadelta_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
     rho = optimizer.number("rho")
-    return {**_adagrad(optimizer, rate, count), "second_keep": rho, "second_weight": 1 - rho}
+    return {**_adagrad_numbers(optimizer, rate, count), "second_keep": rho, "second_weight": 1 - rho}
 
 
-def _adam(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    first, second = _betas(optimizer)
+def _adam_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    first, second = _moment_decays(optimizer)
     return {
         "rate": float(corrected_rate(first, second, rate, count)),
         "epsilon": optimizer.number("epsilon"),
@@ -123,32 +132,32 @@ def _adam(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
     }
 
 
-def _adamax(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    first, second = _betas(optimizer)
+def _adamax_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    first, second = _moment_decays(optimizer)
     return {
-        "rate": float(first_corrected_rate(first, rate, count)),
+        "rate": float(first_moment_rate(first, rate, count)),
         "epsilon": optimizer.number("epsilon"),
         "first_weight": 1 - first,
         "second_keep": second,
     }
 
 
-def _nadam(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    first, second = _betas(optimizer)
+def _nadam_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    first, second = _moment_decays(optimizer)
     of_moment, of_gradient = nadam_factors(first, count)
     return {
         "rate": rate,
         "epsilon": optimizer.number("epsilon"),
-        "first_weight": rest(first),
-        "second_weight": rest(second),
+        "first_weight": one_minus_float32(first),
+        "second_weight": one_minus_float32(second),
         "momentum": of_moment,
         "of_gradient": of_gradient,
-        "correction": float(correction(second, count)),
+        "correction": float(bias_correction(second, count)),
     }
 
 
-def _ftrl(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
-    strengths = Strengths.of(optimizer)
+def _ftrl_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
+    strengths = FtrlStrengths.of(optimizer)
     return {
         "rate": rate,
         "shrinkage": 2 * strengths.shrinkage,
@@ -158,21 +167,21 @@ def _ftrl(optimizer: OptimizerSpec, rate: float, count: int) -> Numbers:
     }
 
 
-def _betas(optimizer: OptimizerSpec) -> tuple[float, float]:
+def _moment_decays(optimizer: OptimizerSpec) -> tuple[float, float]:
     return optimizer.number("beta_1"), optimizer.number("beta_2")
 
 
-_NUMBERS: Mapping[str, Callable[[OptimizerSpec, float, int], Numbers]] = {
-    "sgd": _plain,
-    "momentum": _momentum,
-    "lion": _lion,
-    "adagrad": _adagrad,
-    "rmsprop": _rmsprop,
-    "adadelta": _adadelta,
-    "adam": _adam,
-    "adamax": _adamax,
-    "nadam": _nadam,
-    "ftrl": _ftrl,
+_KERNEL_NUMBERS: Mapping[str, Callable[[OptimizerSpec, float, int], KernelNumbers]] = {
+    "sgd": _sgd_numbers,
+    "momentum": _momentum_numbers,
+    "lion": _lion_numbers,
+    "adagrad": _adagrad_numbers,
+    "rmsprop": _rmsprop_numbers,
+    "adadelta": _adadelta_numbers,
+    "adam": _adam_numbers,
+    "adamax": _adamax_numbers,
+    "nadam": _nadam_numbers,
+    "ftrl": _ftrl_numbers,
 }
-OPTIMIZERS = tuple(_NUMBERS)
+NATIVE_OPTIMIZERS = tuple(_KERNEL_NUMBERS)
 """Those that have native kernels."""

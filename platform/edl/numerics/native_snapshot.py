@@ -15,14 +15,14 @@ import numpy as np
 from edl.api.tables import TableSpec
 from edl.numerics import _native
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.parameter_snapshot import PinError, StoredRows
+from edl.numerics.parameter_snapshot import PinError, RowArrays
 
-PIECE_BYTES = 8 << 20
-"""Of what :meth:`NativeRows.pieces` gives at once; the table's lock is taken for smaller parts of it."""
+CHUNK_BYTES = 8 << 20
+"""Of what :meth:`NativeTableSnapshot.pieces` gives at once; the table's lock is taken for smaller parts of it."""
 
 
-class NativeRows:
-    """See :class:`edl.numerics.parameter_snapshot.FrozenRows`.
+class NativeTableSnapshot:
+    """See :class:`edl.numerics.parameter_snapshot.TableSnapshot`.
 
     Args:
         table: is kept alive.
@@ -57,25 +57,25 @@ class NativeRows:
     def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """As the protocol says; the table itself knows the initial values."""
         out = np.empty((len(ids), self._dim), np.float32)
-        with _translated():
+        with _translate_released():
             self._snapshot.read(ids, out)
         return out
 
-    def scan(self, start: int, limit: int) -> StoredRows:
+    def scan(self, start: int, limit: int) -> RowArrays:
         """As the protocol says."""
-        rows = StoredRows.empty(positions(start, limit, self._extent), self._dim)
+        rows = RowArrays.empty(count_positions(start, limit, self._extent), self._dim)
         return self._copied(min(start, self._extent), rows, pass_by=False)
 
-    def pieces(self) -> Iterator[StoredRows]:
+    def pieces(self) -> Iterator[RowArrays]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
-        rows = max(1, PIECE_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
+        rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
         room = self._room(min(rows, self._extent))  # once: new memory for each piece costs as much as its rows
         for start, end in pairwise([*range(0, self._extent, rows), self._extent]):
             piece = self._copied(start, room.first(end - start), pass_by=self._holders == 1)
             if len(piece):
                 yield piece
 
-    def whole(self) -> StoredRows:
+    def whole(self) -> RowArrays:
         """As the protocol says."""
         return self._copied(0, self._room(self._extent), pass_by=False)
 
@@ -92,23 +92,23 @@ class NativeRows:
                 return
         self._snapshot.release()
 
-    def _room(self, positions: int) -> StoredRows:
-        return StoredRows.empty(positions, self._dim, self._slots, tracked=self._tracked)
+    def _room(self, positions: int) -> RowArrays:
+        return RowArrays.empty(positions, self._dim, self._slots, tracked=self._tracked)
 
-    def _copied(self, start: int, rows: StoredRows, *, pass_by: bool) -> StoredRows:
+    def _copied(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
         """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
         slots = [*rows.slots.values()]
-        with _translated():
+        with _translate_released():
             return rows.first(self._snapshot.scan(start, rows.ids, rows.values, slots, rows.seen, pass_by=pass_by))
 
 
-def positions(start: int, limit: int, extent: int) -> int:
+def count_positions(start: int, limit: int, extent: int) -> int:
     """How many of the positions ``start`` to ``start + limit`` there are, if start is not negative."""
     return max(0, min(limit, extent - max(0, start)))
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_released() -> Iterator[None]:
     try:
         yield
     except _native.ReleasedError as error:

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats
-from edl.numerics.embedding_table import Table
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.native_kernels import slab_rule
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.native_kernels import make_flat_rule
 from edl.numerics.native_table import NativeTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Rule
-from edl.numerics.row_retention import Retention
-from edl.numerics.table_store import TableStore
+from edl.numerics.optimizers import UpdateRule
+from edl.numerics.row_retention import RowRetention
+from edl.numerics.table_store import TableParameterStore
 
 
-class NativeStore(TableStore):
+class NativeParameterStore(TableParameterStore):
     """A store whose tables are native, and whose slab is moved by their kernels.
 
     Args:
-        declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.OPTIMIZERS``.
+        declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.NATIVE_OPTIMIZERS``.
         dense: initial slab, copied.
         retention: which rows its tables keep; by default all.
         threads: that share a large batch of one table.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
-        NoMemoryError: for the dense values, or a table.
+        OutOfMemoryError: for the dense values, or a table.
     """
 
     def __init__(
-        self, declaration: Declaration, dense: Floats, retention: Retention | None = None, *, threads: int = 1
+        self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None, *, threads: int = 1
     ) -> None:
         self._threads = threads
         super().__init__(declaration, dense, retention)
 
-    def _made(self, table: TableSpec) -> Table:
+    def _made(self, table: TableSpec) -> EmbeddingTable:
         return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)
 
     @staticmethod
-    def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
-        return slab_rule(optimizer, decay)
+    def _rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+        return make_flat_rule(optimizer, decay)

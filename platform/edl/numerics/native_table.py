@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from edl.api.tables import TableSpec
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 from edl.numerics import _native
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.native_kernels import OPTIMIZERS, kernel, steps
-from edl.numerics.native_snapshot import NativeRows, positions
+from edl.numerics.native_kernels import NATIVE_OPTIMIZERS, make_step_factory, select_kernel
+from edl.numerics.native_snapshot import NativeTableSnapshot, count_positions
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_snapshot import StoredRows
-from edl.numerics.row_retention import Retention
+from edl.numerics.parameter_snapshot import RowArrays
+from edl.numerics.row_retention import RowRetention
 
-__all__ = ["OPTIMIZERS", "NativeTable"]
+__all__ = ["NATIVE_OPTIMIZERS", "NativeTable"]
 
 
 class NativeTable:
@@ -51,21 +51,21 @@ class NativeTable:
         *,
         threads: int = 1,
         isa: str = "",
-        retention: Retention | None = None,
+        retention: RowRetention | None = None,
         salt: int | None = None,
     ) -> None:
-        chosen, starts = kernel(optimizer), list(optimizer.slots.values())
+        chosen, starts = select_kernel(optimizer), list(optimizer.slots.values())
         self._declared = declared
-        self._retention = retention or Retention()
+        self._retention = retention or RowRetention()
         self._tracked = self._retention.evict_after_steps is not None
         self._dropped = 0
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
-        self._step = steps(optimizer, declared)
+        self._step = make_step_factory(optimizer, declared)
         self._table = _native.Table(
             declared.dim,
             starts,
-            _initializer(declared),
+            _native_initializer(declared),
             chosen,
             threads=threads,
             isa=isa,
@@ -132,16 +132,16 @@ class NativeTable:
         self._drop(step)
         self._table.apply(ids, gradients, self._step(learning_rate, step), step)
 
-    def scan(self, start: int, limit: int) -> StoredRows:
+    def scan(self, start: int, limit: int) -> RowArrays:
         """The stored rows from a position, copied, without slot variables."""
-        rows = StoredRows.empty(positions(start, limit, self.extent), self._dim)
+        rows = RowArrays.empty(count_positions(start, limit, self.extent), self._dim)
         return rows.first(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
-    def snapshot(self) -> NativeRows:
+    def snapshot(self) -> NativeTableSnapshot:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        return NativeRows(self._table, self._dim, self._slots, tracked=self._tracked)
+        return NativeTableSnapshot(self._table, self._dim, self._slots, tracked=self._tracked)
 
-    def load(self, rows: StoredRows, step: int = 0) -> None:
+    def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
         self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots], rows.seen, step)
 
@@ -155,7 +155,7 @@ class NativeTable:
         return np.empty((count, self._dim), np.float32)
 
 
-def _initializer(declared: TableSpec) -> _native.Initializer:
+def _native_initializer(declared: TableSpec) -> _native.Initializer:
     """The table's initializer; that its parameters are right was checked with the declaration."""
     given: Mapping[str, Any] = declared.initializer
     distribution, a, b = _native.Distribution.constant, 0.0, 0.0
@@ -166,4 +166,4 @@ def _initializer(declared: TableSpec) -> _native.Initializer:
             distribution, a, b = _native.Distribution.uniform, given["minval"], given["maxval"]
         case "normal" | "truncated_normal" as name:
             distribution, a, b = _native.Distribution[name], given["mean"], given["stddev"]
-    return _native.Initializer(distribution, a, b, mix(declared.seed))
+    return _native.Initializer(distribution, a, b, splitmix64(declared.seed))

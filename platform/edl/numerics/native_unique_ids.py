@@ -15,7 +15,7 @@ from edl.numerics import _distinct, aligned_memory
 Ids = NDArray[np.int64]
 
 
-class NativeDistinct:
+class NativeUniqueFinder:
     """A hash table in the processor's cache; used by one thread at a time. The GIL is released.
 
     Args:
@@ -28,7 +28,7 @@ class NativeDistinct:
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
-        positions = aligned_memory.empty(len(ids), dtype=np.int32)
+        positions = aligned_memory.allocate_aligned(len(ids), dtype=np.int32)
         each = np.empty(self._found.take(ids, positions), np.int64)
         self._found.copy(each)
         return each, positions

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from edl.api.tables import TableSpec
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
-from edl.numerics.optimizers import Rule, Scratch, Update
-from edl.numerics.parameter_snapshot import StoredRows
-from edl.numerics.row_retention import Retention
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule
+from edl.numerics.parameter_snapshot import RowArrays
+from edl.numerics.row_retention import RowRetention
 
 _FIRST_CAPACITY = 256
 
@@ -38,17 +38,17 @@ class NumpyTable:
         self,
         declared: TableSpec,
         slots: Mapping[str, float],
-        rule: Rule,
-        retention: Retention | None = None,
+        rule: UpdateRule,
+        retention: RowRetention | None = None,
         *,
         salt: int | None = None,
     ) -> None:
-        self._retention = retention or Retention()
+        self._retention = retention or RowRetention()
         self._declared = declared
         self._initial_slots = slots
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
-        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _AnyId(salt)
+        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _SparsePositionIndex(salt)
         self._count = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
@@ -110,25 +110,27 @@ class NumpyTable:
         positions = self._positions(ids)
         values = self._values[positions]
         slots = {name: slot[positions] for name, slot in self._slots.items()}
-        self._rule(values, tuple(slots.values()), Update(gradients, learning_rate, step), Scratch.like(values))
+        self._rule(
+            values, tuple(slots.values()), ParameterUpdate(gradients, learning_rate, step), ScratchArrays.like(values)
+        )
         self._values[positions] = values
         self._seen[positions] = max(step, self._now)
         for name, slot in slots.items():
             self._slots[name][positions] = slot
 
-    def scan(self, start: int, limit: int) -> StoredRows:
+    def scan(self, start: int, limit: int) -> RowArrays:
         """As the port says."""
         part = start + np.flatnonzero(self._seen[start : min(start + limit, self._count)])
-        return StoredRows(self._ids[part], self._values[part], {})
+        return RowArrays(self._ids[part], self._values[part], {})
 
-    def snapshot(self) -> StoredRows:
+    def snapshot(self) -> RowArrays:
         """All stored rows with their slot variables, copied."""
         part = np.flatnonzero(self._seen[: self._count])
         slots = {name: slot[part] for name, slot in self._slots.items()}
         seen = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
-        return StoredRows(self._ids[part], self._values[part], slots, seen)
+        return RowArrays(self._ids[part], self._values[part], slots, seen)
 
-    def load(self, rows: StoredRows, step: int = 0) -> None:
+    def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; the rows are not stored yet."""
         positions = self._append(rows.ids)
         self._values[positions] = rows.values
@@ -178,8 +180,8 @@ class NumpyTable:
         while capacity < count:
             capacity *= 2
         # All of them before one is replaced: memory may run out in between.
-        ids, values, seen = (_extended(array, capacity) for array in (self._ids, self._values, self._seen))
-        slots = {name: _extended(slot, capacity) for name, slot in self._slots.items()}
+        ids, values, seen = (_copy_extended(array, capacity) for array in (self._ids, self._values, self._seen))
+        slots = {name: _copy_extended(slot, capacity) for name, slot in self._slots.items()}
         self._ids, self._values, self._seen, self._slots = ids, values, seen, slots
 
     def _initial(self, ids: Ids) -> Floats:
@@ -187,7 +189,7 @@ class NumpyTable:
         return initial_rows(table.initializer, table.seed, ids, table.dim)
 
 
-class _AnyId:
+class _SparsePositionIndex:
     """Position + 1 of each id, where any int64 is one; 0 for those that have none.
 
     The keys are the ids mixed with a salt, which maps 64 bits to 64 bits one to one: Python hashes an int to itself, so
@@ -210,7 +212,7 @@ class _AnyId:
         self._at.update(zip(self._keys(ids), positions.tolist(), strict=True))
 
     def _keys(self, ids: Ids) -> list[int]:
-        keys: list[int] = mix(ids.astype(np.uint64) ^ self._salt).tolist()
+        keys: list[int] = splitmix64(ids.astype(np.uint64) ^ self._salt).tolist()
         return keys
 
 
@@ -224,7 +226,7 @@ def sum_duplicates(ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
     return in_order[first], np.add.reduceat(gradients[order], first, axis=0)
 
 
-def _extended(array: np.ndarray, capacity: int) -> np.ndarray:
+def _copy_extended(array: np.ndarray, capacity: int) -> np.ndarray:
     larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger

@@ -9,14 +9,14 @@ from edl.numerics import aligned_memory
 
 Ids = NDArray[np.int64]
 
-_ROUNDS = 4  # of hashing, after which ids that met each time are sorted
-_ODD = tuple(
+_HASH_ROUNDS = 4  # of hashing, after which ids that met each time are sorted
+_HASH_MULTIPLIERS = tuple(
     np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 )
-_SLOTS = 8  # of the hash table for each id
+_SLOTS_PER_ID = 8  # of the hash table for each id
 
 
-class NumpyDistinct:
+class NumpyUniqueFinder:
     """A hash table of arrays; used by one thread at a time.
 
     It takes half of the time of ``tf.unique``; of that of ``np.unique``, which sorts, a quarter where nearly all ids
@@ -34,13 +34,13 @@ class NumpyDistinct:
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
         positions = rank.take(
-            first, out=aligned_memory.empty(len(ids), dtype=np.int32), mode="clip"
+            first, out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32), mode="clip"
         )  # "raise" would copy
         return ids.take(chosen), positions
 
     def _first(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:
         """For each id the index of the first that is equal."""
-        if turn == _ROUNDS:
+        if turn == _HASH_ROUNDS:
             _, first, of = np.unique(ids, return_index=True, return_inverse=True)
             return np.asarray(first[of])
         slots, table = self._slots(ids, turn)
@@ -53,9 +53,9 @@ class NumpyDistinct:
 
     def _slots(self, ids: Ids, turn: int) -> tuple[Ids, Ids]:
         """The slot of each id, and the hash table, in which anything may stand."""
-        bits = max(4, (_SLOTS * len(ids) - 1).bit_length())
+        bits = max(4, (_SLOTS_PER_ID * len(ids) - 1).bit_length())
         if len(self._table) < 1 << bits:
             self._table = np.empty(1 << bits, np.int64)
-        hashed = ids.view(np.uint64) * _ODD[turn]
+        hashed = ids.view(np.uint64) * _HASH_MULTIPLIERS[turn]
         hashed >>= np.uint64(64 - bits)
         return hashed.view(np.int64), self._table

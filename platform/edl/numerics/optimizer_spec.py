@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.api.errors import BadInputError
-from edl.jobfile.document_tree import Json
-from edl.jobfile.scalar_types import one_of
-from edl.numerics.hyperparameters import RULES, Hyperparameter, Rule
+from edl.jobfile.document_tree import JsonValue
+from edl.jobfile.scalar_types import join_alternatives
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS, HyperparameterValue, OptimizerDefinition
 
 _FIELDS = ("name", "hyperparameters")
 
@@ -32,15 +32,17 @@ class OptimizerSpec:
     """
 
     name: str
-    hyperparameters: Mapping[str, Hyperparameter] = field(default_factory=dict)
+    hyperparameters: Mapping[str, HyperparameterValue] = field(default_factory=dict)
     undecayed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in RULES:
-            raise BadInputError(f"optimizer '{self.name}' is not known; known are {one_of(tuple(RULES))}")
-        rule = RULES[self.name]
+        if self.name not in OPTIMIZER_DEFINITIONS:
+            raise BadInputError(
+                f"optimizer '{self.name}' is not known; known are {join_alternatives(tuple(OPTIMIZER_DEFINITIONS))}"
+            )
+        rule = OPTIMIZER_DEFINITIONS[self.name]
         for name, value in self.hyperparameters.items():
-            _check(self.name, rule, name, value)
+            _check_hyperparameter(self.name, rule, name, value)
         complete = {
             name: parameter.typed(self.hyperparameters.get(name, parameter.default))
             for name, parameter in rule.parameters.items()
@@ -51,7 +53,7 @@ class OptimizerSpec:
     def __hash__(self) -> int:
         return hash((self.name, tuple(sorted(self.hyperparameters.items())), self.undecayed))
 
-    def __reduce__(self) -> tuple[type[OptimizerSpec], tuple[str, dict[str, Hyperparameter], tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[OptimizerSpec], tuple[str, dict[str, HyperparameterValue], tuple[str, ...]]]:
         return OptimizerSpec, (self.name, dict(self.hyperparameters), self.undecayed)
 
     def number(self, name: str) -> float:
@@ -71,22 +73,26 @@ class OptimizerSpec:
         """The slot variables of each parameter by name, with the value that every element of them starts at."""
         return {
             name: 0.0 if slot.start is None else self.number(slot.start)
-            for name, slot in RULES[self.name].slots.items()
+            for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
             if slot.needs is None or self.hyperparameters[slot.needs]
         }
 
     @property
     def former_slots(self) -> Mapping[str, str]:
         """What checkpoints of earlier versions call some of the slots, by what they are called now."""
-        return {name: slot.former for name, slot in RULES[self.name].slots.items() if slot.former is not None}
+        return {
+            name: slot.former
+            for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
+            if slot.former is not None
+        }
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, JsonValue]:
         """Plain values, such that from_json gives them back."""
-        plain: dict[str, Json] = {"name": self.name, "hyperparameters": dict(self.hyperparameters)}
+        plain: dict[str, JsonValue] = {"name": self.name, "hyperparameters": dict(self.hyperparameters)}
         return {**plain, "undecayed": list(self.undecayed)} if self.undecayed else plain
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> OptimizerSpec:
+    def from_json(cls, value: Mapping[str, JsonValue]) -> OptimizerSpec:
         """The optimizer of a JSON object; raises BadInputError unless it has exactly the fields that it may have."""
         undecayed = value.get("undecayed", [])
         missing_or_unknown = set(value) - {"undecayed"} != set(_FIELDS)
@@ -97,7 +103,7 @@ class OptimizerSpec:
         return cls(str(value["name"]), value["hyperparameters"], tuple(map(str, undecayed)))
 
 
-def _check(optimizer: str, rule: Rule, name: str, value: object) -> None:
+def _check_hyperparameter(optimizer: str, rule: OptimizerDefinition, name: str, value: object) -> None:
     if name not in rule.parameters:
         known = ", ".join(rule.parameters)
         raise BadInputError(f"optimizer {optimizer} has no hyperparameter '{name}'; it has: {known}")

@@ -1,7 +1,7 @@
 """A store at one moment: what checkpoints are written from, and what pinned versions are read from.
 
-Of tables, a snapshot need not be a copy: :class:`FrozenRows` is what it must be able to do. ``StoredRows`` can because
-it is arrays that nobody changes, ``edl.numerics.native_snapshot`` because the table keeps what it changes.
+Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``StoredRows`` can
+because it is arrays that nobody changes, ``edl.numerics.native_snapshot`` because the table keeps what it changes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from edl.api.errors import RefusedError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, Ids, Steps
+from edl.numerics.array_types import Floats, Ids, StepNumbers
 from edl.numerics.initializers import initial_rows
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 
 
 class PinError(RefusedError):
@@ -28,7 +28,7 @@ class PinError(RefusedError):
     kind = "pin"
 
 
-class FrozenRows(Protocol):
+class TableSnapshot(Protocol):
     """The stored rows of a table at one moment. Safe to be used by several threads.
 
     Who takes them holds them, and everyone who calls :meth:`hold`. With the last :meth:`release` they are gone, and
@@ -49,16 +49,16 @@ class FrozenRows(Protocol):
     def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
 
-    def scan(self, start: int, limit: int) -> StoredRows:
+    def scan(self, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
 
-    def pieces(self) -> Iterator[StoredRows]:
+    def pieces(self) -> Iterator[RowArrays]:
         """All of them with slot variables, a piece at a time; who holds them alone can do this once.
 
         A piece may be overwritten when the next one is asked for.
         """
 
-    def whole(self) -> StoredRows:
+    def whole(self) -> RowArrays:
         """All of them with slot variables."""
 
     def hold(self) -> None:
@@ -69,7 +69,7 @@ class FrozenRows(Protocol):
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class RowArrays:
     """Rows of a table that were ever updated, in memory.
 
     Attributes:
@@ -82,7 +82,7 @@ class StoredRows:
     ids: Ids
     values: Floats
     slots: Mapping[str, Floats]
-    seen: Steps | None = None
+    seen: StepNumbers | None = None
 
     @classmethod
     def empty(cls, count: int, dim: int, slots: Sequence[str] = (), *, tracked: bool = False) -> Self:
@@ -91,12 +91,12 @@ class StoredRows:
         seen = np.empty(count, np.uint32) if tracked else None
         return cls(ids, values, {name: np.empty_like(values) for name in slots}, seen)
 
-    def select(self, which: np.ndarray | slice) -> StoredRows:
+    def select(self, which: np.ndarray | slice) -> RowArrays:
         """The rows that an index array, a mask or a slice selects."""
         slots = {name: slot[which] for name, slot in self.slots.items()}
-        return StoredRows(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
+        return RowArrays(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
 
-    def first(self, count: int) -> StoredRows:
+    def first(self, count: int) -> RowArrays:
         """The first rows; these themselves if that is all of them."""
         return self if count == len(self.ids) else self.select(slice(count))
 
@@ -109,21 +109,21 @@ class StoredRows:
         return np.where(self.ids[positions] == ids, positions, -1)
 
     def __len__(self) -> int:
-        """As all of these: see FrozenRows."""
+        """As all of these: see TableSnapshot."""
         return len(self.ids)
 
     @property
     def extent(self) -> int:
-        """See FrozenRows."""
+        """See TableSnapshot."""
         return len(self.ids)
 
     @property
     def tracked(self) -> bool:
-        """See FrozenRows."""
+        """See TableSnapshot."""
         return self.seen is not None
 
     def read(self, ids: Ids, declared: TableSpec) -> Floats:
-        """See FrozenRows."""
+        """See TableSnapshot."""
         positions = self.find(ids)
         missing = positions < 0
         values = np.empty((len(ids), declared.dim), np.float32)
@@ -132,24 +132,24 @@ class StoredRows:
             values[missing] = initial_rows(declared.initializer, declared.seed, ids[missing], declared.dim)
         return values
 
-    def scan(self, start: int, limit: int) -> StoredRows:
-        """See FrozenRows."""
+    def scan(self, start: int, limit: int) -> RowArrays:
+        """See TableSnapshot."""
         part = slice(start, start + limit)
-        return StoredRows(self.ids[part], self.values[part], {})
+        return RowArrays(self.ids[part], self.values[part], {})
 
-    def pieces(self) -> Iterator[StoredRows]:
-        """See FrozenRows: one piece."""
+    def pieces(self) -> Iterator[RowArrays]:
+        """See TableSnapshot: one piece."""
         yield self
 
-    def whole(self) -> StoredRows:
-        """See FrozenRows."""
+    def whole(self) -> RowArrays:
+        """See TableSnapshot."""
         return self
 
     def hold(self) -> None:
-        """See FrozenRows: arrays are gone when nobody refers to them."""
+        """See TableSnapshot: arrays are gone when nobody refers to them."""
 
     def release(self) -> None:
-        """See FrozenRows."""
+        """See TableSnapshot."""
 
     @cached_property
     def _order(self) -> Ids:
@@ -157,7 +157,7 @@ class StoredRows:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ParameterSnapshot:
     """Everything that a store holds. As a context it releases its tables at the end.
 
     Attributes:
@@ -167,10 +167,10 @@ class Snapshot:
         tables: by table.
     """
 
-    declaration: Declaration
+    declaration: ModelDeclaration
     dense: Floats
     slots: Mapping[str, Floats]
-    tables: Mapping[str, FrozenRows]
+    tables: Mapping[str, TableSnapshot]
 
     def __enter__(self) -> Self:
         """Nothing: who takes a snapshot holds it."""
@@ -183,7 +183,7 @@ class Snapshot:
         self.release()
 
     def hold(self) -> None:
-        """One more needs its tables: see FrozenRows."""
+        """One more needs its tables: see TableSnapshot."""
         for rows in self.tables.values():
             rows.hold()
 
@@ -200,27 +200,27 @@ class Snapshot:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.extent`."""
         return self.tables[table].extent
 
-    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+    def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
 
-    def arranged(self, dense: Sequence[VariableSpec]) -> Snapshot:
+    def arranged(self, dense: Sequence[VariableSpec]) -> ParameterSnapshot:
         """The same values with some of the dense variables, in another order."""
         declaration = replace(self.declaration, dense=tuple(dense))
         places = {variable.name: place for variable, place in self.declaration.places()}
         trained = [places[variable.name] for variable in dense if not variable.statistic]
-        return Snapshot(
+        return ParameterSnapshot(
             declaration,
-            _picked(self.dense, [places[variable.name] for variable in dense]),
-            {slot: _picked(values, trained) for slot, values in self.slots.items()},
+            _pick_slices(self.dense, [places[variable.name] for variable in dense]),
+            {slot: _pick_slices(values, trained) for slot, values in self.slots.items()},
             self.tables,
         )
 
 
-def joined(parts: Sequence[StoredRows]) -> StoredRows:
+def join_rows(parts: Sequence[RowArrays]) -> RowArrays:
     """The rows of disjoint parts, of which there is at least one."""
     seen = [part.seen for part in parts if part.seen is not None]
-    return StoredRows(
+    return RowArrays(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.values for part in parts]),
         {slot: np.concatenate([part.slots[slot] for part in parts]) for slot in parts[0].slots},
@@ -228,5 +228,5 @@ def joined(parts: Sequence[StoredRows]) -> StoredRows:
     )
 
 
-def _picked(slab: Floats, places: Sequence[slice]) -> Floats:
+def _pick_slices(slab: Floats, places: Sequence[slice]) -> Floats:
     return np.concatenate([slab[:0], *(slab[place] for place in places)])

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.embedding_table import Table
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_snapshot import Snapshot, StoredRows
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RowGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients:
+class PushGradients:
     """What one push brings.
 
     Attributes:
@@ -45,11 +45,11 @@ class ParameterStore(Protocol):
     """Dense slab, rows and slot variables of one parameter server."""
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> ModelDeclaration:
         """What it holds."""
 
     @property
-    def tables(self) -> Mapping[str, Table]:
+    def tables(self) -> Mapping[str, EmbeddingTable]:
         """By name; to look at, not to change."""
 
     def read_dense(self, out: Floats) -> None:
@@ -59,10 +59,10 @@ class ParameterStore(Protocol):
         """Rows ``[n, dim]``, a new array. A row that was never updated has its initial value and is not stored.
 
         Raises:
-            NoMemoryError: for so many.
+            OutOfMemoryError: for so many.
         """
 
-    def apply(self, gradients: Gradients, step: int) -> None:
+    def apply(self, gradients: PushGradients, step: int) -> None:
         """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
 
         Args:
@@ -71,26 +71,26 @@ class ParameterStore(Protocol):
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
-            NoMemoryError: the same of memory.
-            TornError: memory ran out later; the store may not be used any more.
+            OutOfMemoryError: the same of memory.
+            PartialUpdateError: memory ran out later; the store may not be used any more.
         """
 
     def extent(self, table: str) -> int:
         """Rows of a table are at positions below this; some of them may be free."""
 
-    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+    def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """The stored rows at positions ``start`` to ``start + limit``; see ``embedding_table.Table.scan``."""
 
     def make_room(self) -> None:
         """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.
 
         Raises:
-            NoMemoryError: there is none.
+            OutOfMemoryError: there is none.
         """
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ParameterSnapshot:
         """Everything as it is now: the slab and its slots are copied, tables as they can (``parameter_snapshot``).
 
         Raises:
-            NoMemoryError: for the copy.
+            OutOfMemoryError: for the copy.
         """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LN_2 = 0.6931471805599453
 _HALF_ROOT = 0.7071067811865476
-_TURN = 6.283185307179586
+_FULL_TURN = 6.283185307179586
 _LOG2_E = 1.4426950408889634
 _LN_2_HIGH, _LN_2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # the first times a whole number is exact
 _LARGEST_POWER = 700.0  # of e: near the end of a float64, and far beyond a float32
@@ -41,7 +41,7 @@ def log(x: Doubles) -> Doubles:
     m = np.where(low, m * 2.0, m)
     s = (m - 1.0) / (m + 1.0)
     scaled: Doubles = (exponent - low).astype(np.float64) * _LN_2
-    return scaled + 2.0 * s * _series(_ARTANH, s * s)
+    return scaled + 2.0 * s * _evaluate_polynomial(_ARTANH, s * s)
 
 
 def exp(x: Doubles) -> Doubles:
@@ -50,7 +50,7 @@ def exp(x: Doubles) -> Doubles:
 
     exponent = np.floor(x * _LOG2_E + 0.5)
     rest = (x - exponent * _LN_2_HIGH) - exponent * _LN_2_LOW
-    scaled: Doubles = np.ldexp(_series(_EXP, rest), exponent.astype(np.int32))
+    scaled: Doubles = np.ldexp(_evaluate_polynomial(_EXP, rest), exponent.astype(np.int32))
     return scaled
 
 
@@ -74,14 +74,16 @@ def cos_of_turns(turns: Doubles) -> Doubles:
     import numpy as np
 
     quarter = np.floor(turns * 4.0 + 0.5)
-    angle = (turns - quarter * 0.25) * _TURN
+    angle = (turns - quarter * 0.25) * _FULL_TURN
     z = angle * angle
-    size = np.where((quarter == 1.0) | (quarter == 3.0), _series(_SIN, z) * angle, _series(_COS, z))
+    size = np.where(
+        (quarter == 1.0) | (quarter == 3.0), _evaluate_polynomial(_SIN, z) * angle, _evaluate_polynomial(_COS, z)
+    )
     signed: Doubles = np.where((quarter == 1.0) | (quarter == 2.0), -size, size)
     return signed
 
 
-def _series(coefficients: Sequence[float], z: Doubles) -> Doubles:
+def _evaluate_polynomial(coefficients: Sequence[float], z: Doubles) -> Doubles:
     import numpy as np
 
     total: Doubles = np.full_like(z, coefficients[0])

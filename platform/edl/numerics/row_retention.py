@@ -15,7 +15,7 @@ class TableFullError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class RowRetention:
     """Of each table, as the job's parameter servers have it in common.
 
     Attributes:

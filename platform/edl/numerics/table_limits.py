@@ -6,25 +6,25 @@ from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.numerics import initializers as initializers
 
-MAX_ROWS = 2**31 - 1
+MAX_TABLE_ROWS = 2**31 - 1
 """Rows of a table that says how many it has: what Keras' own tables can be indexed with."""
-MAX_DIM = 1 << 16
+MAX_ROW_VALUES = 1 << 16
 """Values of one row: with three slot variables it takes a megabyte."""
 
 
-def check_table(table: TableSpec) -> None:
+def check_table_shape(table: TableSpec) -> None:
     """Refuse a table that no parameter server holds.
 
     Raises:
         BadInputError: it has too many rows, or too many values in a row, or the initializer is not known.
     """
-    if not (0 <= table.rows <= MAX_ROWS and 0 < table.dim <= MAX_DIM):
+    if not (0 <= table.rows <= MAX_TABLE_ROWS and 0 < table.dim <= MAX_ROW_VALUES):
         raise BadInputError(
-            f"table '{table.name}' has {table.rows} x {table.dim} values; a table has 1 to {MAX_ROWS} rows, or 0 for "
-            f"no bound, of 1 to {MAX_DIM} values",
+            f"table '{table.name}' has {table.rows} x {table.dim} values; a table has 1 to {MAX_TABLE_ROWS} rows, or 0"
+            f" for no bound, of 1 to {MAX_ROW_VALUES} values",
             hint="for more ids than that, use edl.layers.Embedding without input_dim",
         )
     try:
-        initializers.check(table.initializer)
+        initializers.check_initializer(table.initializer)
     except BadInputError as error:
         raise BadInputError(f"{table.described}: {error.message}", hint=error.hint) from error

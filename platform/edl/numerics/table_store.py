@@ -10,18 +10,18 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.embedding_table import Table
-from edl.numerics.flat_parameters import Slab
-from edl.numerics.memory_errors import no_memory, torn
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.flat_parameters import FlatParameters
+from edl.numerics.memory_errors import out_of_memory_error, partial_update_error
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Rule, rule
-from edl.numerics.parameter_snapshot import FrozenRows, Snapshot, StoredRows
-from edl.numerics.parameter_store import Gradients
-from edl.numerics.row_retention import Retention
+from edl.numerics.optimizers import UpdateRule, make_rule
+from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot
+from edl.numerics.parameter_store import PushGradients
+from edl.numerics.row_retention import RowRetention
 
 
-class TableStore(ABC):
+class TableParameterStore(ABC):
     """A :class:`edl.numerics.parameter_store.ParameterStore`.
 
     Args:
@@ -30,48 +30,48 @@ class TableStore(ABC):
         retention: which rows its tables keep; by default all.
 
     Raises:
-        NoMemoryError: for the dense values, or a table.
+        OutOfMemoryError: for the dense values, or a table.
     """
 
-    def __init__(self, declaration: Declaration, dense: Floats, retention: Retention | None = None) -> None:
+    def __init__(self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None) -> None:
         self._declaration = declaration
-        self._retention = retention or Retention()
+        self._retention = retention or RowRetention()
         self._slab = self._taken(dense)
         self._tables = {table.name: self._empty(table) for table in declaration.tables}
 
-    def _taken(self, dense: Floats) -> Slab:
+    def _taken(self, dense: Floats) -> FlatParameters:
         try:
-            return Slab(self._declaration, dense, self._rule)
+            return FlatParameters(self._declaration, dense, self._rule)
         except MemoryError as error:
-            raise no_memory(f"{self._dense}, with their slot variables") from error
+            raise out_of_memory_error(f"{self._dense}, with their slot variables") from error
 
-    def _empty(self, table: TableSpec) -> Table:
+    def _empty(self, table: TableSpec) -> EmbeddingTable:
         try:
             return self._made(table)
         except MemoryError as error:
-            raise no_memory(table.described) from error
+            raise out_of_memory_error(table.described) from error
 
     @abstractmethod
-    def _made(self, table: TableSpec) -> Table:
+    def _made(self, table: TableSpec) -> EmbeddingTable:
         """A declared table, empty."""
 
     @staticmethod
-    def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+    def _rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
         """What moves the slab."""
-        return rule(optimizer, decay)
+        return make_rule(optimizer, decay)
 
     @classmethod
-    def restored(cls, snapshot: Snapshot) -> Self:
+    def restored(cls, snapshot: ParameterSnapshot) -> Self:
         """A store that holds what a snapshot holds."""
         store = cls(snapshot.declaration, snapshot.dense)
         store.load(snapshot)
         return store
 
-    def load(self, snapshot: Snapshot, version: int = 0) -> None:
+    def load(self, snapshot: ParameterSnapshot, version: int = 0) -> None:
         """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet.
 
         Raises:
-            NoMemoryError: only a part of it is held.
+            OutOfMemoryError: only a part of it is held.
         """
         np.copyto(self._slab.values, snapshot.dense)
         for name, slot in self._slab.slots.items():
@@ -81,15 +81,15 @@ class TableStore(ABC):
                 for piece in rows.pieces():
                     self._tables[name].load(piece, version)
             except MemoryError as error:
-                raise no_memory(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
+                raise out_of_memory_error(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> ModelDeclaration:
         """What it holds."""
         return self._declaration
 
     @property
-    def tables(self) -> Mapping[str, Table]:
+    def tables(self) -> Mapping[str, EmbeddingTable]:
         """As the port says."""
         return self._tables
 
@@ -102,36 +102,36 @@ class TableStore(ABC):
         try:
             return self._tables[table].read(ids)
         except MemoryError as error:
-            raise no_memory(self._rows(table, ids)) from error
+            raise out_of_memory_error(self._rows(table, ids)) from error
 
-    def apply(self, gradients: Gradients, step: int) -> None:
+    def apply(self, gradients: PushGradients, step: int) -> None:
         """As the port says."""
         for name, rows in gradients.rows.items():
             try:
                 self._tables[name].admit(rows.ids, step)
             except MemoryError as error:
-                raise no_memory(self._rows(name, rows.ids)) from error
+                raise out_of_memory_error(self._rows(name, rows.ids)) from error
         try:
             self._slab.apply(gradients, step)
         except MemoryError as error:
-            raise torn(self._dense) from error
+            raise partial_update_error(self._dense) from error
         for name, rows in gradients.rows.items():
             try:
                 self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
             except MemoryError as error:
-                raise torn(self._rows(name, rows.ids)) from error
+                raise partial_update_error(self._rows(name, rows.ids)) from error
 
     def extent(self, table: str) -> int:
         """As the port says."""
         return self._tables[table].extent
 
-    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+    def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """As the port says."""
         return self._tables[table].scan(start, limit)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ParameterSnapshot:
         """As the port says."""
-        tables: dict[str, FrozenRows] = {}
+        tables: dict[str, TableSnapshot] = {}
         try:
             slab = self._slab.copy()
             for name, table in self._tables.items():
@@ -139,15 +139,15 @@ class TableStore(ABC):
         except MemoryError as error:
             for rows in tables.values():
                 rows.release()
-            raise no_memory(f"a copy of {self._copied}") from error
-        return Snapshot(self._declaration, slab.values, slab.slots, tables)
+            raise out_of_memory_error(f"a copy of {self._copied}") from error
+        return ParameterSnapshot(self._declaration, slab.values, slab.slots, tables)
 
     def make_room(self) -> None:
         """As the port says."""
         try:
             self._slab.make_room()
         except MemoryError as error:
-            raise no_memory(f"a copy of {self._dense}") from error
+            raise out_of_memory_error(f"a copy of {self._dense}") from error
 
     def _rows(self, table: str, ids: Ids) -> str:
         return f"{len(ids)} rows of {self._declaration.table(table).described}"

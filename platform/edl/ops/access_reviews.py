@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.resource_kinds import ACCESS_REVIEWS, LOCAL_ACCESS_REVIEWS, Kind, Manifest
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.resource_kinds import LOCAL_ACCESS_REVIEWS, SELF_ACCESS_REVIEWS, Manifest, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class AccessRight:
     """One kind of request.
 
     Attributes:
@@ -33,28 +33,34 @@ class Right:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 
 
-_SUBMIT, _LOOK, _STOP = "edl submit", "edl list, status, why", "edl delete"
-NEEDED = (
-    *(Right("create", resource, "", _SUBMIT) for resource in ("configmaps", "secrets", "services", "pods")),
-    Right("create", "jobs", "batch", _SUBMIT),
-    *(Right(verb, "jobs", "batch", _LOOK) for verb in ("get", "list", "watch")),
-    *(Right(verb, "configmaps", "", _LOOK) for verb in ("get", "list", "watch")),
-    *(Right(verb, "pods", "", _LOOK) for verb in ("get", "list", "watch")),
-    Right("list", "events", "", "edl events, why"),
-    Right("get", "pods/log", "", "edl logs"),
-    Right("patch", "jobs", "batch", "edl submit, scale, stop"),
-    Right("delete", "jobs", "batch", _STOP),
-    *(Right("delete", resource, "", _STOP) for resource in ("pods", "configmaps", "secrets", "services")),
-    Right("get", "persistentvolumeclaims", "", "edl submit, data"),
+_SUBMIT_COMMAND, _STATUS_COMMANDS, _DELETE_COMMAND = "edl submit", "edl list, status, why", "edl delete"
+REQUIRED_RIGHTS = (
+    *(
+        AccessRight("create", resource, "", _SUBMIT_COMMAND)
+        for resource in ("configmaps", "secrets", "services", "pods")
+    ),
+    AccessRight("create", "jobs", "batch", _SUBMIT_COMMAND),
+    *(AccessRight(verb, "jobs", "batch", _STATUS_COMMANDS) for verb in ("get", "list", "watch")),
+    *(AccessRight(verb, "configmaps", "", _STATUS_COMMANDS) for verb in ("get", "list", "watch")),
+    *(AccessRight(verb, "pods", "", _STATUS_COMMANDS) for verb in ("get", "list", "watch")),
+    AccessRight("list", "events", "", "edl events, why"),
+    AccessRight("get", "pods/log", "", "edl logs"),
+    AccessRight("patch", "jobs", "batch", "edl submit, scale, stop"),
+    AccessRight("delete", "jobs", "batch", _DELETE_COMMAND),
+    *(
+        AccessRight("delete", resource, "", _DELETE_COMMAND)
+        for resource in ("pods", "configmaps", "secrets", "services")
+    ),
+    AccessRight("get", "persistentvolumeclaims", "", "edl submit, data"),
 )
 """Without these the commands do not work."""
 
-_PLAN = "what edl submit says about free room"
-WANTED = (
-    Right("list", "nodes", "", _PLAN, "edl-cluster-viewer", namespaced=False),
-    Right("list", "pods", "", _PLAN, "edl-cluster-viewer", namespaced=False),
-    Right("list", "resourcequotas", "", _PLAN),
-    Right(
+_CAPACITY_PLAN = "what edl submit says about free room"
+OPTIONAL_RIGHTS = (
+    AccessRight("list", "nodes", "", _CAPACITY_PLAN, "edl-cluster-viewer", namespaced=False),
+    AccessRight("list", "pods", "", _CAPACITY_PLAN, "edl-cluster-viewer", namespaced=False),
+    AccessRight("list", "resourcequotas", "", _CAPACITY_PLAN),
+    AccessRight(
         "get",
         "priorityclasses",
         "scheduling.k8s.io",
@@ -63,40 +69,43 @@ WANTED = (
         namespaced=False,
     ),
     # a websocket is a GET; from Kubernetes 1.35 on it needs both
-    *(Right(verb, "pods/exec", "", "edl data cp, ls", "edl-data-copy") for verb in ("get", "create")),
-    Right("list", "pods", "metrics.k8s.io", "edl top"),
+    *(AccessRight(verb, "pods/exec", "", "edl data cp, ls", "edl-data-copy") for verb in ("get", "create")),
+    AccessRight("list", "pods", "metrics.k8s.io", "edl top"),
 )
 """Without these something less is shown or possible."""
 
 
-_MASTER = "the master of a job"
-MASTERS = (
-    *(Right(verb, "pods", "", _MASTER) for verb in ("create", "get", "list", "watch", "patch", "delete")),
-    *(Right(verb, "configmaps", "", _MASTER) for verb in ("get", "watch", "patch")),
-    Right("patch", "services", "", _MASTER),
-    *(Right(verb, "jobs", "batch", _MASTER) for verb in ("get", "list", "watch", "patch")),
-    *(Right(verb, "leases", "coordination.k8s.io", _MASTER) for verb in ("create", "get", "update", "patch")),
-    Right("create", "events", "", _MASTER),
+_MASTER_ROLE = "the master of a job"
+MASTER_RIGHTS = (
+    *(AccessRight(verb, "pods", "", _MASTER_ROLE) for verb in ("create", "get", "list", "watch", "patch", "delete")),
+    *(AccessRight(verb, "configmaps", "", _MASTER_ROLE) for verb in ("get", "watch", "patch")),
+    AccessRight("patch", "services", "", _MASTER_ROLE),
+    *(AccessRight(verb, "jobs", "batch", _MASTER_ROLE) for verb in ("get", "list", "watch", "patch")),
+    *(
+        AccessRight(verb, "leases", "coordination.k8s.io", _MASTER_ROLE)
+        for verb in ("create", "get", "update", "patch")
+    ),
+    AccessRight("create", "events", "", _MASTER_ROLE),
 )
 """What a job needs of the ClusterRole edl-job-master. With the policies it may also delete its token."""
 
-READ_SECRETS = Right("get", "secrets", "", "nothing")
+READ_SECRETS_RIGHT = AccessRight("get", "secrets", "", "nothing")
 """Who has it is not held to the admission policies."""
 
 
-def may(api: Api, right: Right) -> bool:
+def has_right(api: KubeClient, right: AccessRight) -> bool:
     """Whether whoever asks has a right, as far as the API server's authorizers know."""
-    return _reviewed(api, ACCESS_REVIEWS, right, {})
+    return _review_access(api, SELF_ACCESS_REVIEWS, right, {})
 
 
-def master_may(api: Api, right: Right) -> bool:
-    """Whether the account of jobs' masters has a right; raises NoRightError where one may not ask about others."""
+def master_has_right(api: KubeClient, right: AccessRight) -> bool:
+    """Whether the account of jobs' masters has a right; raises RbacDeniedError where one may not ask about others."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{api.namespace}", "system:authenticated"]
     user = f"system:serviceaccount:{api.namespace}:{names.MASTER_ACCOUNT}"
-    return _reviewed(api, LOCAL_ACCESS_REVIEWS, right, {"user": user, "groups": groups})
+    return _review_access(api, LOCAL_ACCESS_REVIEWS, right, {"user": user, "groups": groups})
 
 
-def _reviewed(api: Api, kind: Kind, right: Right, subject: Manifest) -> bool:
+def _review_access(api: KubeClient, kind: ResourceKind, right: AccessRight, subject: Manifest) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}
     if right.namespaced:

@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edl.api.errors import BadInputError, StorageError
-from edl.ops.checkpoint_lookup import Place
-from edl.storage.checkpoint_manifest import Manifest, Skipped, cut_directory, cuts_in, load_manifest
-from edl.storage.checkpoint_verification import newest, verify
+from edl.ops.checkpoint_lookup import CheckpointLocation
+from edl.storage.checkpoint_manifest import (
+    CheckpointManifest,
+    SkippedCheckpoint,
+    cut_directory,
+    list_cuts,
+    load_manifest,
+)
+from edl.storage.checkpoint_verification import newest_intact_checkpoint, verify_checkpoint
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def storage_errors_as_bad_input() -> Iterator[None]:
     """What is wrong with files of a checkpoint is bad input: the command ends with 2.
 
     Raises:
@@ -25,7 +31,9 @@ def reading() -> Iterator[None]:
         raise BadInputError(error.message, where=error.where, hint=hint) from error
 
 
-def chosen(place: Place, number: int | None, skipped: list[Skipped]) -> Manifest:
+def choose_checkpoint(
+    place: CheckpointLocation, number: int | None, skipped: list[SkippedCheckpoint]
+) -> CheckpointManifest:
     """The intact checkpoint ``number``, or the one that the place names, or the newest.
 
     Args:
@@ -37,10 +45,10 @@ def chosen(place: Place, number: int | None, skipped: list[Skipped]) -> Manifest
         BadInputError: there is none, or it cannot be used; says which can.
     """
     wanted = place.cut if number is None else number
-    with reading():
+    with storage_errors_as_bad_input():
         if wanted is not None:
-            return _intact(place, wanted)
-        found = newest(place.directory, skipped.append)
+            return _require_intact(place, wanted)
+        found = newest_intact_checkpoint(place.directory, skipped.append)
     if found is not None:
         return found
     if not skipped:
@@ -54,21 +62,21 @@ def chosen(place: Place, number: int | None, skipped: list[Skipped]) -> Manifest
     )
 
 
-def _intact(place: Place, number: int) -> Manifest:
+def _require_intact(place: CheckpointLocation, number: int) -> CheckpointManifest:
     directory = cut_directory(place.directory, number)
     if not directory.is_dir():
-        known = ", ".join(map(str, cuts_in(place.directory)))
+        known = ", ".join(map(str, list_cuts(place.directory)))
         hint = f"Its checkpoints are: {known}." if known else "It has none."
         raise BadInputError(f"{place.name} has no checkpoint {number}", where=str(place.directory), hint=hint)
     found = load_manifest(directory)
-    reason = found.reason if isinstance(found, Skipped) else verify(directory, found)
-    if isinstance(found, Manifest) and reason is None:
+    reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
+    if isinstance(found, CheckpointManifest) and reason is None:
         return found
-    raise BadInputError(f"cannot be used: {reason}", where=str(directory), hint=_instead(place, number))
+    raise BadInputError(f"cannot be used: {reason}", where=str(directory), hint=_suggest_intact(place, number))
 
 
-def _instead(place: Place, number: int) -> str:
-    other = newest(place.directory)
+def _suggest_intact(place: CheckpointLocation, number: int) -> str:
+    other = newest_intact_checkpoint(place.directory)
     if other is None:
         return f"No other checkpoint of {place.name} is intact."
     return f"Checkpoint {other.cut} is the newest that is intact: --checkpoint {other.cut}."

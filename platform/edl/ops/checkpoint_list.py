@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
-from edl.reporting.text_table import age, aligned
-from edl.storage.checkpoint_commit import check_size
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, Skipped, cut_directory, cuts_in, load_manifest
-from edl.storage.checkpoint_verification import check_bytes, verify
+from edl.reporting.text_table import align_columns, format_age
+from edl.storage.checkpoint_commit import check_shard_size
+from edl.storage.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    SkippedCheckpoint,
+    cut_directory,
+    list_cuts,
+    load_manifest,
+)
+from edl.storage.checkpoint_verification import check_shard_bytes, verify_checkpoint
 
-_RIGHT = (0, 1, 2, 3, 4, 5)
+_RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5)
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCheckpoint:
     """A checkpoint.
 
     Attributes:
@@ -35,7 +42,7 @@ class Listed:
     directory: Path
     state: str
     problem: str = ""
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
 
     @property
     def usable(self) -> bool:
@@ -66,7 +73,7 @@ class Listed:
     @property
     def created(self) -> float | None:
         """Unix seconds."""
-        return when(self.manifest.created) if self.manifest else None
+        return parse_created(self.manifest.created) if self.manifest else None
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -83,7 +90,7 @@ class Listed:
         }
 
 
-def listed(directory: Path, *, verified: bool) -> list[Listed]:
+def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoint]:
     """The checkpoints in ``directory``, oldest first.
 
     Args:
@@ -93,22 +100,24 @@ def listed(directory: Path, *, verified: bool) -> list[Listed]:
     Raises:
         StorageError: the folder cannot be read.
     """
-    return [_listed(directory, cut, verified=verified) for cut in cuts_in(directory)]
+    return [_list_checkpoint(directory, cut, verified=verified) for cut in list_cuts(directory)]
 
 
-def newest_usable(found: Sequence[Listed]) -> Listed | None:
+def newest_usable(found: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
     """The newest that nothing is known to be wrong with."""
     return next((each for each in reversed(found) if each.usable), None)
 
 
-def table(found: Sequence[Listed], now: float) -> list[str]:
+def checkpoint_table(found: Sequence[ListedCheckpoint], now: float) -> list[str]:
     """Lines, with a head; the newest usable one has a star."""
     best = newest_usable(found)
     head = ["CHECKPOINT", "STEP", "RECORDS", "SIZE", "SHARDS", "AGE", "STATE"]
-    return aligned([head, *(_row(each, now, newest=each is best) for each in found)], right=_RIGHT)
+    return align_columns(
+        [head, *(_checkpoint_row(each, now, newest=each is best) for each in found)], right=_RIGHT_ALIGNED
+    )
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Bytes for people: ``110 kB``."""
     value, unit = float(size), "bytes"
     for larger in _UNITS:
@@ -118,7 +127,7 @@ def size_text(size: int) -> str:
     return f"{value:.1f} {unit}" if unit != "bytes" and value < 100 else f"{value:,.0f} {unit}"
 
 
-def when(created: str) -> float | None:
+def parse_created(created: str) -> float | None:
     """Unix seconds of a manifest's ``created``; None when it is not a time."""
     try:
         return datetime.fromisoformat(created).timestamp()
@@ -126,26 +135,26 @@ def when(created: str) -> float | None:
         return None
 
 
-def _listed(checkpoints: Path, cut: int, *, verified: bool) -> Listed:
+def _list_checkpoint(checkpoints: Path, cut: int, *, verified: bool) -> ListedCheckpoint:
     directory = cut_directory(checkpoints, cut)
     try:
         found = load_manifest(directory)
     except StorageError as error:  # of another version, or not to be read
-        return Listed(cut, directory, "damaged", error.message)
-    if isinstance(found, Skipped):
-        if (directory / MANIFEST).exists():
-            return Listed(cut, directory, "damaged", found.reason)
-        return Listed(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
-    problem = verify(directory, found, check_bytes if verified else check_size)
+        return ListedCheckpoint(cut, directory, "damaged", error.message)
+    if isinstance(found, SkippedCheckpoint):
+        if (directory / MANIFEST_NAME).exists():
+            return ListedCheckpoint(cut, directory, "damaged", found.reason)
+        return ListedCheckpoint(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
+    problem = verify_checkpoint(directory, found, check_shard_bytes if verified else check_shard_size)
     if problem:
-        return Listed(cut, directory, "damaged", problem, found)
-    return Listed(cut, directory, "intact" if verified else "complete", manifest=found)
+        return ListedCheckpoint(cut, directory, "damaged", problem, found)
+    return ListedCheckpoint(cut, directory, "intact" if verified else "complete", manifest=found)
 
 
-def _row(each: Listed, now: float, *, newest: bool) -> list[str]:
+def _checkpoint_row(each: ListedCheckpoint, now: float, *, newest: bool) -> list[str]:
     counts = [f"{value:,}" if value is not None else "-" for value in (each.step, each.records)]
-    size = "-" if each.size is None else size_text(each.size)
+    size = "-" if each.size is None else format_size(each.size)
     shards = str(len(each.manifest.shards)) if each.manifest else "-"
-    how_old = "-" if each.created is None else age(now - each.created)
+    how_old = "-" if each.created is None else format_age(now - each.created)
     state = f"{each.state}: {each.problem}" if each.problem else each.state
     return [str(each.cut), *counts, size, shards, how_old, f"{state}, newest usable" if newest else state]

@@ -12,25 +12,33 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.node_matching import admits, usable
-from edl.ops.resource_quantities import Resources, lacks, largest, less, resources, said, total
+from edl.ops.node_matching import is_node_usable, node_admits_pod
+from edl.ops.resource_quantities import (
+    ResourceAmounts,
+    format_amount,
+    lacking_resources,
+    max_resources,
+    parse_resources,
+    subtract_resources,
+    sum_resources,
+)
 
-PODS = "pods"
-_ENDED = ("Succeeded", "Failed")
+PODS_RESOURCE = "pods"
+_ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class RunningPod:
     """A pod that has a place."""
 
     name: str
     node: str
-    requests: Resources
+    requests: ResourceAmounts
     priority: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlacement:
     """Where one pod of a forecast goes.
 
     Attributes:
@@ -45,17 +53,17 @@ class Place:
 
 
 @dataclass
-class _Node:
+class _NodeCapacity:
     manifest: Manifest
     free: dict[str, Fraction]
-    tenants: list[Tenant] = field(default_factory=list)
+    tenants: list[RunningPod] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return str(self.manifest["metadata"]["name"])
 
 
-class Room:
+class ClusterCapacity:
     """The nodes of a cluster with what is free on each; ``place`` takes from it.
 
     Args:
@@ -65,10 +73,10 @@ class Room:
 
     def __init__(self, nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> None:
         self._all = list(nodes)
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _NodeCapacity] = {}
         for manifest in self._all:
-            if usable(manifest):
-                node = _Node(manifest, resources(manifest["status"].get("allocatable")))
+            if is_node_usable(manifest):
+                node = _NodeCapacity(manifest, parse_resources(manifest["status"].get("allocatable")))
                 self._nodes[node.name] = node
         for pod in pods:
             self._occupy(pod)
@@ -85,117 +93,124 @@ class Room:
 
     def free(self, pod: Manifest) -> dict[str, Fraction]:
         """What is free on all nodes that admit ``pod``."""
-        return total(
+        return sum_resources(
             {name: max(Fraction(), amount) for name, amount in node.free.items()}
             for node in self._nodes.values()
-            if admits(node.manifest, pod)
+            if node_admits_pod(node.manifest, pod)
         )
 
-    def place(self, pod: Manifest) -> Place:
+    def place(self, pod: Manifest) -> PodPlacement:
         """Find room for a pod as the API server admitted it (with its priority), and take it."""
-        wanted, priority = requests_of(pod), int(pod["spec"].get("priority") or 0)
-        nodes = [node for node in self._nodes.values() if admits(node.manifest, pod)]
-        roomy = [node for node in nodes if not lacks(node.free, wanted)]
+        wanted, priority = pod_requests(pod), int(pod["spec"].get("priority") or 0)
+        nodes = [node for node in self._nodes.values() if node_admits_pod(node.manifest, pod)]
+        roomy = [node for node in nodes if not lacking_resources(node.free, wanted)]
         if roomy:
-            return self._take(max(roomy, key=_emptiness), wanted, priority, ())
+            return self._take(max(roomy, key=_free_share), wanted, priority, ())
         if pod["spec"].get("preemptionPolicy") != "Never":
-            yielding = [(found, node) for node in nodes if (found := _victims(node, wanted, priority)) is not None]
+            yielding = [(found, node) for node in nodes if (found := _find_victims(node, wanted, priority)) is not None]
             if yielding:
                 victims, node = min(yielding, key=lambda choice: len(choice[0]))
                 return self._take(node, wanted, priority, victims)
-        closest = min((lacks(node.free, wanted) for node in nodes), key=len, default=[])
-        return Place(None, lacking=tuple(closest))
+        closest = min((lacking_resources(node.free, wanted) for node in nodes), key=len, default=[])
+        return PodPlacement(None, lacking=tuple(closest))
 
     def hopeless(self, pod: Manifest) -> str:
         """Why ``pod`` can never start on the nodes that there are today, were they all empty; empty if it can.
 
         Nodes that are not ready or cordoned count: they come back. An autoscaler may bring others, hence *today's*.
         """
-        wanted = requests_of(pod)
-        fits = [resources(node["status"].get("allocatable")) for node in self._all if admits(_settled(node), pod)]
+        wanted = pod_requests(pod)
+        fits = [
+            parse_resources(node["status"].get("allocatable"))
+            for node in self._all
+            if node_admits_pod(_without_transient_taints(node), pod)
+        ]
         if not fits:
             return "none takes such pods (taints, node selector, affinity)"
-        closest = min((lacks(whole, wanted) for whole in fits), key=len)
-        most = largest(fits)
+        closest = min((lacking_resources(whole, wanted) for whole in fits), key=len)
+        most = max_resources(fits)
         missing = [
-            f"each asks for {said(name, wanted[name])}, no node has more than {_most(name, most)}" for name in closest
+            f"each asks for {format_amount(name, wanted[name])}, no node has more than {_format_most(name, most)}"
+            for name in closest
         ]
         return "; ".join(missing)
 
-    def _take(self, node: _Node, wanted: Resources, priority: int, victims: Sequence[Tenant]) -> Place:
+    def _take(
+        self, node: _NodeCapacity, wanted: ResourceAmounts, priority: int, victims: Sequence[RunningPod]
+    ) -> PodPlacement:
         for victim in victims:
             node.tenants.remove(victim)
-        node.free = less(total([node.free, *(victim.requests for victim in victims)]), wanted)
-        node.tenants.append(Tenant("", node.name, wanted, priority))
-        return Place(node.name, tuple(victim.name for victim in victims))
+        node.free = subtract_resources(sum_resources([node.free, *(victim.requests for victim in victims)]), wanted)
+        node.tenants.append(RunningPod("", node.name, wanted, priority))
+        return PodPlacement(node.name, tuple(victim.name for victim in victims))
 
     def _occupy(self, pod: Manifest) -> None:
         node = self._nodes.get(pod["spec"].get("nodeName") or "")
-        if node is None or pod.get("status", {}).get("phase") in _ENDED:
+        if node is None or pod.get("status", {}).get("phase") in _ENDED_PHASES:
             return
-        meta, wanted = pod["metadata"], requests_of(pod)
+        meta, wanted = pod["metadata"], pod_requests(pod)
         name = f"{meta.get('namespace', '')}/{meta['name']}"
-        node.tenants.append(Tenant(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
-        node.free = less(node.free, wanted)
+        node.tenants.append(RunningPod(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
+        node.free = subtract_resources(node.free, wanted)
 
 
-def _settled(node: Manifest) -> Manifest:
+def _without_transient_taints(node: Manifest) -> Manifest:
     """A node without the taints that Kubernetes sets for what passes: not ready, cordoned, short of memory."""
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
     return {**node, "spec": {**spec, "taints": taints}}
 
 
-def _most(name: str, most: Resources) -> str:
-    return said(name, most.get(name, Fraction()))
+def _format_most(name: str, most: ResourceAmounts) -> str:
+    return format_amount(name, most.get(name, Fraction()))
 
 
-def requests_of(pod: Manifest) -> dict[str, Fraction]:
+def pod_requests(pod: Manifest) -> dict[str, Fraction]:
     """What the scheduler reserves for a pod: the most that it asks for at any one time of its life."""
     spec = pod["spec"]
-    beside: list[Resources] = []  # init containers that go on beside the others
-    peaks: list[Resources] = []
+    beside: list[ResourceAmounts] = []  # init containers that go on beside the others
+    peaks: list[ResourceAmounts] = []
     for container in spec.get("initContainers") or ():
-        asked = _requests(container)
-        peaks.append(total([*beside, asked]))
+        asked = _container_requests(container)
+        peaks.append(sum_resources([*beside, asked]))
         if container.get("restartPolicy") == "Always":
             beside.append(asked)
-    running = total([*beside, *(_requests(container) for container in spec["containers"])])
-    whole = total([largest([running, *peaks]), resources(spec.get("overhead"))])
-    return {name: amount for name, amount in whole.items() if amount} | {PODS: Fraction(1)}
+    running = sum_resources([*beside, *(_container_requests(container) for container in spec["containers"])])
+    whole = sum_resources([max_resources([running, *peaks]), parse_resources(spec.get("overhead"))])
+    return {name: amount for name, amount in whole.items() if amount} | {PODS_RESOURCE: Fraction(1)}
 
 
-def _requests(container: Manifest) -> dict[str, Fraction]:
+def _container_requests(container: Manifest) -> dict[str, Fraction]:
     asked = container.get("resources") or {}
-    return resources({**(asked.get("limits") or {}), **(asked.get("requests") or {})})
+    return parse_resources({**(asked.get("limits") or {}), **(asked.get("requests") or {})})
 
 
-def _emptiness(node: _Node) -> tuple[Fraction, str]:
-    whole = resources(node.manifest["status"].get("allocatable"))
+def _free_share(node: _NodeCapacity) -> tuple[Fraction, str]:
+    whole = parse_resources(node.manifest["status"].get("allocatable"))
     shares = [node.free[name] / whole[name] for name in ("cpu", "memory") if whole.get(name)]
     return sum(shares, Fraction()), node.name
 
 
-def _victims(node: _Node, wanted: Resources, priority: int) -> list[Tenant] | None:
+def _find_victims(node: _NodeCapacity, wanted: ResourceAmounts, priority: int) -> list[RunningPod] | None:
     """The fewest, lowest tenants without whom there is room; None when all lower ones together are too few."""
-    chosen: list[Tenant] = []
+    chosen: list[RunningPod] = []
     free = node.free
     for tenant in sorted(node.tenants, key=lambda tenant: tenant.priority):
         if tenant.priority >= priority:
             break
         chosen.append(tenant)
-        free = total([free, tenant.requests])
-        if not lacks(free, wanted):
-            return _spared(chosen, free, wanted)
+        free = sum_resources([free, tenant.requests])
+        if not lacking_resources(free, wanted):
+            return _spare_victims(chosen, free, wanted)
     return None
 
 
-def _spared(chosen: Sequence[Tenant], free: Resources, wanted: Resources) -> list[Tenant]:
+def _spare_victims(chosen: Sequence[RunningPod], free: ResourceAmounts, wanted: ResourceAmounts) -> list[RunningPod]:
     """``chosen`` without those that can stay after all, the highest first."""
     needed = list(chosen)
     for tenant in sorted(chosen, key=lambda tenant: -tenant.priority):
-        without = less(free, tenant.requests)
-        if not lacks(without, wanted):
+        without = subtract_resources(free, tenant.requests)
+        if not lacking_resources(without, wanted):
             needed.remove(tenant)
             free = without
     return needed

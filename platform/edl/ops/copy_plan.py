@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edl.api.errors import BadInputError
-from edl.ops.file_transfer import Entry
-from edl.storage.durable_files import translated
+from edl.ops.file_transfer import VolumeEntry
+from edl.storage.durable_files import translate_os_errors
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CopyItem:
     """One file: on this machine, on the volume, its size in bytes."""
 
     here: Path
@@ -36,7 +36,7 @@ class CopyPlan:
         left_out: what is neither file nor directory, such as links.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[CopyItem, ...]
     here: tuple[Path, ...] = ()
     there: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class CopyPlan:
         return sum(item.size for item in self.items)
 
 
-def upload(source: Path, target: str, kind: str) -> CopyPlan:
+def plan_upload(source: Path, target: str, kind: str) -> CopyPlan:
     """From this machine to the volume.
 
     Args:
@@ -61,20 +61,22 @@ def upload(source: Path, target: str, kind: str) -> CopyPlan:
     if source.is_file():
         inside = kind == "directory" or target.endswith("/")
         there = posixpath.join(target, source.name) if inside else target
-        return CopyPlan((Item(source, there, source.stat().st_size),))
+        return CopyPlan((CopyItem(source, there, source.stat().st_size),))
     if not source.is_dir():
         raise BadInputError("no such file or directory", where=str(source))
     if kind in ("file", "other"):
         raise BadInputError("this is a file, and a directory would take its place", where=target)
-    with translated(source, "list"):
-        found = list(_below(source))
-    return _sorted(
+    with translate_os_errors(source, "list"):
+        found = list(_walk_directory(source))
+    return _classify_paths(
         (path.relative_to(source).as_posix(), path, posixpath.join(target, path.relative_to(source).as_posix()))
         for path in found
     )
 
 
-def download(source: str, entries: Iterable[Entry], target: Path, *, is_file: bool, inside: bool) -> CopyPlan:
+def plan_download(
+    source: str, entries: Iterable[VolumeEntry], target: Path, *, is_file: bool, inside: bool
+) -> CopyPlan:
     """From the volume to this machine.
 
     Args:
@@ -90,14 +92,16 @@ def download(source: str, entries: Iterable[Entry], target: Path, *, is_file: bo
     found = list(entries)
     if is_file:
         here = target / PurePosixPath(source).name if inside else target
-        return CopyPlan((Item(here, source, found[0].size),))
+        return CopyPlan((CopyItem(here, source, found[0].size),))
     if target.is_file():
         raise BadInputError("this is a file, and a directory would take its place", where=str(target))
     for entry in found:
         if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
             raise BadInputError("the volume names a file that leads elsewhere", where=entry.path)
     files = [
-        Item(target / each.path, posixpath.join(source, each.path), each.size) for each in found if each.kind == "file"
+        CopyItem(target / each.path, posixpath.join(source, each.path), each.size)
+        for each in found
+        if each.kind == "file"
     ]
     folders = [target / each.path for each in found if each.kind == "directory"]
     return CopyPlan(
@@ -105,16 +109,16 @@ def download(source: str, entries: Iterable[Entry], target: Path, *, is_file: bo
     )
 
 
-def _below(directory: Path) -> Iterator[Path]:
+def _walk_directory(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
         yield path
         if path.is_dir() and not path.is_symlink():
-            yield from _below(path)
+            yield from _walk_directory(path)
 
 
-def _sorted(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
+def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
     """Files, directories and the rest, told apart; links are not followed, on either side."""
-    items: list[Item] = []
+    items: list[CopyItem] = []
     folders: list[str] = []
     others: list[str] = []
     for name, path, there in found:
@@ -123,7 +127,7 @@ def _sorted(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
         elif path.is_dir():
             folders.append(there)
         elif path.is_file():
-            items.append(Item(path, there, path.stat().st_size))
+            items.append(CopyItem(path, there, path.stat().st_size))
         else:
             others.append(name)
     return CopyPlan(tuple(items), there=tuple(folders), left_out=tuple(others))

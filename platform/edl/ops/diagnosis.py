@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.core.stall import UNSAVED
-from edl.ops.cluster_capacity import Room, requests_of
-from edl.ops.job_findings import Complaint, listed_briefly
-from edl.ops.job_view import JobSeen, conditions, label_of, role_of
-from edl.ops.kubernetes_events import Happening
-from edl.ops.pod_problems import Wait, scarce, waits_for
-from edl.ops.push_diagnosis import exchanged
-from edl.ops.resource_quantities import all_said
-from edl.ops.slowdown_diagnosis import slowed
+from edl.core.stall import UNSAVED_REASON
+from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
+from edl.ops.job_findings import JobFinding, format_short_list
+from edl.ops.job_view import JobView, job_conditions, pod_label, pod_role
+from edl.ops.kubernetes_events import KubernetesEvent
+from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources
+from edl.ops.push_diagnosis import diagnose_pushes
+from edl.ops.resource_quantities import format_amounts
+from edl.ops.slowdown_diagnosis import diagnose_slowdown
 
-_ENDINGS = {"Failed": "failed", "Interrupted": "was interrupted"}
-_ASK = "Ask for less: resources of the role in the job file."
-_DOUBT = (
+_ENDING_PHRASES = {"Failed": "failed", "Interrupted": "was interrupted"}
+_ASK_LESS_HINT = "Ask for less: resources of the role in the job file."
+_UNKNOWN_CAPACITY_HINT = (
     "If one has, it starts by itself when room is free. Otherwise ask for less: resources of the role in the job file. "
     "An admin knows, or can bind the ClusterRole edl-cluster-viewer to you."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class JobEvidence:
     """All that a diagnosis is made from.
 
     Attributes:
@@ -38,55 +38,55 @@ class Evidence:
         called: the job as the next command names it: ``mnist -n team``.
     """
 
-    job: JobSeen
+    job: JobView
     pods: Sequence[Manifest]
-    happenings: Sequence[Happening]
+    happenings: Sequence[KubernetesEvent]
     nodes: Sequence[Manifest] | None
     called: str
 
 
-def diagnose(evidence: Evidence) -> list[Complaint]:
+def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
     """What is the matter, the most important first; empty when nothing is."""
     if evidence.job.ended:
-        return [*_ended(evidence), *_costs(evidence)]
+        return [*_find_failure(evidence), *_find_slowdowns(evidence)]
     found = [
-        *_master(evidence),
-        *_stalled(evidence),
-        *_pending(evidence),
-        *_refused(evidence.job),
-        *_starved(evidence),
-        *_costs(evidence),
+        *_find_missing_master(evidence),
+        *_find_stall(evidence),
+        *_find_pending_pods(evidence),
+        *_find_refused_pods(evidence.job),
+        *_find_starvation(evidence),
+        *_find_slowdowns(evidence),
     ]
     return [each for index, each in enumerate(found) if each not in found[:index]]
 
 
-def _costs(evidence: Evidence) -> Iterator[Complaint]:
+def _find_slowdowns(evidence: JobEvidence) -> Iterator[JobFinding]:
     """What holds it up, and what has cost it time."""
-    yield from exchanged(evidence.job, evidence.called)
-    yield from slowed(evidence.job, evidence.called)
+    yield from diagnose_pushes(evidence.job, evidence.called)
+    yield from diagnose_slowdown(evidence.job, evidence.called)
 
 
-def _ended(evidence: Evidence) -> Iterator[Complaint]:
+def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
     """How it ended, if not well."""
     job = evidence.job
     if job.phase == "Done":
         return
-    status, ended = job.status, conditions(job.job).get("Failed", {})
+    status, ended = job.status, job_conditions(job.job).get("Failed", {})
     reason = (status.reason if status else "") or str(ended.get("message") or "no reason known")
     remedy = (
         f"Go on with: edl submit JOB.yaml --resume {status.run}"
         if status
         else f"`edl logs {evidence.called}` says more."
     )
-    yield Complaint(job.name, f"it {_ENDINGS.get(job.phase, job.phase)}: {reason}", remedy, job.told.detail)
+    yield JobFinding(job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.told.detail)
 
 
-def _master(evidence: Evidence) -> Iterator[Complaint]:
+def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
     """Why there is no master, if there is none."""
-    if any(role_of(pod) is Role.MASTER for pod in evidence.pods):
+    if any(pod_role(pod) is Role.MASTER for pod in evidence.pods):
         return
     if evidence.job.phase == "Suspended":
-        yield Complaint(
+        yield JobFinding(
             evidence.job.name,
             "the Job is suspended: its submission broke off",
             f"Delete it and submit again: edl delete {evidence.called}",
@@ -94,86 +94,86 @@ def _master(evidence: Evidence) -> Iterator[Complaint]:
         return
     refused = [each for each in evidence.happenings if each.reason == "FailedCreate"]
     if refused:
-        yield Complaint("master", f"its pod is refused: {refused[-1].text}", refusal_remedy(refused[-1].text))
+        yield JobFinding("master", f"its pod is refused: {refused[-1].text}", refusal_remedy(refused[-1].text))
     else:
-        yield Complaint(
+        yield JobFinding(
             "master", "the Job controller has not started its pod yet; after a deletion it waits 10 s and more"
         )
 
 
-def _stalled(evidence: Evidence) -> Iterator[Complaint]:
+def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
     """That training stands, and for want of what."""
     job = evidence.job
     if job.stall:
         remedy = "It goes on by itself when that is there; the master replaces what does not answer."
-        if UNSAVED in job.stall:
+        if UNSAVED_REASON in job.stall:
             remedy = "Make room on the job's volume: writing is tried again every 30 s, and training goes on by itself."
-        yield Complaint(job.name, f"it is stalled: {job.stall}", remedy)
+        yield JobFinding(job.name, f"it is stalled: {job.stall}", remedy)
 
 
-def _pending(evidence: Evidence) -> Iterator[Complaint]:
+def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
     """Pods that wait, those with the same reason together."""
-    together: dict[Wait, list[Manifest]] = {}
+    together: dict[PodProblem, list[Manifest]] = {}
     for pod in evidence.pods:
-        wait = waits_for(pod)
-        if wait is not None and not _over(pod):
+        wait = find_pod_problem(pod)
+        if wait is not None and not _is_ending(pod):
             together.setdefault(wait, []).append(pod)
     for wait, pods in together.items():
-        about = listed_briefly([label_of(pod) for pod in pods])
-        text, remedy = _unfit(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
-        yield Complaint(about, text, remedy, wait.said if wait.said not in text else "")
+        about = format_short_list([pod_label(pod) for pod in pods])
+        text, remedy = _capacity_problem(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
+        yield JobFinding(about, text, remedy, wait.said if wait.said not in text else "")
 
 
-def _over(pod: Manifest) -> bool:
+def _is_ending(pod: Manifest) -> bool:
     """Whether it has ended, or is told to go: then it is not waited for."""
     ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
     return bool(pod["metadata"].get("deletionTimestamp")) or ended
 
 
-def _unfit(pod: Manifest, wait: Wait, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
+def _capacity_problem(pod: Manifest, wait: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
     """Text and remedy, if the pod is not known to fit on an empty node."""
     if wait.reason != "Unschedulable":
         return None
-    return _may_never_fit(pod, wait) if nodes is None else _never_fits(pod, nodes)
+    return _unknown_capacity(pod, wait) if nodes is None else _exceeds_every_node(pod, nodes)
 
 
-def _may_never_fit(pod: Manifest, wait: Wait) -> tuple[str, str] | None:
+def _unknown_capacity(pod: Manifest, wait: PodProblem) -> tuple[str, str] | None:
     """That nobody here can tell whether room would be enough, if it is room that it waits for."""
-    wanted = requests_of(pod)
-    lacking = {name: wanted[name] for name in scarce(wait.said) if name in wanted}
+    wanted = pod_requests(pod)
+    lacking = {name: wanted[name] for name in insufficient_resources(wait.said) if name in wanted}
     if not lacking:
         return None
     doubt = "whether any node has that much at all is not known: you may not list nodes"
-    return f"{wait.text}; it asks for {all_said(lacking)}, and {doubt}", _DOUBT
+    return f"{wait.text}; it asks for {format_amounts(lacking)}, and {doubt}", _UNKNOWN_CAPACITY_HINT
 
 
-def _never_fits(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:
+def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:
     """That even the cluster without any other pod has no room, if that is so."""
     if not nodes:
         return None
-    room = Room(nodes, [])
+    room = ClusterCapacity(nodes, [])
     place = room.place(pod)
     if place.node is not None or not place.lacking:
         return None
-    wanted = requests_of(pod)
-    asked = all_said({name: wanted[name] for name in place.lacking if name in wanted})
-    return f"it can never start: it asks for {asked}, more than any node it may use has at all", _ASK
+    wanted = pod_requests(pod)
+    asked = format_amounts({name: wanted[name] for name in place.lacking if name in wanted})
+    return f"it can never start: it asks for {asked}, more than any node it may use has at all", _ASK_LESS_HINT
 
 
-def _refused(job: JobSeen) -> Iterator[Complaint]:
+def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
     """Pods that the cluster would not even take."""
     texts: dict[str, list[str]] = {}
     for name, text in (job.status.refusals if job.status else {}).items():
         texts.setdefault(text, []).append(name)
     for text, refused in texts.items():
-        yield Complaint(listed_briefly(refused), f"the cluster refuses it: {text}", refusal_remedy(text))
+        yield JobFinding(format_short_list(refused), f"the cluster refuses it: {text}", refusal_remedy(text))
 
 
-def _starved(evidence: Evidence) -> Iterator[Complaint]:
+def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
     status, running = evidence.job.status, evidence.job.running
     if status is not None and status.starved:
         left = "it goes on with them" if running > 1 else "it goes on with that one"
-        yield Complaint(
+        yield JobFinding(
             evidence.job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
             f"{status.workers_min}; {left if running else 'nothing is trained until one starts'}",
@@ -181,7 +181,7 @@ def _starved(evidence: Evidence) -> Iterator[Complaint]:
         )
 
 
-_REFUSALS = (
+_REFUSAL_REMEDIES = (
     (  # first: its sentences speak of accounts and PriorityClasses, too
         "ValidatingAdmissionPolicy",
         "Look at pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
@@ -206,4 +206,4 @@ _REFUSALS = (
 
 def refusal_remedy(text: str) -> str:
     """What can be done about a pod that the API server refuses; empty when only its admin knows."""
-    return next((remedy for part, remedy in _REFUSALS if part in text), "")
+    return next((remedy for part, remedy in _REFUSAL_REMEDIES if part in text), "")

@@ -14,12 +14,12 @@ from docker.errors import DockerException
 from docker.utils import kwargs_from_env
 
 from edl.api.errors import BadInputError
-from edl.ops.docker_errors import START, no_engine
+from edl.ops.docker_errors import START_HINT, no_engine_error
 
-Client: TypeAlias = Any
+DockerClient: TypeAlias = Any
 """A ``docker.APIClient``; the library has no types."""
 
-DEFAULT = "unix:///var/run/docker.sock"
+DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 GREETING_TIMEOUT = 10.0
 """Seconds that the engine has to say which version it speaks."""
 SILENCE_TIMEOUT = 600.0
@@ -27,22 +27,22 @@ SILENCE_TIMEOUT = 600.0
 _SCHEMES = ("unix://", "tcp://", "http://", "https://", "npipe://")
 
 
-def address(environment: Mapping[str, str]) -> str:
+def engine_address(environment: Mapping[str, str]) -> str:
     """The engine's address: ``DOCKER_HOST``, else that of the current context of the ``docker`` command.
 
     Raises:
         BadInputError: an address of a kind that this client does not speak, such as ssh://.
     """
-    found = environment.get("DOCKER_HOST") or _of_context() or DEFAULT
+    found = environment.get("DOCKER_HOST") or _context_address() or DEFAULT_ADDRESS
     if not found.startswith(_SCHEMES):
         raise BadInputError(
-            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={found}", hint=START
+            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={found}", hint=START_HINT
         )
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DockerEngine:
     """An engine that answers.
 
     Attributes:
@@ -50,12 +50,12 @@ class Engine:
         address: where it is, for messages.
     """
 
-    client: Client
+    client: DockerClient
     address: str
 
 
 @contextmanager
-def connected(environment: Mapping[str, str] | None = None) -> Iterator[Engine]:
+def connect_engine(environment: Mapping[str, str] | None = None) -> Iterator[DockerEngine]:
     """The engine that the environment names, for as long as the block lasts.
 
     TLS follows ``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``.
@@ -65,26 +65,26 @@ def connected(environment: Mapping[str, str] | None = None) -> Iterator[Engine]:
         BadInputError: the address is not one.
     """
     known = os.environ if environment is None else environment
-    where = address(known)
-    client = _connect(where, kwargs_from_env(environment=dict(known)).get("tls") or False)
+    where = engine_address(known)
+    client = _make_client(where, kwargs_from_env(environment=dict(known)).get("tls") or False)
     try:
-        yield Engine(client, where)
+        yield DockerEngine(client, where)
     finally:
         client.close()
 
 
-def _connect(where: str, tls: object) -> Client:
+def _make_client(where: str, tls: object) -> DockerClient:
     try:
         if where.startswith("unix://"):
             os.stat(where.removeprefix("unix://"))  # the library leaves a socket open when there is none
         client = APIClient(base_url=where, version="auto", timeout=GREETING_TIMEOUT, tls=tls)
     except (DockerException, OSError, ValueError) as error:
-        raise no_engine(where, error) from error
+        raise no_engine_error(where, error) from error
     client.timeout = SILENCE_TIMEOUT
     return client
 
 
-def _of_context() -> str | None:
+def _context_address() -> str | None:
     try:
         context = ContextAPI.get_current_context()
     except (DockerException, OSError, ValueError):

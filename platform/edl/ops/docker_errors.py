@@ -11,7 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from edl.api.errors import BadInputError, EdlError
 
-START = (
+START_HINT = (
     "start Docker (`systemctl start docker`, Docker Desktop, colima ...), or set DOCKER_HOST to an engine's "
     "unix:// or tcp:// address"
 )
@@ -33,15 +33,15 @@ class PushRefusedError(EngineError):
     """A registry did not take the image."""
 
 
-def no_engine(address: str, reason: BaseException) -> NoEngineError:
+def no_engine_error(address: str, reason: BaseException) -> NoEngineError:
     """The error for an engine that does not answer at the address."""
-    if caused_by(reason, PermissionError):
+    if is_caused_by(reason, PermissionError):
         hint = "your user may not use this socket: join the group that owns it (`sudo usermod -aG docker $USER`)"
         return NoEngineError("no permission to talk to the Docker engine", where=address, hint=hint)
-    return NoEngineError("no Docker engine answers", where=address, hint=START)
+    return NoEngineError("no Docker engine answers", where=address, hint=START_HINT)
 
 
-def caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
     """Whether an error of this kind is below ``error``: in its chain of causes, or wrapped in its arguments."""
     seen: set[int] = set()
     waiting: list[object] = [error]
@@ -56,7 +56,7 @@ def caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
 
 
 @contextmanager
-def translated(address: str) -> Iterator[None]:
+def translate_docker_errors(address: str) -> Iterator[None]:
     """Raise what the library and its transport raise as :class:`EngineError`."""
     try:
         yield

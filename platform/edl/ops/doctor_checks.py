@@ -11,45 +11,52 @@ from functools import partial
 
 from edl.api.errors import EdlError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
-from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError, RbacDeniedError
+from edl.cluster.kubernetes.install_hints import install_hint
 from edl.cluster.kubernetes.resource_kinds import (
-    CLAIMS,
     NAMESPACES,
     PRIORITY_CLASSES,
     ROLE_BINDINGS,
     SERVICE_ACCOUNTS,
+    VOLUME_CLAIMS,
     Manifest,
 )
-from edl.jobfile.pod_spec import RunAs
-from edl.ops.access_reviews import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
-from edl.ops.doctor_findings import (
-    Checkup,
-    Classes,
-    Level,
-    admission,
-    claims,
-    masters_bindings,
-    masters_rights,
-    masters_unknown,
-    others_teams,
-    pod_security,
-    pod_security_tried,
-    priorities,
-    rights,
-    uncounted,
-    version,
+from edl.jobfile.pod_spec import RunAsSpec
+from edl.ops.access_reviews import (
+    MASTER_RIGHTS,
+    OPTIONAL_RIGHTS,
+    READ_SECRETS_RIGHT,
+    REQUIRED_RIGHTS,
+    has_right,
+    master_has_right,
 )
-from edl.ops.helper_pod import Visit, pod, pod_name, visited
+from edl.ops.doctor_findings import (
+    DoctorFinding,
+    FindingLevel,
+    PriorityClassNames,
+    judge_claims,
+    judge_master_bindings,
+    judge_master_rights,
+    judge_pod_security,
+    judge_pod_security_dry_run,
+    judge_priorities,
+    judge_priority_admission,
+    judge_secret_admission,
+    judge_uninstall,
+    judge_user_rights,
+    judge_version,
+    unknown_master_rights,
+)
+from edl.ops.helper_pod import HelperPodSpec, new_pod_name, render_helper_pod, run_helper_pod
 
-NO_IMAGE = "registry.invalid/none"
+UNPULLABLE_IMAGE = "registry.invalid/none"
 """Of a pod that is only asked about."""
 
-Check = Callable[[Api], Iterable[Checkup]]
+DoctorCheck = Callable[[KubeClient], Iterable[DoctorFinding]]
 
 
-def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
+def examine_cluster(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     """All findings about a cluster and a namespace of it, as they come.
 
     Args:
@@ -59,26 +66,26 @@ def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
     Raises:
         ApiError: the API server cannot be reached at all.
     """
-    yield version(api.ask("GET", "/version").body)
-    checks: tuple[tuple[str, Check], ...] = (
-        ("namespace", partial(_namespace, classes=classes)),
-        ("rights", _rights),
-        ("accounts", _accounts),
-        ("rights", _masters),
-        ("admission", partial(_admission, classes=classes)),
-        ("priorities", partial(_priorities, classes=classes)),
-        ("claims", _claims),
+    yield judge_version(api.ask("GET", "/version").body)
+    checks: tuple[tuple[str, DoctorCheck], ...] = (
+        ("namespace", partial(_check_namespace, classes=classes)),
+        ("rights", _check_user_rights),
+        ("accounts", _check_accounts),
+        ("rights", _check_master_rights),
+        ("admission", partial(_check_admission, classes=classes)),
+        ("priorities", partial(_check_priorities, classes=classes)),
+        ("claims", _check_claims),
     )
     for about, check in checks:
         try:
             yield from check(api)
         except ForbiddenError as error:
-            yield Checkup(Level.WARN, about, f"cannot be looked at: {error.message}", error.hint or "")
+            yield DoctorFinding(FindingLevel.WARN, about, f"cannot be looked at: {error.message}", error.hint or "")
         except ApiError as error:
-            yield Checkup(Level.FAIL, about, error.message, error.hint or "")
+            yield DoctorFinding(FindingLevel.FAIL, about, error.message, error.hint or "")
 
 
-def before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
+def check_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
     """Whether a Helm release with the cluster's part can go without taking it from under other teams.
 
     Args:
@@ -88,55 +95,58 @@ def before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
     Raises:
         ApiError: RoleBindings of all namespaces cannot be listed.
     """
-    yield from others_teams(release, api.namespace, api.list(ROLE_BINDINGS, namespace=EVERYWHERE).items)
+    yield from judge_uninstall(release, api.namespace, api.list(ROLE_BINDINGS, namespace=ALL_NAMESPACES).items)
 
 
-def _namespace(api: Api, classes: Classes) -> Iterator[Checkup]:
+def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     try:
-        yield pod_security(api.get(NAMESPACES, api.namespace))
-    except NoRightError:  # as for most people: then a pod is tried
-        asked = _asked(classes)
+        yield judge_pod_security(api.get(NAMESPACES, api.namespace))
+    except RbacDeniedError:  # as for most people: then a pod is tried
+        asked = _render_probe_pod(classes)
         del asked["spec"]["securityContext"], asked["spec"]["containers"][0]["securityContext"]
-        yield pod_security_tried(api.namespace, _refusal(api, asked))
+        yield judge_pod_security_dry_run(api.namespace, _dry_run_refusal(api, asked))
     except NotFoundError:
-        yield Checkup(
-            Level.FAIL, "namespace", f"there is no namespace {api.namespace}", "Choose one with -n, or have it created."
+        yield DoctorFinding(
+            FindingLevel.FAIL,
+            "namespace",
+            f"there is no namespace {api.namespace}",
+            "Choose one with -n, or have it created.",
         )
 
 
-def _rights(api: Api) -> Iterator[Checkup]:
-    missing = [right for right in NEEDED if not may(api, right)]
-    less = [right for right in WANTED if not may(api, right)]
-    yield from rights(api.namespace, missing, less)
+def _check_user_rights(api: KubeClient) -> Iterator[DoctorFinding]:
+    missing = [right for right in REQUIRED_RIGHTS if not has_right(api, right)]
+    less = [right for right in OPTIONAL_RIGHTS if not has_right(api, right)]
+    yield from judge_user_rights(api.namespace, missing, less)
 
 
-def _accounts(api: Api) -> Iterator[Checkup]:
+def _check_accounts(api: KubeClient) -> Iterator[DoctorFinding]:
     for name in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
         try:
             api.get(SERVICE_ACCOUNTS, name)
-            yield Checkup(Level.OK, "accounts", f"ServiceAccount {name} is there")
+            yield DoctorFinding(FindingLevel.OK, "accounts", f"ServiceAccount {name} is there")
         except NotFoundError:
             text = f"there is no ServiceAccount {name} in namespace {api.namespace}"
-            yield Checkup(Level.FAIL, "accounts", text, installed(api.namespace))
+            yield DoctorFinding(FindingLevel.FAIL, "accounts", text, install_hint(api.namespace))
 
 
-def _masters(api: Api) -> Iterator[Checkup]:
+def _check_master_rights(api: KubeClient) -> Iterator[DoctorFinding]:
     """Whether masters may do their work: asked for each right, or read off the bindings, or not known."""
     try:
-        yield masters_rights(api.namespace, [right for right in MASTERS if not master_may(api, right)])
+        yield judge_master_rights(api.namespace, [right for right in MASTER_RIGHTS if not master_has_right(api, right)])
     except ForbiddenError:
         try:
-            yield masters_bindings(api.namespace, api.list(ROLE_BINDINGS).items)
+            yield judge_master_bindings(api.namespace, api.list(ROLE_BINDINGS).items)
         except ForbiddenError:
-            yield masters_unknown()
+            yield unknown_master_rights()
 
 
-def _asked(classes: Classes) -> Manifest:
+def _render_probe_pod(classes: PriorityClassNames) -> Manifest:
     """A pod that is only asked about."""
-    return pod(Visit(None, NO_IMAGE, RunAs(), priority=classes.low), pod_name())
+    return render_helper_pod(HelperPodSpec(None, UNPULLABLE_IMAGE, RunAsSpec(), priority=classes.low), new_pod_name())
 
 
-def _refusal(api: Api, asked: Manifest) -> ForbiddenError | None:
+def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
     """What the server says to a pod, which is not created; None: it would take it."""
     try:
         api.create(asked, dry_run=True)
@@ -145,41 +155,47 @@ def _refusal(api: Api, asked: Manifest) -> ForbiddenError | None:
     return None
 
 
-def _admission(api: Api, classes: Classes) -> Iterator[Checkup]:
+def _check_admission(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     """Asked by a dry run: what is not installed cannot be looked up by people without rights of the whole cluster."""
-    if may(api, READ_SECRETS):
-        yield Checkup(Level.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway")
+    if has_right(api, READ_SECRETS_RIGHT):
+        yield DoctorFinding(
+            FindingLevel.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway"
+        )
         return
-    asked = _asked(classes)
+    asked = _render_probe_pod(classes)
     asked["spec"]["volumes"] = [{"name": "foreign", "secret": {"secretName": "foreign"}}]
-    yield admission(api.namespace, _refusal(api, asked))
-    asked = _asked(classes)
+    yield judge_secret_admission(api.namespace, _dry_run_refusal(api, asked))
+    asked = _render_probe_pod(classes)
     del asked["spec"]["priorityClassName"]
-    yield uncounted(api.namespace, _refusal(api, asked))
+    yield judge_priority_admission(api.namespace, _dry_run_refusal(api, asked))
 
 
-def _priorities(api: Api, classes: Classes) -> Iterator[Checkup]:
+def _check_priorities(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     found = {}
     for name in (classes.high, classes.low):
         try:
             found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
         except NotFoundError:
-            yield Checkup(Level.FAIL, "priorities", f"there is no PriorityClass {name}", installed(api.namespace))
+            yield DoctorFinding(
+                FindingLevel.FAIL, "priorities", f"there is no PriorityClass {name}", install_hint(api.namespace)
+            )
     if len(found) == 2:
-        yield priorities(classes, found[classes.high], found[classes.low])
+        yield judge_priorities(classes, found[classes.high], found[classes.low])
 
 
-def _claims(api: Api) -> Iterator[Checkup]:
-    yield from claims(api.list(CLAIMS).items, api.namespace)
+def _check_claims(api: KubeClient) -> Iterator[DoctorFinding]:
+    yield from judge_claims(api.list(VOLUME_CLAIMS).items, api.namespace)
 
 
-def pull(api: Api, image: str, classes: Classes, tell: Callable[[str], None]) -> Checkup:
+def check_image_pull(
+    api: KubeClient, image: str, classes: PriorityClassNames, tell: Callable[[str], None]
+) -> DoctorFinding:
     """Whether the nodes can have an image: a pod of it, with a worker's priority, is started and deleted at once."""
-    visit = Visit(None, image, RunAs(), seconds=600, task="tries the image", priority=classes.low)
+    visit = HelperPodSpec(None, image, RunAsSpec(), seconds=600, task="tries the image", priority=classes.low)
     try:
-        with visited(api, visit, tell):
-            return Checkup(Level.OK, "images", f"{image} was pulled, and its container started")
+        with run_helper_pod(api, visit, tell):
+            return DoctorFinding(FindingLevel.OK, "images", f"{image} was pulled, and its container started")
     except RetryableError as error:
-        return Checkup(Level.WARN, "images", f"{image}: {error.message}", error.hint or "")
+        return DoctorFinding(FindingLevel.WARN, "images", f"{image}: {error.message}", error.hint or "")
     except EdlError as error:
-        return Checkup(Level.FAIL, "images", f"{image}: {error.message}", error.hint or "")
+        return DoctorFinding(FindingLevel.FAIL, "images", f"{image}: {error.message}", error.hint or "")

@@ -9,18 +9,18 @@ from enum import StrEnum
 from typing import Any
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import ForbiddenError, PodSecurityError, PolicyError, QuotaError
-from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.api_errors import AdmissionPolicyError, ForbiddenError, PodSecurityError, QuotaExceededError
+from edl.cluster.kubernetes.install_hints import install_hint
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.access_reviews import Right
+from edl.ops.access_reviews import AccessRight
 
-OLDEST = (1, 30)
+MIN_KUBERNETES_VERSION = (1, 30)
 """The first Kubernetes with ValidatingAdmissionPolicy v1, which EDL's policies are; nothing else here is newer."""
-_ENFORCE = "pod-security.kubernetes.io/enforce"
-_MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
+_ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
+_MASTER_ACCOUNT_TEXT = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How bad a finding is."""
 
     OK = "OK"
@@ -29,7 +29,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -39,42 +39,50 @@ class Checkup:
         remedy: what can be done, and by whom; empty when there is nothing to do.
     """
 
-    level: Level
+    level: FindingLevel
     about: str
     text: str
     remedy: str = ""
 
 
-def version(said: dict[str, Any]) -> Checkup:
+def judge_version(said: dict[str, Any]) -> DoctorFinding:
     """Whether the server is new enough."""
     text = str(said.get("gitVersion", "of an unknown version"))
     digits = [int(number) for number in re.findall(r"\d+", f"{said.get('major', '')}.{said.get('minor', '')}")]
     if len(digits) < 2:
-        return Checkup(Level.WARN, "server", f"Kubernetes {text}: whether it is new enough is not known")
-    if tuple(digits[:2]) < OLDEST:
-        return Checkup(
-            Level.FAIL, "server", f"Kubernetes {text} is too old", f"EDL needs {OLDEST[0]}.{OLDEST[1]} or newer."
+        return DoctorFinding(FindingLevel.WARN, "server", f"Kubernetes {text}: whether it is new enough is not known")
+    if tuple(digits[:2]) < MIN_KUBERNETES_VERSION:
+        return DoctorFinding(
+            FindingLevel.FAIL,
+            "server",
+            f"Kubernetes {text} is too old",
+            f"EDL needs {MIN_KUBERNETES_VERSION[0]}.{MIN_KUBERNETES_VERSION[1]} or newer.",
         )
-    return Checkup(Level.OK, "server", f"Kubernetes {text}")
+    return DoctorFinding(FindingLevel.OK, "server", f"Kubernetes {text}")
 
 
-def pod_security(namespace: Manifest) -> Checkup:
+def judge_pod_security(namespace: Manifest) -> DoctorFinding:
     """Which pods the namespace admits."""
     name, labels = namespace["metadata"]["name"], namespace["metadata"].get("labels") or {}
-    level = labels.get(_ENFORCE)
+    level = labels.get(_ENFORCE_LABEL)
     if namespace.get("status", {}).get("phase") == "Terminating":
-        return Checkup(Level.FAIL, "namespace", f"namespace {name} is being deleted", "Choose another one with -n.")
+        return DoctorFinding(
+            FindingLevel.FAIL, "namespace", f"namespace {name} is being deleted", "Choose another one with -n."
+        )
     if level == "restricted":
-        return Checkup(Level.OK, "namespace", f"namespace {name} enforces restricted, which EDL's pods pass")
-    return Checkup(
-        Level.WARN,
+        return DoctorFinding(
+            FindingLevel.OK, "namespace", f"namespace {name} enforces restricted, which EDL's pods pass"
+        )
+    return DoctorFinding(
+        FindingLevel.WARN,
         "namespace",
         f"namespace {name} enforces {level or 'no Pod Security level'}",
-        f"EDL's pods pass restricted; an admin can have it enforced: kubectl label ns {name} {_ENFORCE}=restricted",
+        f"EDL's pods pass restricted; an admin can have it enforced: kubectl label ns {name}"
+        f" {_ENFORCE_LABEL}=restricted",
     )
 
 
-def pod_security_tried(namespace: str, refusal: ForbiddenError | None) -> Checkup:
+def judge_pod_security_dry_run(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
     """Which pods the namespace admits, by a pod that only ``restricted`` refuses: for who may not read namespaces.
 
     Args:
@@ -82,53 +90,62 @@ def pod_security_tried(namespace: str, refusal: ForbiddenError | None) -> Checku
         refusal: what the server says; None: it would take the pod.
     """
     if isinstance(refusal, PodSecurityError):
-        return Checkup(Level.OK, "namespace", f"namespace {namespace} enforces restricted, which EDL's pods pass")
+        return DoctorFinding(
+            FindingLevel.OK, "namespace", f"namespace {namespace} enforces restricted, which EDL's pods pass"
+        )
     if refusal is None:
         text = f"namespace {namespace} enforces no Pod Security level, or one below restricted"
         remedy = (
-            f"An admin can have it enforced, EDL's pods pass it: kubectl label ns {namespace} {_ENFORCE}=restricted"
+            f"An admin can have it enforced, EDL's pods pass it: kubectl label ns {namespace}"
+            f" {_ENFORCE_LABEL}=restricted"
         )
-        return Checkup(Level.WARN, "namespace", text, remedy)
+        return DoctorFinding(FindingLevel.WARN, "namespace", text, remedy)
     text = f"whether namespace {namespace} enforces a Pod Security level is not known: {refusal.message}"
-    return Checkup(Level.WARN, "namespace", text)
+    return DoctorFinding(FindingLevel.WARN, "namespace", text)
 
 
-def rights(namespace: str, missing: Sequence[Right], less: Sequence[Right]) -> Iterator[Checkup]:
+def judge_user_rights(
+    namespace: str, missing: Sequence[AccessRight], less: Sequence[AccessRight]
+) -> Iterator[DoctorFinding]:
     """What the user may not do, those rights together that the same is needed for."""
-    for needed_for, role, said in _together(missing):
-        yield Checkup(
-            Level.FAIL,
+    for needed_for, role, said in _group_rights(missing):
+        yield DoctorFinding(
+            FindingLevel.FAIL,
             "rights",
             f"you may not {said} in namespace {namespace}, needed for {needed_for}",
             f"An admin can bind the ClusterRole {role} to you in that namespace.",
         )
     if not missing:
-        yield Checkup(Level.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}")
-    for needed_for, role, said in _together(less):
+        yield DoctorFinding(
+            FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
+        )
+    for needed_for, role, said in _group_rights(less):
         text = f"you may not {said}; missing then: {needed_for}"
-        yield Checkup(Level.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
+        yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
 
-def masters_rights(namespace: str, missing: Sequence[Right]) -> Checkup:
+def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> DoctorFinding:
     """What the account of the masters may not do."""
     if not missing:
-        return Checkup(Level.OK, "rights", f"{_MASTERS} may do its work in namespace {namespace}")
+        return DoctorFinding(
+            FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} may do its work in namespace {namespace}"
+        )
     lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    text = f"{_MASTERS} may not {lacking} in namespace {namespace}: no job can run"
-    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {installed(namespace)}"
-    return Checkup(Level.FAIL, "rights", text, remedy)
+    text = f"{_MASTER_ACCOUNT_TEXT} may not {lacking} in namespace {namespace}: no job can run"
+    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {install_hint(namespace)}"
+    return DoctorFinding(FindingLevel.FAIL, "rights", text, remedy)
 
 
-def masters_bindings(namespace: str, bindings: Iterable[Manifest]) -> Checkup:
+def judge_master_bindings(namespace: str, bindings: Iterable[Manifest]) -> DoctorFinding:
     """Whether any Role is bound to the account of the masters; what that allows is not looked at."""
-    roles = [each["roleRef"]["name"] for each in bindings if _binds_masters(each, namespace)]
+    roles = [each["roleRef"]["name"] for each in bindings if _binds_master_account(each, namespace)]
     if roles:
-        return Checkup(Level.OK, "rights", f"{_MASTERS} is bound to {', '.join(roles)}")
-    text = f"no RoleBinding of namespace {namespace} is for {_MASTERS} without which no job can run"
-    return Checkup(Level.FAIL, "rights", text, installed(namespace))
+        return DoctorFinding(FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} is bound to {', '.join(roles)}")
+    text = f"no RoleBinding of namespace {namespace} is for {_MASTER_ACCOUNT_TEXT} without which no job can run"
+    return DoctorFinding(FindingLevel.FAIL, "rights", text, install_hint(namespace))
 
 
-def _binds_masters(binding: Manifest, namespace: str) -> bool:
+def _binds_master_account(binding: Manifest, namespace: str) -> bool:
     subjects = binding.get("subjects") or ()
     return any(
         (each["kind"], each["name"], each.get("namespace", namespace))
@@ -137,7 +154,7 @@ def _binds_masters(binding: Manifest, namespace: str) -> bool:
     )
 
 
-def others_teams(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[Checkup]:
+def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[DoctorFinding]:
     """Who would lose rights and priorities with a release that has the cluster's part: teams that it has not made.
 
     Args:
@@ -160,18 +177,25 @@ def others_teams(release: str, namespace: str, bindings: Iterable[Manifest]) -> 
             f"Remove that team first, or give {team} a cluster's part of another release (docs/operations.md). "
             f"`helm uninstall {release} -n {namespace} --no-hooks` asks nobody."
         )
-        yield Checkup(Level.FAIL, "uninstall", text, remedy)
+        yield DoctorFinding(FindingLevel.FAIL, "uninstall", text, remedy)
     if not teams:
-        yield Checkup(Level.OK, "uninstall", f"no other team needs what {release} has installed for the whole cluster")
+        yield DoctorFinding(
+            FindingLevel.OK, "uninstall", f"no other team needs what {release} has installed for the whole cluster"
+        )
 
 
-def masters_unknown() -> Checkup:
+def unknown_master_rights() -> DoctorFinding:
     """Nobody could be asked."""
     remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
-    return Checkup(Level.WARN, "rights", f"whether {_MASTERS} has its rights is not known: you may not ask", remedy)
+    return DoctorFinding(
+        FindingLevel.WARN,
+        "rights",
+        f"whether {_MASTER_ACCOUNT_TEXT} has its rights is not known: you may not ask",
+        remedy,
+    )
 
 
-def admission(namespace: str, refusal: ForbiddenError | None) -> Checkup:
+def judge_secret_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
     """Whether a pod with a Secret that is not its job's was refused.
 
     Args:
@@ -180,16 +204,18 @@ def admission(namespace: str, refusal: ForbiddenError | None) -> Checkup:
     """
     if refusal is None:
         text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
-        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {installed(namespace)}")
-    if isinstance(refusal, PolicyError):
-        return Checkup(
-            Level.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
+        return DoctorFinding(
+            FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
+        )
+    if isinstance(refusal, AdmissionPolicyError):
+        return DoctorFinding(
+            FindingLevel.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
         )
     text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal.message}"
-    return Checkup(Level.WARN, "admission", text)
+    return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
-def uncounted(namespace: str, refusal: ForbiddenError | None) -> Checkup:
+def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
     """Whether a pod without a PriorityClass was refused, which the quotas of classes would not count.
 
     Args:
@@ -198,14 +224,16 @@ def uncounted(namespace: str, refusal: ForbiddenError | None) -> Checkup:
     """
     if refusal is None:
         text = f"pods of namespace {namespace} need no PriorityClass: quotas of PriorityClasses do not count those"
-        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {installed(namespace)}")
-    if isinstance(refusal, PolicyError | QuotaError):
-        return Checkup(Level.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
+        return DoctorFinding(
+            FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
+        )
+    if isinstance(refusal, AdmissionPolicyError | QuotaExceededError):
+        return DoctorFinding(FindingLevel.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
     text = f"whether pods of namespace {namespace} must name a PriorityClass is not known: {refusal.message}"
-    return Checkup(Level.WARN, "admission", text)
+    return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
-def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
+def _group_rights(lacking: Iterable[AccessRight]) -> list[tuple[str, str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for right in lacking:
         where = "" if right.namespaced else " in all namespaces"
@@ -214,57 +242,59 @@ def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class PriorityClassNames:
     """Names of the PriorityClasses of services and of workers."""
 
     high: str = "high"
     low: str = "low"
 
 
-def priorities(classes: Classes, high: int, low: int) -> Checkup:
+def judge_priorities(classes: PriorityClassNames, high: int, low: int) -> DoctorFinding:
     """Whether services can take room from workers, by the values of their classes."""
     if high > low:
         text = f"PriorityClasses {classes.high} ({high:,}) and {classes.low} ({low:,})"
-        return Checkup(Level.OK, "priorities", text)
-    return Checkup(
-        Level.FAIL,
+        return DoctorFinding(FindingLevel.OK, "priorities", text)
+    return DoctorFinding(
+        FindingLevel.FAIL,
         "priorities",
         f"PriorityClass {classes.high} ({high:,}) is not above {classes.low} ({low:,}): nothing would be preempted",
         "An admin must delete one and create it anew: values cannot be changed.",
     )
 
 
-def claims(found: Iterable[Manifest], namespace: str) -> Iterator[Checkup]:
+def judge_claims(found: Iterable[Manifest], namespace: str) -> Iterator[DoctorFinding]:
     """Which volumes jobs could use."""
     there = list(found)
     if not there:
-        yield Checkup(
-            Level.WARN,
+        yield DoctorFinding(
+            FindingLevel.WARN,
             "claims",
             f"there is no PersistentVolumeClaim in namespace {namespace}: jobs keep no checkpoints, logs or models",
             "Create one with accessModes ReadWriteMany.",
         )
     for claim in there:
-        yield _claim(claim)
+        yield _judge_claim(claim)
 
 
-def _claim(claim: Manifest) -> Checkup:
+def _judge_claim(claim: Manifest) -> DoctorFinding:
     name, phase = claim["metadata"]["name"], claim.get("status", {}).get("phase", "Pending")
     modes = claim.get("spec", {}).get("accessModes") or []
     if phase == "Lost":
-        return Checkup(Level.FAIL, "claims", f"{name} has lost its volume", "Its data is gone with it; create it anew.")
+        return DoctorFinding(
+            FindingLevel.FAIL, "claims", f"{name} has lost its volume", "Its data is gone with it; create it anew."
+        )
     if phase != "Bound":
-        return Checkup(
-            Level.WARN,
+        return DoctorFinding(
+            FindingLevel.WARN,
             "claims",
             f"{name} has no volume yet ({phase})",
             f"It may get one with its first pod; `kubectl describe pvc {name}` says more.",
         )
     if "ReadWriteMany" not in modes:
-        return Checkup(
-            Level.WARN,
+        return DoctorFinding(
+            FindingLevel.WARN,
             "claims",
             f"{name} is {' and '.join(modes)}: pods on other nodes than the first cannot use it",
             "Jobs on more than one node need ReadWriteMany.",
         )
-    return Checkup(Level.OK, "claims", f"{name} is bound, ReadWriteMany")
+    return DoctorFinding(FindingLevel.OK, "claims", f"{name} is bound, ReadWriteMany")

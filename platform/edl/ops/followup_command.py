@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def called(job: str, context: str | None, namespace: str | None, settings: Sequence[str] = ()) -> str:
+def command_arguments(job: str, context: str | None, namespace: str | None, settings: Sequence[str] = ()) -> str:
     """A job, or a job file with its settings, as the next command names it: ``mnist -n team``."""
     words = [job]
     for setting in settings:
@@ -24,7 +24,7 @@ def called(job: str, context: str | None, namespace: str | None, settings: Seque
     return shlex.join(words)
 
 
-def program() -> str:
+def program_name() -> str:
     """``edl``, or where it is if a shell would not find it: in an environment that is not active, as of `make demo`."""
     here = sys.argv[0]
     return shlex.quote(here) if Path(here).name == "edl" and shutil.which("edl") is None else "edl"

@@ -14,27 +14,27 @@ from dataclasses import dataclass
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names, security_context
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import ApiError, AwayError, ForbiddenError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.pod_exec import Execution
-from edl.cluster.kubernetes.resource_kinds import CLAIMS, PODS, Manifest
-from edl.core.worker_priority import PLAIN_CLASS
-from edl.jobfile.pod_spec import RunAs
-from edl.ops.access_reviews import Right, may
-from edl.ops.pod_problems import OF_IMAGES, Wait, scarce, waits_for
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoResponseError, NotFoundError, RbacDeniedError
+from edl.cluster.kubernetes.pod_exec import PodExec
+from edl.cluster.kubernetes.resource_kinds import PODS, VOLUME_CLAIMS, Manifest
+from edl.core.worker_priority import LOW_PRIORITY_CLASS
+from edl.jobfile.pod_spec import RunAsSpec
+from edl.ops.access_reviews import AccessRight, has_right
+from edl.ops.pod_problems import IMAGE_REASONS, PodProblem, find_pod_problem, insufficient_resources
 
-MOUNT = "/claim"
-ROLE = "edl-data-copy"
+CLAIM_MOUNT = "/claim"
+DATA_COPY_ROLE = "edl-data-copy"
 """The ClusterRole that allows pods/exec, and nothing that jobs need."""
-READY_SECONDS = 180.0
-CPU, MEMORY = "100m", "64Mi"
+READY_TIMEOUT_SECONDS = 180.0
+CPU_REQUEST, MEMORY_REQUEST = "100m", "64Mi"
 """What the pod asks for."""
 _POLL_SECONDS = 0.3
-_EXEC = Right("get", "pods/exec", "", "edl data", ROLE)
+_EXEC_RIGHT = AccessRight("get", "pods/exec", "", "edl data", DATA_COPY_ROLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClaimPath:
     """A path on a claim, as the command line has it: ``CLAIM:/path``."""
 
     claim: str
@@ -44,16 +44,16 @@ class Place:
         return f"{self.claim}:{self.path}"
 
 
-def place(text: str) -> Place | None:
+def parse_claim_path(text: str) -> ClaimPath | None:
     """The place that ``CLAIM:/path`` names; None for a path of this machine."""
     claim, colon, path = text.partition(":")
     if not colon or "/" in claim or not claim:
         return None
-    return Place(claim, "/" + path.lstrip("/"))
+    return ClaimPath(claim, "/" + path.lstrip("/"))
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class HelperPodSpec:
     """What a pod is asked for.
 
     Attributes:
@@ -70,25 +70,25 @@ class Visit:
 
     claim: str | None
     image: str
-    run_as: RunAs
+    run_as: RunAsSpec
     read_only: bool = False
     seconds: int = 3600
     task: str = "copies"
     remedy: str = "Check the name of the image, and that the nodes reach its registry."
     pull_secrets: tuple[str, ...] = ()
-    priority: str = PLAIN_CLASS
+    priority: str = LOW_PRIORITY_CLASS
 
 
-def pod_name() -> str:
+def new_pod_name() -> str:
     """A new name for a pod; the admission policies know these pods, and no others of EDL, by such names."""
     return f"edl-data-{secrets.token_hex(4)}"
 
 
-class ImageError(BadInputError):
+class PodImageError(BadInputError):
     """The pod cannot start, and another image may help."""
 
 
-def pod(visit: Visit, name: str) -> Manifest:
+def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
     """The manifest of the pod."""
     labels = {
         "app.kubernetes.io/name": "edl",
@@ -97,19 +97,19 @@ def pod(visit: Visit, name: str) -> Manifest:
         "app.kubernetes.io/managed-by": names.MANAGED_BY,
     }
     container: Manifest = {
-        "name": names.CONTAINER,
+        "name": names.ROLE_CONTAINER,
         "image": visit.image,
         "command": ["sleep", str(visit.seconds)],
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": {
-            "requests": {"cpu": CPU, "memory": MEMORY, "ephemeral-storage": "16Mi"},
+            "requests": {"cpu": CPU_REQUEST, "memory": MEMORY_REQUEST, "ephemeral-storage": "16Mi"},
             "limits": {"memory": "256Mi", "ephemeral-storage": "256Mi"},
         },
-        "securityContext": security_context.of_container(),
+        "securityContext": security_context.container_security_context(),
     }
     optional: Manifest = {}
     if visit.claim is not None:
-        container["volumeMounts"] = [{"name": "claim", "mountPath": MOUNT, "readOnly": visit.read_only}]
+        container["volumeMounts"] = [{"name": "claim", "mountPath": CLAIM_MOUNT, "readOnly": visit.read_only}]
         optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]
     spec: Manifest = {
         "restartPolicy": "Never",
@@ -119,7 +119,7 @@ def pod(visit: Visit, name: str) -> Manifest:
         "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": security_context.of_pod(visit.run_as),
+        "securityContext": security_context.pod_security_context(visit.run_as),
         "containers": [container],
         "imagePullSecrets": [{"name": name} for name in visit.pull_secrets],
         **optional,
@@ -128,7 +128,7 @@ def pod(visit: Visit, name: str) -> Manifest:
 
 
 @contextmanager
-def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str]:
+def run_helper_pod(api: KubeClient, visit: HelperPodSpec, tell: Callable[[str], None]) -> Iterator[str]:
     """A running pod with the claim, by name; it is deleted afterwards, however that comes.
 
     Args:
@@ -137,27 +137,27 @@ def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str
         tell: called with what is waited for, for people, when that changes.
 
     Raises:
-        NoRightError: pods/exec is not allowed; nothing was created.
-        ImageError: the pod cannot start for its image.
+        RbacDeniedError: pods/exec is not allowed; nothing was created.
+        PodImageError: the pod cannot start for its image.
         BadInputError: there is no such claim, the pod is refused, or it cannot start.
         RetryableError: the cluster is away, or has no room for the pod within READY_SECONDS.
     """
     if visit.claim is not None:
         _require_exec(api)
-        _require(api, visit.claim)
-    name = pod_name()
+        _require_claim(api, visit.claim)
+    name = new_pod_name()
     try:
-        _create(api, visit, name)
-        _await(api, name, visit, tell)
+        _create_pod(api, visit, name)
+        _wait_until_running(api, name, visit, tell)
         yield name
     finally:
         with suppress(NotFoundError):
-            _remove(api, name, tell)
+            _delete_pod(api, name, tell)
 
 
-def _create(api: Api, visit: Visit, name: str) -> None:
+def _create_pod(api: KubeClient, visit: HelperPodSpec, name: str) -> None:
     try:
-        api.create(pod(visit, name))
+        api.create(render_helper_pod(visit, name))
     except ForbiddenError as error:
         if f"no PriorityClass with name {visit.priority} was found" not in error.message:
             raise
@@ -168,83 +168,83 @@ def _create(api: Api, visit: Visit, name: str) -> None:
         ) from error
 
 
-def run(api: Api, name: str) -> Execution:
+def exec_file_server(api: KubeClient, name: str) -> PodExec:
     """The program in the pod that serves its files.
 
     Raises:
-        NoRightError: pods/exec is not allowed; the message names the ClusterRole.
-        ApiError: the pod is gone; AwayError when there is no answer.
+        RbacDeniedError: pods/exec is not allowed; the message names the ClusterRole.
+        ApiError: the pod is gone; NoResponseError when there is no answer.
     """
     try:
-        return Execution(api.connection, name, ["python", "-m", "edl.pod.files", MOUNT], namespace=api.namespace)
+        return PodExec(api.connection, name, ["python", "-m", "edl.pod.files", CLAIM_MOUNT], namespace=api.namespace)
     except NotFoundError as error:
         raise BadInputError(
             "The pod that copies is gone: its time was over, or somebody deleted it",
             where=name,
             hint="The same command goes on where this one was cut off; --minutes gives it more time.",
         ) from error
-    except NoRightError as error:
-        error.hint = _granted_by(api)
+    except RbacDeniedError as error:
+        error.hint = _exec_role_hint(api)
         raise
 
 
-def _require_exec(api: Api) -> None:
+def _require_exec(api: KubeClient) -> None:
     """Asked first: a pod is not made and waited for only to find that nobody may use it."""
-    if not may(api, _EXEC):
-        message = f"You may not {_EXEC} in namespace {api.namespace}; nothing was created"
-        raise NoRightError(message, hint=_granted_by(api))
+    if not has_right(api, _EXEC_RIGHT):
+        message = f"You may not {_EXEC_RIGHT} in namespace {api.namespace}; nothing was created"
+        raise RbacDeniedError(message, hint=_exec_role_hint(api))
 
 
-def _granted_by(api: Api) -> str:
+def _exec_role_hint(api: KubeClient) -> str:
     return (
-        f"Files are copied through pods/exec, which the ClusterRole {ROLE} allows: "
+        f"Files are copied through pods/exec, which the ClusterRole {DATA_COPY_ROLE} allows: "
         f"have an admin bind it to you in namespace {api.namespace}."
     )
 
 
-def _require(api: Api, claim: str) -> None:
+def _require_claim(api: KubeClient, claim: str) -> None:
     try:
-        api.get(CLAIMS, claim)
+        api.get(VOLUME_CLAIMS, claim)
     except NotFoundError as error:
         with_names = ""
         with suppress(ApiError):  # then the message is shorter
-            found = [each["metadata"]["name"] for each in api.list(CLAIMS).items]
+            found = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
             with_names = f"There are: {', '.join(found)}." if found else "There is none at all."
         raise BadInputError(
             f"There is no PersistentVolumeClaim {claim} in namespace {api.namespace}", hint=with_names or None
         ) from error
 
 
-def _await(api: Api, name: str, visit: Visit, tell: Callable[[str], None]) -> None:
-    deadline, told = time.monotonic() + READY_SECONDS, ""
+def _wait_until_running(api: KubeClient, name: str, visit: HelperPodSpec, tell: Callable[[str], None]) -> None:
+    deadline, told = time.monotonic() + READY_TIMEOUT_SECONDS, ""
     while True:
         found = api.get(PODS, name)
         if found.get("status", {}).get("phase") == "Running":
             return
-        wait = waits_for(found) or Wait("starting", "the pod starts")
-        hint = _remedy(wait, visit) or None
+        wait = find_pod_problem(found) or PodProblem("starting", "the pod starts")
+        hint = _pod_remedy(wait, visit) or None
         if wait.final:
-            kind = ImageError if wait.reason in OF_IMAGES else BadInputError
+            kind = PodImageError if wait.reason in IMAGE_REASONS else BadInputError
             raise kind(f"The pod that {visit.task} cannot start: {wait.text}", where=name, hint=hint)
         if time.monotonic() > deadline:
-            raise AwayError(f"The pod that {visit.task} has not started: {wait.text}", where=name, hint=hint)
+            raise NoResponseError(f"The pod that {visit.task} has not started: {wait.text}", where=name, hint=hint)
         if wait.text != told:
             told = wait.text
             tell(told)
         time.sleep(_POLL_SECONDS)
 
 
-def _remedy(wait: Wait, visit: Visit) -> str:
+def _pod_remedy(wait: PodProblem, visit: HelperPodSpec) -> str:
     """What can be done; ``wait`` may speak of a job file, and this pod has none."""
-    if wait.reason in OF_IMAGES:
+    if wait.reason in IMAGE_REASONS:
         return visit.remedy
-    if scarce(wait.said):
-        return f"It asks for {CPU} CPU and {MEMORY} of memory: try again when other pods have gone."
+    if insufficient_resources(wait.said):
+        return f"It asks for {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have gone."
     return "" if wait.reason == "Unschedulable" and not wait.final else wait.remedy
 
 
-def _remove(api: Api, name: str, tell: Callable[[str], None]) -> None:
+def _delete_pod(api: KubeClient, name: str, tell: Callable[[str], None]) -> None:
     try:
         api.delete(PODS, name)
-    except AwayError:
+    except NoResponseError:
         tell(f"pod {name} could not be deleted: the API server is away; the pod ends by itself")

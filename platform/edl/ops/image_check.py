@@ -7,28 +7,28 @@ from posixpath import basename
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.ops.docker_engine import Engine
-from edl.ops.docker_errors import translated
+from edl.ops.docker_engine import DockerEngine
+from edl.ops.docker_errors import translate_docker_errors
 
 ENTRY_POINT = "edl-role"
-KIND = "dev.edl.image"
+IMAGE_LABEL = "dev.edl.image"
 """Label of EDL's own images, which images made from them inherit: ``training`` or ``submitter``."""
 
 
-def inspect(engine: Engine, image: str) -> dict[str, Any]:
+def inspect_image(engine: DockerEngine, image: str) -> dict[str, Any]:
     """The engine's description of an image: ``Config``, ``Size`` (bytes) and more.
 
     Raises:
         EngineError: there is no such image, or the engine went away.
     """
-    with translated(engine.address):
+    with translate_docker_errors(engine.address):
         found: dict[str, Any] = engine.client.inspect_image(image)
         return found
 
 
-def faults(config: Mapping[str, Any]) -> Iterator[str]:
+def image_faults(config: Mapping[str, Any]) -> Iterator[str]:
     """Why pods could not run an image of this ``Config``; nothing if they can."""
-    kind = (config.get("Labels") or {}).get(KIND)
+    kind = (config.get("Labels") or {}).get(IMAGE_LABEL)
     if kind is None:
         yield "it has no EDL inside: start FROM the training image edl/edl"
     elif kind != "training":
@@ -38,11 +38,11 @@ def faults(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"its entry point is {entry or 'empty'}: leave out ENTRYPOINT, pods need {ENTRY_POINT}"
 
 
-def require_runnable(image: str, config: Mapping[str, Any]) -> None:
+def require_runnable_image(image: str, config: Mapping[str, Any]) -> None:
     """Raise what keeps pods from running the image.
 
     Raises:
         BadInputError: with every reason.
     """
-    if reasons := list(faults(config)):
+    if reasons := list(image_faults(config)):
         raise BadInputError("the image was built, but no job can run it", where=image, hint="\n  ".join(reasons))

@@ -8,41 +8,41 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 
-REQUIREMENTS = "requirements.txt"
+REQUIREMENTS_FILE = "requirements.txt"
 """File of a zoo that lists the packages its models need besides those of the base image."""
 _ARG_BASE = re.compile(r"^\s*ARG\s+BASE\b", re.MULTILINE | re.IGNORECASE)
 
-_START = """\
+_FROM_BASE = """\
 ARG BASE={base}
 FROM ${{BASE}}
 """
-_PACKAGES = """\
+_INSTALL_PACKAGES = """\
 USER root
 COPY requirements.txt /model_zoo/
 RUN pip install -r /model_zoo/requirements.txt
 """
-_END = """\
+_COPY_ZOO = """\
 COPY . /model_zoo
 USER 1000:1000
 """
 
 
-def default_base() -> str:
+def default_base_image() -> str:
     """The training image of this version of EDL."""
     return f"edl/edl:{version('edl-platform')}"
 
 
-def dockerfile(base: str, *, packages: bool) -> str:
+def render_dockerfile(base: str, *, packages: bool) -> str:
     """A Dockerfile that puts the context at /model_zoo.
 
     Args:
         base: the image to start from.
         packages: whether to install what the zoo's requirements.txt lists.
     """
-    return _START.format(base=base) + (_PACKAGES if packages else "") + _END
+    return _FROM_BASE.format(base=base) + (_INSTALL_PACKAGES if packages else "") + _COPY_ZOO
 
 
-def recipe(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[str, str]]:
+def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[str, str]]:
     """The text of the Dockerfile to build, and its build arguments.
 
     It is ``file``, else the zoo's own Dockerfile, else one that is made here.
@@ -58,8 +58,8 @@ def recipe(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[st
     own = zoo / "Dockerfile"
     chosen = file or (own if own.exists() else None)
     if chosen is None:
-        return dockerfile(base or default_base(), packages=(zoo / REQUIREMENTS).is_file()), {}
-    text = _read(chosen)
+        return render_dockerfile(base or default_base_image(), packages=(zoo / REQUIREMENTS_FILE).is_file()), {}
+    text = _read_dockerfile(chosen)
     if base is None:
         return text, {}
     if not _ARG_BASE.search(text):
@@ -71,7 +71,7 @@ def recipe(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[st
     return text, {"BASE": base}
 
 
-def _read(file: Path) -> str:
+def _read_dockerfile(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

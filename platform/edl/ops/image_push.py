@@ -10,16 +10,16 @@ from typing import Any
 
 from docker.errors import APIError
 
-from edl.ops.docker_engine import Engine
-from edl.ops.docker_errors import PushRefusedError, translated
+from edl.ops.docker_engine import DockerEngine
+from edl.ops.docker_errors import PushRefusedError, translate_docker_errors
 
 _NO_ACCESS = re.compile(r"denied|unauthorized|no basic auth|authentication required|forbidden", re.IGNORECASE)
 _NO_IMAGE = re.compile(r"does not exist locally|no such image", re.IGNORECASE)
-_DONE = ("Pushed", "Layer already exists")
+_DONE_STATUSES = ("Pushed", "Layer already exists")
 
 
 @dataclass(frozen=True, slots=True)
-class Pushing:
+class PushProgress:
     """How far a push is.
 
     Attributes:
@@ -36,21 +36,21 @@ class Pushing:
     there: frozenset[str] = frozenset()
     digest: str = ""
 
-    def hear(self, message: Mapping[str, Any]) -> Pushing:
+    def hear(self, message: Mapping[str, Any]) -> PushProgress:
         """The state after one more message of the engine."""
         if "aux" in message:
             return replace(self, digest=str(message["aux"].get("Digest", "")))
         layer, status = message.get("id"), message.get("status", "")
         if layer is None:
             return self
-        if status in _DONE:
+        if status in _DONE_STATUSES:
             sent = {**self.sent, layer: self.size[layer]} if layer in self.size else self.sent
             return replace(self, sent=sent, waiting=self.waiting - {layer}, there=self.there | {layer})
         if status == "Pushing":
             return self._under_way(layer, message.get("progressDetail") or {})
         return replace(self, waiting=self.waiting | {layer}) if status in ("Preparing", "Waiting") else self
 
-    def _under_way(self, layer: str, detail: Mapping[str, int]) -> Pushing:
+    def _under_way(self, layer: str, detail: Mapping[str, int]) -> PushProgress:
         sent = detail.get("current", 0)
         size = max(detail.get("total", 0), sent)  # the engine estimates totals, and passes them
         return replace(
@@ -58,47 +58,47 @@ class Pushing:
         )
 
 
-def push(engine: Engine, image: str) -> Iterator[Pushing]:
+def push_image(engine: DockerEngine, image: str) -> Iterator[PushProgress]:
     """Push an image to the registry that its name says, with the credentials of ``docker login``.
 
     Raises:
         PushRefusedError: there is no such image here, or the registry refuses it.
         EngineError: the engine went away.
     """
-    with translated(engine.address):
+    with translate_docker_errors(engine.address):
         try:
             told = engine.client.push(image, stream=True, decode=True)
         except APIError as error:
-            raise refused(str(error.explanation or error), image) from error
-        yield from progress(told, image)
+            raise push_error(str(error.explanation or error), image) from error
+        yield from push_progress(told, image)
 
 
-def progress(told: Iterable[Mapping[str, Any]], image: str) -> Iterator[Pushing]:
+def push_progress(told: Iterable[Mapping[str, Any]], image: str) -> Iterator[PushProgress]:
     """The states of a push, from the engine's messages.
 
     Raises:
         PushRefusedError: a message says no.
     """
-    state, error = Pushing(), ""
+    state, error = PushProgress(), ""
     for message in told:  # to its end, error or not: the connection is free then
         error = error or str(message.get("error", ""))
         state = state.hear(message)
         yield state
     if error:
-        raise refused(error, image)
+        raise push_error(error, image)
 
 
-def refused(reason: str, image: str) -> PushRefusedError:
+def push_error(reason: str, image: str) -> PushRefusedError:
     """The error for a push that ended with these words."""
     if _NO_IMAGE.search(reason):
         hint = "`edl zoo build PATH --image NAME` makes it; `docker images` lists what there is"
         return PushRefusedError("there is no such image in the Docker engine", where=image, hint=hint)
     hint = "is the registry's name right, and is it up?"
     if _NO_ACCESS.search(reason):
-        hint = f"log in with `docker login{_registry(image)}` as somebody who may write there"
+        hint = f"log in with `docker login{_registry_argument(image)}` as somebody who may write there"
     return PushRefusedError(f"the registry refuses the image: {reason.strip()}", where=image, hint=hint)
 
 
-def _registry(image: str) -> str:
+def _registry_argument(image: str) -> str:
     host = image.partition("/")[0]
     return f" {host}" if "/" in image and ("." in host or ":" in host or host == "localhost") else ""

@@ -7,22 +7,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
-from edl.core.shards import minibatch_too_large
+from edl.core.shards import minibatch_size_error
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.problems import nearest
-from edl.jobfile.zoo_lookup import ANYTHING, locate, refuse_misnamed
-from edl.ops.local_run_plan import Counts
+from edl.jobfile.problems import closest_match
+from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, find_model_function
+from edl.ops.local_run_plan import RecordCounts
 
-FUNCTIONS = ("loss", "optimizer", "feed")
+REQUIRED_FUNCTIONS = ("loss", "optimizer", "feed")
 """What a model module defines beside the model, whatever is done with it."""
-_METRICS = "eval_metrics_fn"
+_METRICS_FUNCTION = "eval_metrics_fn"
 """What it defines for a job that evaluates."""
-_OWN_READER = "custom_data_reader"
+_READER_FUNCTION = "custom_data_reader"
 _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
 """Of the extra ``train``: what no job can do without."""
 
 
-def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
+def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordCounts:
     """The job's record counts, after its model module and its data were found.
 
     Args:
@@ -35,16 +35,16 @@ def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
             epoch has fewer records than a minibatch. Or this is the light client.
     """
     require_training_packages()
-    for problem in _not_built(spec):
+    for problem in _missing_native_code(spec):
         raise problem
-    defined = _defined(spec, evaluates=bool(spec.data.validation) and not predict)
-    if _OWN_READER in defined:
-        return _UNCOUNTED
+    defined = _defined_names(spec, evaluates=bool(spec.data.validation) and not predict)
+    if _READER_FUNCTION in defined:
+        return _UNKNOWN_COUNTS
     try:
-        return _counts(spec, predict=predict, resumed=resumed)
+        return _count_all_records(spec, predict=predict, resumed=resumed)
     except BadInputError:
-        if ANYTHING in defined:  # perhaps a reader of its own: whoever runs the module finds out
-            return _UNCOUNTED
+        if STAR_IMPORT in defined:  # perhaps a reader of its own: whoever runs the module finds out
+            return _UNKNOWN_COUNTS
         raise
 
 
@@ -63,45 +63,45 @@ def require_training_packages() -> None:
         )
 
 
-def _counts(spec: JobSpec, *, predict: bool, resumed: bool) -> Counts:
+def _count_all_records(spec: JobSpec, *, predict: bool, resumed: bool) -> RecordCounts:
     data = spec.data
     if predict:
-        return Counts(prediction=_counted("data.prediction", data.prediction, spec))
-    training = _counted("data.training", data.training, spec)
-    if not resumed and (why := minibatch_too_large(spec.train.minibatch_size, sum(training))):
+        return RecordCounts(prediction=_count_records("data.prediction", data.prediction, spec))
+    training = _count_records("data.training", data.training, spec)
+    if not resumed and (why := minibatch_size_error(spec.train.minibatch_size, sum(training))):
         raise BadInputError(why)
-    return Counts(
+    return RecordCounts(
         training=training,
-        validation=_counted("data.validation", data.validation, spec) if data.validation else (),
+        validation=_count_records("data.validation", data.validation, spec) if data.validation else (),
     )
 
 
-def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
+def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     """What of a job's module and data is not on this machine, with the field that names it; no record is counted.
 
     Args:
         spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
     """
-    found = [("ps.store", problem) for problem in _not_built(spec)]
+    found = [("ps.store", problem) for problem in _missing_native_code(spec)]
     defined: Sequence[str] = ()
-    if _here(spec.model.zoo, spec):
+    if _is_local_path(spec.model.zoo, spec):
         try:
-            defined = _defined(spec, evaluates=bool(spec.data.validation))
+            defined = _defined_names(spec, evaluates=bool(spec.data.validation))
         except BadInputError as error:
             found.append(("model.definition", error))
-    if _OWN_READER in defined:
+    if _READER_FUNCTION in defined:
         return found
     data = spec.data
     for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
         for path in paths:
-            found += _absent(f"data.{name}", path) if _here(path, spec) else ()
+            found += _missing_data(f"data.{name}", path) if _is_local_path(path, spec) else ()
     return found
 
 
-_UNCOUNTED = Counts(training=None, validation=None, prediction=None)
+_UNKNOWN_COUNTS = RecordCounts(training=None, validation=None, prediction=None)
 
 
-def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
+def _missing_native_code(spec: JobSpec) -> Iterator[BadInputError]:
     """That the job insists on native code which this installation of EDL was built without."""
     if (
         spec.ps.store == "native"
@@ -115,39 +115,39 @@ def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
         )
 
 
-def _here(path: str, spec: JobSpec) -> bool:
+def _is_local_path(path: str, spec: JobSpec) -> bool:
     away = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
     return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
 
 
-def _absent(field: str, path: str) -> list[tuple[str, BadInputError]]:
-    from edl.data.data_files import data_files
+def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
+    from edl.data.data_files import list_data_files
 
     try:
-        data_files(path)
+        list_data_files(path)
     except EdlError as error:
         return [(field, BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint))]
     return []
 
 
-def _defined(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
-    module = locate(Path(spec.model.zoo), spec.model.definition)
+def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
+    module = find_model_function(Path(spec.model.zoo), spec.model.definition)
     defined = module.names
-    needed = [*FUNCTIONS, _METRICS] if evaluates else FUNCTIONS
+    needed = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
     missing = [name for name in needed if name not in defined]
-    if missing and ANYTHING not in defined:
+    if missing and STAR_IMPORT not in defined:
         public = [name for name in defined if not name.startswith("_")]
-        close = nearest(missing[0], [name for name in public if name not in FUNCTIONS])
+        close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS])
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
             hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
         )
-    refuse_misnamed(module.path)
+    check_misnamed(module.path)
     return defined
 
 
-def _counted(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
+def _count_records(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
     from edl.data.reader_factory import open_reader
 
     if not paths:

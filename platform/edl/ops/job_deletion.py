@@ -11,8 +11,8 @@ from typing import Any
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, ForbiddenError, NoRightError, NotFoundError
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, ForbiddenError, NotFoundError, RbacDeniedError
 from edl.cluster.kubernetes.resource_kinds import (
     CONFIGMAPS,
     JOBS,
@@ -21,25 +21,25 @@ from edl.cluster.kubernetes.resource_kinds import (
     PODS,
     SECRETS,
     SERVICES,
-    Kind,
     Manifest,
-    kind_of,
+    ResourceKind,
+    manifest_kind,
 )
 
-REMOVAL_SECONDS = 300.0
-POLL_SECONDS = 0.25
-LOST_SECONDS, LATE_SECONDS = 5.0, 30.0
+DELETION_TIMEOUT_SECONDS = 300.0
+DELETION_POLL_SECONDS = 0.25
+LOST_NODE_GRACE_SECONDS, OVERDUE_GRACE_SECONDS = 5.0, 30.0
 """How long past its grace period a pod may stay: on a lost node, and anywhere else."""
-_KINDS = (PODS, JOBS, CONFIGMAPS, SERVICES, SECRETS, LEASES)
-_NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
+_JOB_KINDS = (PODS, JOBS, CONFIGMAPS, SERVICES, SECRETS, LEASES)
+_NODE_LOST_REASONS = ("DeletionByTaintManager", "DeletionByPodGC")
 
 
-class StillThereError(EdlError):
+class DeletionTimeoutError(EdlError):
     """Not everything went in time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class JobObjects:
     """What of a job is there at one moment.
 
     Attributes:
@@ -55,30 +55,30 @@ class Remains:
     def __bool__(self) -> bool:
         return bool(self.objects)
 
-    def of(self, kind: Kind) -> list[Manifest]:
+    def of(self, kind: ResourceKind) -> list[Manifest]:
         """The objects of one kind."""
         return [found for found in self.objects if found["kind"] == kind.name]
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class ObjectDeletion:
     """An object to delete; ``grace`` 0 takes a pod from its node unasked."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     uid: str
     grace: int | None = None
 
 
-def remains(api: Api, job: str) -> Remains:
+def list_job_objects(api: KubeClient, job: str) -> JobObjects:
     """What of a job is there. Pods are listed first: once the master's is gone nobody makes anything new."""
     found: list[Manifest] = []
     unseen: list[str] = []
     now = 0.0
-    for kind in _KINDS:
+    for kind in _JOB_KINDS:
         try:
-            answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.selector(job)})
-        except NoRightError:
+            answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.label_selector(job)})
+        except RbacDeniedError:
             if kind in (PODS, JOBS):
                 raise
             unseen.append(kind.plural)  # the Job owns it, so it goes with the Job
@@ -86,10 +86,10 @@ def remains(api: Api, job: str) -> Remains:
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         found += [{**head, **item} for item in answer.body.get("items") or ()]
         now = answer.server_time or now
-    return Remains(tuple(found), now, tuple(unseen))
+    return JobObjects(tuple(found), now, tuple(unseen))
 
 
-def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]:
+def plan_deletions(there: JobObjects, nodes_ready: Mapping[str, bool]) -> list[ObjectDeletion]:
     """What has to be deleted by hand: the Job, what nobody owns, pods that should be gone. The rest follows the Job.
 
     The master goes first, or it would ask for new workers when it sees the old ones go.
@@ -100,20 +100,20 @@ def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]
     """
     found = []
     for thing in there.objects:
-        kind, meta = kind_of(thing), thing["metadata"]
+        kind, meta = manifest_kind(thing), thing["metadata"]
         if "deletionTimestamp" not in meta:
-            if kind is JOBS or _is_master(thing) or not meta.get("ownerReferences"):
-                found.append(Deletion(kind, meta["name"], meta["uid"]))
-        elif kind is PODS and is_stuck(thing, nodes_ready.get(thing["spec"].get("nodeName", "")), there.now):
-            found.append(Deletion(kind, meta["name"], meta["uid"], grace=0))
+            if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
+                found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
+        elif kind is PODS and is_deletion_stuck(thing, nodes_ready.get(thing["spec"].get("nodeName", "")), there.now):
+            found.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace=0))
     return found
 
 
-def _is_master(thing: Manifest) -> bool:
-    return bool(thing["kind"] == PODS.name and thing["metadata"].get("labels", {}).get(names.ROLE) == Role.MASTER)
+def _is_master_pod(thing: Manifest) -> bool:
+    return bool(thing["kind"] == PODS.name and thing["metadata"].get("labels", {}).get(names.ROLE_LABEL) == Role.MASTER)
 
 
-def is_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:
+def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:
     """Whether a pod that was told to go is still there because its node cannot let it go.
 
     Args:
@@ -122,39 +122,41 @@ def is_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:
         now: the server's clock, unix seconds.
     """
     late = now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
-    return late > (LOST_SECONDS if node_ready is False or _evicted(pod) else LATE_SECONDS)
+    return late > (
+        LOST_NODE_GRACE_SECONDS if node_ready is False or _evicted_from_lost_node(pod) else OVERDUE_GRACE_SECONDS
+    )
 
 
-def _evicted(pod: Manifest) -> bool:
+def _evicted_from_lost_node(pod: Manifest) -> bool:
     """Whether the control plane took the pod from a node that it had given up."""
     return any(
-        condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST
+        condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST_REASONS
         for condition in pod.get("status", {}).get("conditions") or ()
     )
 
 
-def token_is_left(api: Api, job: str) -> bool:
+def token_secret_exists(api: KubeClient, job: str) -> bool:
     """Whether the token of a job is there, for somebody who may delete it but not look: a deletion that is not done."""
     try:
-        api.delete(SECRETS, names.token(job), dry_run=True)
+        api.delete(SECRETS, names.token_secret(job), dry_run=True)
     except (NotFoundError, ForbiddenError):
         return False
     return True
 
 
-class Removal:
+class JobDeletion:
     """Deletes a job round by round until nothing of it is left."""
 
-    def __init__(self, api: Api, job: str) -> None:
+    def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job = api, job
         self._asked: set[tuple[str, int | None]] = set()
 
-    def round(self) -> Remains:
+    def round(self) -> JobObjects:
         """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
-        there = remains(self._api, self._job)
+        there = list_job_objects(self._api, self._job)
         if SECRETS.plural in there.unseen and not self._asked:
             self._delete_unseen_token()
-        for deletion in deletions(there, self._ready(there)):
+        for deletion in plan_deletions(there, self._ready(there)):
             if (deletion.uid, deletion.grace) not in self._asked:
                 self._delete(deletion)
                 self._asked.add((deletion.uid, deletion.grace))
@@ -162,29 +164,29 @@ class Removal:
 
     def finish(
         self,
-        told: Callable[[Remains], Any],
+        told: Callable[[JobObjects], Any],
         clock: Callable[[], float],
         sleep: Callable[[float], Any],
-        seconds: float = REMOVAL_SECONDS,
+        seconds: float = DELETION_TIMEOUT_SECONDS,
     ) -> None:
         """Go on until nothing is left; ``told`` hears of each round.
 
         Raises:
-            StillThereError: something is left after ``seconds``.
+            DeletionTimeoutError: something is left after ``seconds``.
             ApiError: the server refuses a deletion.
         """
         end = clock() + seconds
         while there := self.round():
             told(there)
             if clock() >= end:
-                raise StillThereError(
-                    f"After {seconds:.0f} s there is still: {listed(there.objects)}",
+                raise DeletionTimeoutError(
+                    f"After {seconds:.0f} s there is still: {format_object_list(there.objects)}",
                     where=f"job {self._job}",
                     hint="Deleting goes on in the cluster; call `edl delete` again to see it through.",
                 )
-            sleep(POLL_SECONDS)
+            sleep(DELETION_POLL_SECONDS)
 
-    def _delete(self, deletion: Deletion) -> None:
+    def _delete(self, deletion: ObjectDeletion) -> None:
         try:
             self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace)
         except (NotFoundError, ConflictError):
@@ -193,11 +195,11 @@ class Removal:
     def _delete_unseen_token(self) -> None:
         """Who may not read Secrets cannot see whether the Job owns the token's; its name is known."""
         try:
-            self._api.delete(SECRETS, names.token(self._job))
-        except (NotFoundError, NoRightError):
+            self._api.delete(SECRETS, names.token_secret(self._job))
+        except (NotFoundError, RbacDeniedError):
             return  # it is gone, or goes with the Job
 
-    def _ready(self, there: Remains) -> dict[str, bool]:
+    def _ready(self, there: JobObjects) -> dict[str, bool]:
         """Whether the nodes of leaving pods are ready, as far as this user may know."""
         leaving = [pod for pod in there.of(PODS) if "deletionTimestamp" in pod["metadata"]]
         ready: dict[str, bool] = {}
@@ -206,7 +208,7 @@ class Removal:
                 node = self._api.get(NODES, name)
             except NotFoundError:
                 ready[name] = False
-            except NoRightError:
+            except RbacDeniedError:
                 return {}
             except ApiError:
                 continue
@@ -216,13 +218,13 @@ class Removal:
         return ready
 
 
-def counted(objects: Iterable[Manifest]) -> str:
+def count_by_kind(objects: Iterable[Manifest]) -> str:
     """How many objects of each kind."""
     kinds = Counter(thing["kind"] for thing in objects)
     return ", ".join(f"{count} {kind}" + ("s" if count > 1 else "") for kind, count in kinds.items())
 
 
-def listed(objects: Sequence[Manifest], most: int = 5) -> str:
+def format_object_list(objects: Sequence[Manifest], most: int = 5) -> str:
     """Objects by kind and name."""
     shown = [f"{thing['kind']} {thing['metadata']['name']}" for thing in objects[:most]]
     return ", ".join(shown) + (f" and {len(objects) - most} more" if len(objects) > most else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class JobFinding:
     """One thing that keeps a job from going on, or from going faster.
 
     Attributes:
@@ -23,7 +23,7 @@ class Complaint:
     said: str = ""
 
 
-def listed_briefly(labels: Iterable[str], most: int = 4) -> str:
+def format_short_list(labels: Iterable[str], most: int = 4) -> str:
     """``worker-1, worker-2 and 5 more``."""
     whole = list(labels)
     if len(whole) <= most:

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edl.api.events import Event, JobEnded
-from edl.jobfile.published_status import Publication
-from edl.ops.polling import polled
-from edl.reporting.run_outcome import Failure, Outcome, decide
-from edl.reporting.run_progress import Progress
-from edl.reporting.run_renderer import Face, choose
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.polling import poll_repeatedly
+from edl.reporting.run_outcome import RunFailure, RunOutcome, decide_outcome
+from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_renderer import RunRenderer, choose_renderer
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_view import JobSeen
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
 
-NEVER_SAID = "the master ended without a last word; see `edl why` and `edl logs`"
-DELETED = "the job was deleted"
-Check = Callable[["JobSeen | None"], object]
+UNEXPLAINED_END = "the master ended without a last word; see `edl why` and `edl logs`"
+DELETED_REASON = "the job was deleted"
+JobObserver = Callable[["JobView | None"], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedJob:
     """A job on a cluster, for a face.
 
     Attributes:
@@ -43,31 +43,31 @@ class Watched:
         """Nothing: the plan was shown before the question."""
         return []
 
-    def next_steps(self, outcome: Outcome) -> list[str]:
+    def next_steps(self, outcome: RunOutcome) -> list[str]:
         """Go on with it, or remove what is left of it."""
         again = [] if outcome.phase == "Done" else [f"Go on when the cause is gone with: {self.remedy}"]
         return [*again, f"Its objects stay until: {self.removal}"]
 
 
-class Following:
+class JobFollower:
     """What has been seen of one job, and shown."""
 
-    def __init__(self, face: Face) -> None:
+    def __init__(self, face: RunRenderer) -> None:
         self._face = face
         self._known: Sequence[Event] = ()
-        self._told = Publication()
-        self.progress: Progress | None = None
+        self._told = PublishedStatus()
+        self.progress: RunProgress | None = None
 
-    def see(self, seen: JobSeen | None) -> Outcome | None:
+    def see(self, seen: JobView | None) -> RunOutcome | None:
         """Show the job as it is now; None as long as it goes on.
 
         Args:
             seen: None: it is there no more.
         """
         if seen is None:
-            return self._unsaid("Interrupted", DELETED)
-        progress = self.progress or Progress(seen.created)
-        for event in fresh(self._known, seen.told.events):
+            return self._unsaid("Interrupted", DELETED_REASON)
+        progress = self.progress or RunProgress(seen.created)
+        for event in new_events(self._known, seen.told.events):
             progress = progress.after(event)
             self._face.happened(event, progress)
         self.progress = progress.at(seen.told.status) if seen.told.status else progress
@@ -75,18 +75,24 @@ class Following:
         self._face.refresh(self.progress, time.time())
         if progress.ended is not None:
             failure = self._told.failure
-            return decide(progress.ended, Failure(failure.kind, failure.detail) if failure else Failure(), None)
+            return decide_outcome(
+                progress.ended, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
+            )
         if seen.ended:
-            return self._unsaid(seen.phase, "" if seen.phase == "Done" else NEVER_SAID)
+            return self._unsaid(seen.phase, "" if seen.phase == "Done" else UNEXPLAINED_END)
         return None
 
-    def _unsaid(self, phase: str, reason: str) -> Outcome:
+    def _unsaid(self, phase: str, reason: str) -> RunOutcome:
         """The end of a job whose master did not publish it."""
-        summary = self._told.summary or (self.progress or Progress(time.time())).so_far(time.time(), "")
-        return decide(JobEnded(phase, reason, summary, time=time.time()), Failure(detail=self._told.detail), None)
+        summary = self._told.summary or (self.progress or RunProgress(time.time())).so_far(time.time(), "")
+        return decide_outcome(
+            JobEnded(phase, reason, summary, time=time.time()), RunFailure(detail=self._told.detail), None
+        )
 
 
-def follow(api: Api, watched: Watched, uid: str, *, as_json: bool, check: Check = lambda _: None) -> int:
+def follow_job(
+    api: KubeClient, watched: WatchedJob, uid: str, *, as_json: bool, check: JobObserver = lambda _: None
+) -> int:
     """Show a job until its end; returns the exit code that ``edl run`` would have.
 
     Args:
@@ -99,17 +105,17 @@ def follow(api: Api, watched: Watched, uid: str, *, as_json: bool, check: Check 
     Raises:
         RetryableError: the API server is away for too long; the job goes on.
     """
-    with choose(as_json=as_json) as face:
+    with choose_renderer(as_json=as_json) as face:
         face.planned(watched)
-        following = Following(face)
-        looks = polled(lambda: _look(api, watched.job, uid, check), answered=True)  # when the job was made
+        following = JobFollower(face)
+        looks = poll_repeatedly(lambda: _find_job(api, watched.job, uid, check), answered=True)  # when the job was made
         ends = (following.see(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
     face.ended(watched, outcome)
     return outcome.exit_code
 
 
-def fresh(known: Sequence[Event], events: Sequence[Event]) -> Sequence[Event]:
+def new_events(known: Sequence[Event], events: Sequence[Event]) -> Sequence[Event]:
     """The events after those that are known; all of them when none of these is left among the newest."""
     if known and known[-1] in events:
         at = len(events) - 1 - list(reversed(events)).index(known[-1])
@@ -117,12 +123,12 @@ def fresh(known: Sequence[Event], events: Sequence[Event]) -> Sequence[Event]:
     return events
 
 
-def _look(api: Api, job: str, uid: str, check: Check) -> JobSeen | None:
+def _find_job(api: KubeClient, job: str, uid: str, check: JobObserver) -> JobView | None:
     from edl.ops import job_view
 
-    seen: JobSeen | None
+    seen: JobView | None
     try:
-        seen = job_view.find(api, job)
+        seen = job_view.find_job(api, job)
     except job_view.UnknownJobError:
         seen = None
     if seen is not None and seen.uid != uid:

@@ -8,16 +8,16 @@ from fractions import Fraction
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.cluster_capacity import PODS, Room, requests_of
-from edl.ops.namespace_quotas import Quotas, Refusal
-from edl.ops.resource_quantities import Resources, total
+from edl.ops.cluster_capacity import PODS_RESOURCE, ClusterCapacity, pod_requests
+from edl.ops.namespace_quotas import NamespaceQuotas, QuotaRefusal
+from edl.ops.resource_quantities import ResourceAmounts, sum_resources
 
-_UNSHOWN = "ephemeral-storage"
+_HIDDEN_RESOURCE = "ephemeral-storage"
 """Every pod asks for a little of it, the same for all roles: it would only lengthen each line of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class PodGroup:
     """Pods of one kind that a job asks for, as the server admits them."""
 
     role: Role
@@ -26,7 +26,7 @@ class Crowd:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class GroupPlacement:
     """What becomes of a crowd.
 
     Attributes:
@@ -40,13 +40,13 @@ class Fit:
         never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
     """
 
-    crowd: Crowd
-    each: Resources
+    crowd: PodGroup
+    each: ResourceAmounts
     allowed: int
     placed: int | None
     victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
-    refusal: Refusal | None = None
+    refusal: QuotaRefusal | None = None
     never: str | None = None
 
     @property
@@ -56,7 +56,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class JobForecast:
     """A whole job.
 
     Attributes:
@@ -65,30 +65,30 @@ class Forecast:
         nodes: how many may be used, of how many; None when they are not known.
     """
 
-    fits: tuple[Fit, ...]
-    free: Resources | None = None
+    fits: tuple[GroupPlacement, ...]
+    free: ResourceAmounts | None = None
     nodes: tuple[int, int] | None = None
 
     @property
-    def requested(self) -> Resources:
+    def requested(self) -> ResourceAmounts:
         """All that the job asks for."""
         parts = ({name: amount * fit.crowd.count for name, amount in fit.each.items()} for fit in self.fits)
-        return {name: amount for name, amount in total(parts).items() if name != PODS}
+        return {name: amount for name, amount in sum_resources(parts).items() if name != PODS_RESOURCE}
 
-    def of(self, role: Role) -> list[Fit]:
+    def of(self, role: Role) -> list[GroupPlacement]:
         """The crowds of one role."""
         return [fit for fit in self.fits if fit.crowd.role is role]
 
 
-def forecast(crowds: Sequence[Crowd], room: Room | None, quotas: Quotas) -> Forecast:
+def forecast_job(crowds: Sequence[PodGroup], room: ClusterCapacity | None, quotas: NamespaceQuotas) -> JobForecast:
     """Let the crowds in one after the other; takes from ``room`` and ``quotas``."""
     free = nodes = None
     if room is not None:
-        free, nodes = _shown(room.free(crowds[-1].pod), crowds), (room.nodes_usable, room.nodes_total)
-    return Forecast(tuple(_fit(crowd, room, quotas) for crowd in crowds), free, nodes)
+        free, nodes = _relevant_resources(room.free(crowds[-1].pod), crowds), (room.nodes_usable, room.nodes_total)
+    return JobForecast(tuple(_place_group(crowd, room, quotas) for crowd in crowds), free, nodes)
 
 
-def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
+def _place_group(crowd: PodGroup, room: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
     never = None if room is None else room.hopeless(crowd.pod)
     allowed, placed = 0, 0
     victims: tuple[str, ...] = ()
@@ -105,16 +105,18 @@ def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
         place = room.place(crowd.pod)
         waiting, lacking = place.node is None, place.lacking
         placed, victims = placed + (not waiting), victims + place.victims
-    each = {name: amount for name, amount in requests_of(crowd.pod).items() if name != _UNSHOWN}
-    return Fit(crowd, each, allowed, None if room is None else placed, _named(victims), lacking, refusal, never)
+    each = {name: amount for name, amount in pod_requests(crowd.pod).items() if name != _HIDDEN_RESOURCE}
+    return GroupPlacement(
+        crowd, each, allowed, None if room is None else placed, _named_pods(victims), lacking, refusal, never
+    )
 
 
-def _named(victims: Iterable[str]) -> tuple[str, ...]:
+def _named_pods(victims: Iterable[str]) -> tuple[str, ...]:
     """Without pods of the job itself, which have no name yet."""
     return tuple(name for name in victims if name)
 
 
-def _shown(free: Resources, crowds: Sequence[Crowd]) -> dict[str, Fraction]:
+def _relevant_resources(free: ResourceAmounts, crowds: Sequence[PodGroup]) -> dict[str, Fraction]:
     """Of what is free, that which the job asks for."""
-    asked = set[str]().union(*(requests_of(crowd.pod) for crowd in crowds)) - {PODS, _UNSHOWN}
+    asked = set[str]().union(*(pod_requests(crowd.pod) for crowd in crowds)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
     return {name: amount for name, amount in free.items() if name in asked}

@@ -14,24 +14,24 @@ from edl.api.errors import BadInputError
 from edl.api.status import ENDED, STALLED, Status
 from edl.api.status import PHASES as MASTERS_PHASES
 from edl.cluster.kubernetes import desired_state, names
-from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
+from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError
 from edl.cluster.kubernetes.pod_status import unreachable_since
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
-from edl.cluster.kubernetes.timestamps import created, moment
-from edl.cluster.status_port import Desired
+from edl.cluster.kubernetes.timestamps import creation_time, parse_timestamp
+from edl.cluster.status_port import DesiredState
 from edl.jobfile.problems import SpecError
-from edl.jobfile.published_status import Publication
-from edl.ops.pod_problems import waits_for
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.pod_problems import find_pod_problem
 
-MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
-PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
+MASTER_SELECTOR = f"{names.JOB_LABEL},{names.ROLE_LABEL}={Role.MASTER.value}"
+JOB_PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
 """All that a job can be, its master's own words and those of Kubernetes."""
-AWAY = ("pending", "leaving")
+AWAY_STATES = ("pending", "leaving")
 """States of a worker that does not run, or not for long."""
-SILENT_SECONDS = 30.0
+MASTER_SILENT_SECONDS = 30.0
 """A master publishes every second; one of which nothing is heard for so long is away."""
-_NONE_THERE = "-n names another namespace; `edl list -A` shows the jobs of all."
+_NO_JOBS_HINT = "-n names another namespace; `edl list -A` shows the jobs of all."
 
 
 class UnknownJobError(BadInputError):
@@ -39,7 +39,7 @@ class UnknownJobError(BadInputError):
 
 
 @dataclass(frozen=True, slots=True)
-class JobSeen:
+class JobView:
     """One job at one moment.
 
     Attributes:
@@ -54,7 +54,7 @@ class JobSeen:
     name: str
     namespace: str
     job: Manifest
-    told: Publication
+    told: PublishedStatus
     unreadable: str = ""
     silence: str = field(default="", kw_only=True)
 
@@ -76,12 +76,12 @@ class JobSeen:
     @property
     def created(self) -> float:
         """When it was submitted, in unix seconds."""
-        return created(self.job)
+        return creation_time(self.job)
 
     @property
-    def desired(self) -> Desired:
+    def desired(self) -> DesiredState:
         """What people want of it."""
-        return desired_state.desired_of(self.job)
+        return desired_state.read_desired_state(self.job)
 
     @property
     def status(self) -> Status | None:
@@ -93,7 +93,7 @@ class JobSeen:
         """What the job is doing: the master's word, unless Kubernetes knows better."""
         meta, spec = self.job["metadata"], self.job.get("spec", {})
         said = self.status.phase if self.status else ""
-        ended = conditions(self.job)
+        ended = job_conditions(self.job)
         if meta.get("deletionTimestamp"):
             return "Deleting"
         if "Complete" in ended:
@@ -109,7 +109,7 @@ class JobSeen:
     @property
     def running(self) -> int:
         """Workers that run: neither waiting for room nor told to go."""
-        return sum(worker.state not in AWAY for worker in self.status.workers) if self.status else 0
+        return sum(worker.state not in AWAY_STATES for worker in self.status.workers) if self.status else 0
 
     @property
     def starting(self) -> int:
@@ -137,73 +137,73 @@ class JobSeen:
     def ended_at(self) -> float | None:
         """When it ended, in unix seconds; None while it has not."""
         status = self.job.get("status", {})
-        failed = conditions(self.job).get("Failed", {})
-        return moment(status.get("completionTime") or failed.get("lastTransitionTime"))
+        failed = job_conditions(self.job).get("Failed", {})
+        return parse_timestamp(status.get("completionTime") or failed.get("lastTransitionTime"))
 
 
-def conditions(job: Manifest) -> dict[str, Manifest]:
+def job_conditions(job: Manifest) -> dict[str, Manifest]:
     """The conditions of a Job that hold, by type."""
     found = job.get("status", {}).get("conditions") or ()
     return {each["type"]: each for each in found if each.get("status") == "True"}
 
 
-def listed(api: Api, *, everywhere: bool = False) -> list[JobSeen]:
+def list_jobs(api: KubeClient, *, everywhere: bool = False) -> list[JobView]:
     """All jobs of the namespace, or of all namespaces, by namespace and name."""
-    where = EVERYWHERE if everywhere else None
-    pages = _pages(api.list(CONFIGMAPS, namespace=where, labels=names.selector()).items)
-    jobs = api.list(JOBS, namespace=where, labels=MASTER_LABELS)
-    found = [_seen(job, pages.get((job["metadata"]["namespace"], _job_of(job)), {})) for job in jobs.items]
-    found = [_heard(api, job, jobs.server_time) for job in found]
+    where = ALL_NAMESPACES if everywhere else None
+    pages = _published_pages(api.list(CONFIGMAPS, namespace=where, labels=names.label_selector()).items)
+    jobs = api.list(JOBS, namespace=where, labels=MASTER_SELECTOR)
+    found = [_make_job_view(job, pages.get((job["metadata"]["namespace"], _job_name(job)), {})) for job in jobs.items]
+    found = [_check_master_silence(api, job, jobs.server_time) for job in found]
     return sorted(found, key=lambda each: (each.namespace, each.name))
 
 
-def find(api: Api, job: str) -> JobSeen:
+def find_job(api: KubeClient, job: str) -> JobView:
     """A job of the namespace.
 
     Raises:
         UnknownJobError: there is none; says which there are.
     """
     try:
-        answer = api.ask("GET", JOBS.path(api.namespace, names.master(job)))
+        answer = api.ask("GET", JOBS.path(api.namespace, names.master_name(job)))
     except NotFoundError as error:
-        raise _unknown(api, job) from error
+        raise _unknown_job_error(api, job) from error
     try:
-        status = api.get(CONFIGMAPS, names.status(job))
+        status = api.get(CONFIGMAPS, names.status_configmap(job))
     except NotFoundError:  # somebody deleted it: the master makes it anew
         status = {}
-    return _heard(api, _seen(answer.body, status.get("data") or {}), answer.server_time)
+    return _check_master_silence(api, _make_job_view(answer.body, status.get("data") or {}), answer.server_time)
 
 
-def job_names(api: Api) -> list[str]:
+def list_job_names(api: KubeClient) -> list[str]:
     """The names of the namespace's jobs."""
-    return sorted(_job_of(job) for job in api.list(JOBS, labels=MASTER_LABELS).items)
+    return sorted(_job_name(job) for job in api.list(JOBS, labels=MASTER_SELECTOR).items)
 
 
-def pods_of(api: Api, job: str, role: Role | None = None) -> list[Manifest]:
+def list_job_pods(api: KubeClient, job: str, role: Role | None = None) -> list[Manifest]:
     """The pods of a job: master, parameter servers, workers, each by index."""
-    found = api.list(PODS, labels=names.selector(job, role)).items
-    return sorted(found, key=_order)
+    found = api.list(PODS, labels=names.label_selector(job, role)).items
+    return sorted(found, key=_pod_order)
 
 
-def role_of(pod: Manifest) -> Role:
+def pod_role(pod: Manifest) -> Role:
     """Which role a pod of a job has."""
-    return Role(pod["metadata"]["labels"][names.ROLE])
+    return Role(pod["metadata"]["labels"][names.ROLE_LABEL])
 
 
-def index_of(pod: Manifest) -> int:
+def pod_index(pod: Manifest) -> int:
     """Which one of its role a pod is; 0 for the master."""
-    return int(pod["metadata"]["labels"].get(names.INDEX, "0"))
+    return int(pod["metadata"]["labels"].get(names.INDEX_LABEL, "0"))
 
 
-def label_of(pod: Manifest) -> str:
+def pod_label(pod: Manifest) -> str:
     """What people call a pod: ``master``, ``worker-3``."""
-    role = role_of(pod)
-    return role.value if role is Role.MASTER else f"{role}-{index_of(pod)}"
+    role = pod_role(pod)
+    return role.value if role is Role.MASTER else f"{role}-{pod_index(pod)}"
 
 
-def spec_of(api: Api, job: str) -> dict[str, Any]:
+def read_job_spec(api: KubeClient, job: str) -> dict[str, Any]:
     """The JobSpec of a job as JSON, with all defaults; raises NotFoundError when its ConfigMap is gone."""
-    found = json.loads(api.get(CONFIGMAPS, names.spec(job))["data"][names.SPEC_KEY])
+    found = json.loads(api.get(CONFIGMAPS, names.spec_configmap(job))["data"][names.SPEC_KEY])
     assert isinstance(found, dict)
     return found
 
@@ -213,15 +213,15 @@ def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
     return int(spec["workers"]["min"]), int(spec["workers"]["max"])
 
 
-def _seen(job: Manifest, pages: dict[str, str]) -> JobSeen:
-    name, namespace = _job_of(job), job["metadata"]["namespace"]
+def _make_job_view(job: Manifest, pages: dict[str, str]) -> JobView:
+    name, namespace = _job_name(job), job["metadata"]["namespace"]
     try:
-        return JobSeen(name, namespace, job, Publication.from_pages(pages))
+        return JobView(name, namespace, job, PublishedStatus.from_pages(pages))
     except SpecError as error:  # one job's master of another version must not hide the others
-        return JobSeen(name, namespace, job, Publication(), str(error))
+        return JobView(name, namespace, job, PublishedStatus(), str(error))
 
 
-def _heard(api: Api, job: JobSeen, now: float | None) -> JobSeen:
+def _check_master_silence(api: KubeClient, job: JobView, now: float | None) -> JobView:
     """The job, with what is known of its master if nothing has been heard of that for too long.
 
     Args:
@@ -231,56 +231,56 @@ def _heard(api: Api, job: JobSeen, now: float | None) -> JobSeen:
     if status is None or now is None or job.phase in (*ENDED, "Deleting", "Suspended"):
         return job
     silent = now - status.updated
-    if silent < SILENT_SECONDS:
+    if silent < MASTER_SILENT_SECONDS:
         return job
     try:
-        masters = api.list(PODS, namespace=job.namespace, labels=names.selector(job.name, Role.MASTER)).items
+        masters = api.list(PODS, namespace=job.namespace, labels=names.label_selector(job.name, Role.MASTER)).items
     except ForbiddenError:
         return replace(job, silence=f"its master has not said anything for {silent:.0f} s")
-    return replace(job, silence=f"{_about(masters)}; it has not said anything for {silent:.0f} s")
+    return replace(job, silence=f"{_describe_master(masters)}; it has not said anything for {silent:.0f} s")
 
 
-def _about(masters: Iterable[Manifest]) -> str:
+def _describe_master(masters: Iterable[Manifest]) -> str:
     """What is the matter with the newest of a job's masters."""
-    newest = max(masters, key=created, default=None)
+    newest = max(masters, key=creation_time, default=None)
     if newest is None:
         return "its master is not there, and the Job controller has not started another one yet"
     lost = unreachable_since(newest)
     if lost:
         since = datetime.fromtimestamp(lost, UTC)
         return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {since:%Y-%m-%d %H:%M:%S} UTC"
-    wait = waits_for(newest)
+    wait = find_pod_problem(newest)
     if wait is not None:
         return f"its master waits: {wait.text}"
     return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master was told to go"
 
 
-def _job_of(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["labels"][names.JOB])
+def _job_name(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"][names.JOB_LABEL])
 
 
-def _pages(configmaps: Iterable[Manifest]) -> dict[tuple[str, str], dict[str, str]]:
+def _published_pages(configmaps: Iterable[Manifest]) -> dict[tuple[str, str], dict[str, str]]:
     """The published pages by namespace and job."""
     found = {}
     for each in configmaps:
         meta = each["metadata"]
-        if meta["name"] == names.status(_job_of(each)):
-            found[meta["namespace"], _job_of(each)] = each.get("data") or {}
+        if meta["name"] == names.status_configmap(_job_name(each)):
+            found[meta["namespace"], _job_name(each)] = each.get("data") or {}
     return found
 
 
-def _order(pod: Manifest) -> tuple[int, int, float]:
-    return list(Role).index(role_of(pod)), index_of(pod), created(pod)
+def _pod_order(pod: Manifest) -> tuple[int, int, float]:
+    return list(Role).index(pod_role(pod)), pod_index(pod), creation_time(pod)
 
 
-def _unknown(api: Api, job: str) -> UnknownJobError:
+def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
     message = f"There is no job {job} in namespace {api.namespace}"
     try:
-        there = job_names(api)
+        there = list_job_names(api)
     except ApiError:  # the message is good without them
-        return UnknownJobError(message, hint=_NONE_THERE)
+        return UnknownJobError(message, hint=_NO_JOBS_HINT)
     if near := get_close_matches(job, there, n=3):
         return UnknownJobError(message, hint=f"Did you mean {' or '.join(near)}?")
     if not there:
-        return UnknownJobError(message, hint=f"There is none at all. {_NONE_THERE}")
+        return UnknownJobError(message, hint=f"There is none at all. {_NO_JOBS_HINT}")
     return UnknownJobError(message, hint=f"There are: {', '.join(there[:10])}{' …' if len(there) > 10 else ''}.")

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.resource_kinds import EVENTS, Manifest
-from edl.cluster.kubernetes.timestamps import created, moment
+from edl.cluster.kubernetes.timestamps import creation_time, parse_timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class KubernetesEvent:
     """One event of an object; repetitions of it are one.
 
     Attributes:
@@ -32,32 +32,32 @@ class Happening:
     count: int = 1
 
 
-def happened(api: Api, job: str) -> list[Happening]:
+def list_job_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
     """What happened to the objects of a job, the oldest first; the cluster forgets after an hour."""
-    return of_job(api.list(EVENTS).items, job)
+    return select_job_events(api.list(EVENTS).items, job)
 
 
-def of_job(events: Iterable[Manifest], job: str) -> list[Happening]:
+def select_job_events(events: Iterable[Manifest], job: str) -> list[KubernetesEvent]:
     """Those events that are about objects of the job, the oldest first."""
-    return sorted((read(event) for event in events if belongs(event, job)), key=lambda each: each.time)
+    return sorted((parse_event(event) for event in events if is_about_job(event, job)), key=lambda each: each.time)
 
 
-def belongs(event: Manifest, job: str) -> bool:
+def is_about_job(event: Manifest, job: str) -> bool:
     """Whether an event is about an object of the job; ``edl-a-worker-1`` is not one of the job ``a-worker``."""
     name = str(event.get("involvedObject", {}).get("name", ""))
-    own = (names.master(job), names.spec(job), names.status(job), names.token(job))
-    if name in own or name.startswith(f"{names.master(job)}-"):
+    own = (names.master_name(job), names.spec_configmap(job), names.status_configmap(job), names.token_secret(job))
+    if name in own or name.startswith(f"{names.master_name(job)}-"):
         return True
     role, dash, index = name.removeprefix(f"edl-{job}-").partition("-")
     return name.startswith(f"edl-{job}-") and role in ("ps", "worker") and bool(dash) and index.isdigit()
 
 
-def read(event: Manifest) -> Happening:
+def parse_event(event: Manifest) -> KubernetesEvent:
     """An event of either API: older components count, newer ones keep a series."""
     about, series = event.get("involvedObject", {}), event.get("series") or {}
     when = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    return Happening(
-        moment(when) or created(event),
+    return KubernetesEvent(
+        parse_timestamp(when) or creation_time(event),
         f"{about.get('kind', '')} {about.get('name', '')}".strip(),
         str(event.get("reason") or ""),
         " ".join(str(event.get("message") or "").split()),

@@ -15,14 +15,22 @@ from edl.api.events import Event, JobEnded, Warned
 from edl.api.status import Status, Summary
 from edl.core.saved_checkpoint import FINAL_SECONDS
 from edl.jobfile import json_object
-from edl.jobfile.event_json import from_json
+from edl.jobfile.event_json import event_from_json
 from edl.jobfile.problems import SpecError
 from edl.ops.local_run_resumption import PREDICT_FILE
-from edl.ops.stop_signals import Signals
-from edl.reporting.broken_pipe import Piped
-from edl.reporting.run_outcome import INTERRUPTED, TERMINATED, UNREAD, Failure, Outcome, decide, unexplained
-from edl.reporting.run_progress import Progress
-from edl.storage.run_directory import RunDir, Tail, append_line, read_json, write_json
+from edl.ops.stop_signals import StopSignals
+from edl.reporting.broken_pipe import PipeSafeRenderer
+from edl.reporting.run_outcome import (
+    INTERRUPTED_EXIT,
+    OUTPUT_CLOSED_EXIT,
+    SIGTERM_EXIT,
+    RunFailure,
+    RunOutcome,
+    decide_outcome,
+    explain_missing_end,
+)
+from edl.reporting.run_progress import RunProgress
+from edl.storage.run_directory import JsonLinesTail, RunDirectory, append_json_line, read_json, write_json
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
@@ -32,28 +40,28 @@ KILL_SECONDS = 2.0
 
 SUMMARY_FILE = "summary.json"
 
-_STOPPING = (
+_STOPPING_NOTICE = (
     f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."
 )
-_LEAVING = "Stopping: every process is told to go. Once more (Ctrl-C) kills them at once."
+_LEAVING_NOTICE = "Stopping: every process is told to go. Once more (Ctrl-C) kills them at once."
 _LAST_LINES = 12
-_CODES = {SIGINT: INTERRUPTED, SIGPIPE: UNREAD, SIGTERM: TERMINATED}
+_EXIT_CODES = {SIGINT: INTERRUPTED_EXIT, SIGPIPE: OUTPUT_CLOSED_EXIT, SIGTERM: SIGTERM_EXIT}
 
 
-class Follower:
+class LocalRunFollower:
     """One supervised run as ``edl run`` sees it."""
 
-    def __init__(self, run: RunDir, face: Piped, events: Tail, began: float) -> None:
+    def __init__(self, run: RunDirectory, face: PipeSafeRenderer, events: JsonLinesTail, began: float) -> None:
         """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
         self._run, self._face, self._events = run, face, events
-        self.progress = Progress(began)
+        self.progress = RunProgress(began)
         self._trains = not (run.path / PREDICT_FILE).exists()
         self._stopped_by: int | None = None
         self._deadline: float | None = None
 
-    def follow(self, supervisor: subprocess.Popen[bytes]) -> Outcome:
+    def follow(self, supervisor: subprocess.Popen[bytes]) -> RunOutcome:
         """Show the run until its end."""
-        with Signals() as signals, _no_orphan(supervisor):
+        with StopSignals() as signals, _supervisor_cleanup(supervisor):
             while True:
                 exit_code = supervisor.poll()  # before the files: what was written before the end is seen below
                 self._read()
@@ -70,7 +78,7 @@ class Follower:
 
     def _read(self) -> None:
         for value in self._events.poll():
-            event = _event(value)
+            event = _parse_event(value)
             self.progress = self.progress.after(event)
             self._face.happened(event, self.progress)
         with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
@@ -79,8 +87,8 @@ class Follower:
     def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
         number = SIGINT
         if self._stopped_by is None:
-            self._stopped_by = _CODES[wish]
-            self._face.notice(_STOPPING if self._trains else _LEAVING)
+            self._stopped_by = _EXIT_CODES[wish]
+            self._face.notice(_STOPPING_NOTICE if self._trains else _LEAVING_NOTICE)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
             self._face.notice("Killing every process.")
@@ -89,22 +97,22 @@ class Follower:
         with suppress(ProcessLookupError):
             supervisor.send_signal(number)
 
-    def _conclude(self, exit_code: int) -> Outcome:
+    def _conclude(self, exit_code: int) -> RunOutcome:
         by_master = self.progress.ended
         ended = by_master or self._end_it(exit_code)
         self._face.refresh(self.progress, time.time())
-        failure = _failure(self._run) if by_master else Failure(detail=_last_words(self._run))
-        return decide(ended, failure, self._stopped_by)
+        failure = _read_failure(self._run) if by_master else RunFailure(detail=_log_ends(self._run))
+        return decide_outcome(ended, failure, self._stopped_by)
 
     def _end_it(self, exit_code: int) -> JobEnded:
         """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
-        now, (phase, reason) = time.time(), unexplained(exit_code, self._stopped_by)
-        summary = _summary(self._run) or self.progress.so_far(now, str(self._run.logs))
+        now, (phase, reason) = time.time(), explain_missing_end(exit_code, self._stopped_by)
+        summary = _read_summary(self._run) or self.progress.so_far(now, str(self._run.logs))
         ended = JobEnded(phase, reason, summary, time=now)
         self.progress = self.progress.after(ended)
         self._face.happened(ended, self.progress)
         try:
-            append_line(self._run.events, json_object.to_json(ended))
+            append_json_line(self._run.events, json_object.to_json(ended))
             write_json(self._run.path / SUMMARY_FILE, json_object.to_json(summary))
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
@@ -115,14 +123,14 @@ class Follower:
         return ended
 
 
-def _event(value: dict[str, object]) -> Event:
+def _parse_event(value: dict[str, object]) -> Event:
     try:
-        return from_json(value)
+        return event_from_json(value)
     except SpecError as error:
         return Warned(f"an event cannot be read: {error}", time=time.time())
 
 
-def _summary(run: RunDir) -> Summary | None:
+def _read_summary(run: RunDirectory) -> Summary | None:
     """What a master that was told to go left as its summary; None when it could not."""
     try:
         return json_object.from_json(Summary, read_json(run.path / SUMMARY_FILE))
@@ -130,7 +138,7 @@ def _summary(run: RunDir) -> Summary | None:
         return None
 
 
-def _failure(run: RunDir) -> Failure:
+def _read_failure(run: RunDirectory) -> RunFailure:
     """What the master left about a failure."""
     kind = ""
     with suppress(StorageError):  # not every failure has a kind
@@ -140,10 +148,10 @@ def _failure(run: RunDir) -> Failure:
         detail = (run.path / "failure.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:  # nor a detail
         detail = ""
-    return Failure(kind, detail)
+    return RunFailure(kind, detail)
 
 
-def _last_words(run: RunDir) -> str:
+def _log_ends(run: RunDirectory) -> str:
     """The ends of the logs that say why there was no master in the end."""
     told = []
     for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
@@ -154,7 +162,7 @@ def _last_words(run: RunDir) -> str:
 
 
 @contextmanager
-def _no_orphan(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
+def _supervisor_cleanup(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
     """Whatever happens in here, the supervisor and its roles are gone afterwards."""
     try:
         yield

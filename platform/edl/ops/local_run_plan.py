@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
-from edl.core.saved_checkpoint import STOPPED, Checkpoint
+from edl.core.saved_checkpoint import STOPPED, SavedCheckpoint
 from edl.jobfile.job_spec import JobSpec
-from edl.ops.followup_command import called, program
-from edl.ops.local_run_resumption import goes_on_from, nothing_left, status_of
-from edl.ops.weights_lookup import Weights
-from edl.reporting.run_outcome import Outcome
+from edl.ops.followup_command import command_arguments, program_name
+from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
+from edl.ops.weights_lookup import TrainedWeights
+from edl.reporting.run_outcome import RunOutcome
 from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.storage.journal_replay import JournalDamagedError
-from edl.storage.run_directory import RunDir
-from edl.storage.run_resumption import Change, said
+from edl.storage.run_directory import RunDirectory
+from edl.storage.run_resumption import FieldChange, format_change
 
-_CHANGE_SETTINGS = "The command below has the --set of this one: if one of them is the cause, change it."
+_CHANGE_SETTINGS_HINT = "The command below has the --set of this one: if one of them is the cause, change it."
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RecordCounts:
     """Records of each source; None where the model module has a reader of its own, which a worker asks."""
 
     training: tuple[int, ...] | None = ()
@@ -32,7 +32,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RunArguments:
     """A job file as the user named it, and what the command line says over it."""
 
     job_file: Path
@@ -44,7 +44,9 @@ class Order:
         """Another command about the same work, to be copied into a shell."""
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
         given = [word for name, number in numbers if number is not None for word in (name, str(number))]
-        return " ".join([program(), verb, called(str(self.job_file), None, None, self.settings), *given, *more])
+        return " ".join(
+            [program_name(), verb, command_arguments(str(self.job_file), None, None, self.settings), *given, *more]
+        )
 
     def goes_on(self, run_id: str) -> str:
         """The command that goes on with a run."""
@@ -56,7 +58,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LocalRunPlan:
     """One start of a run.
 
     Attributes:
@@ -71,12 +73,12 @@ class Plan:
     """
 
     spec: JobSpec
-    order: Order
-    counts: Counts
-    run: RunDir
+    order: RunArguments
+    counts: RecordCounts
+    run: RunDirectory
     resumed: bool = False
-    changes: Sequence[Change] = ()
-    weights: Weights | None = None
+    changes: Sequence[FieldChange] = ()
+    weights: TrainedWeights | None = None
     output: str | None = None
     restart: CheckpointRestart | None = None
 
@@ -101,7 +103,7 @@ class Plan:
         work = self._prediction(self.weights) if self.weights else self._training()
         return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *self._resumed()])]
 
-    def next_steps(self, outcome: Outcome) -> list[str]:
+    def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What people may do after the end."""
         if self.output:
             return []
@@ -115,8 +117,8 @@ class Plan:
             return [f"Predict with: {self.order.command('predict', *more)}"]
         return []
 
-    def _after_failure(self, outcome: Outcome) -> list[str]:
-        changed = [_CHANGE_SETTINGS] if self.order.settings else []
+    def _after_failure(self, outcome: RunOutcome) -> list[str]:
+        changed = [_CHANGE_SETTINGS_HINT] if self.order.settings else []
         if self._begins_anew(outcome):
             return [*changed, f"Start again when the cause is gone with: {self.order.command('run')}"]
         return self._onwards("Go on when the cause is gone with", *changed)
@@ -125,18 +127,18 @@ class Plan:
         """From where the run goes on, and the command; nothing of the former where that cannot be read."""
         again = self.order.goes_on(self.run_id)
         try:
-            found = goes_on_from(self.run)
+            found = resume_checkpoint(self.run)
         except JournalDamagedError as error:
             with suppress(BadInputError, StorageError):
                 costs = plan_restart(self.run).lines()
-                return [*_sentences(error.message, *costs), *changed, f"{how}: {self.order.goes_back(self.run_id)}"]
+                return [*_as_sentences(error.message, *costs), *changed, f"{how}: {self.order.goes_back(self.run_id)}"]
         except StorageError:
             pass  # how the run ended was told already
         else:
-            return [_since(self.run, found), *changed, f"{how}: {again}"]
+            return [_resume_point_text(self.run, found), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
-    def _begins_anew(self, outcome: Outcome) -> bool:
+    def _begins_anew(self, outcome: RunOutcome) -> bool:
         """Whether nothing is lost with the run that failed, and going on with it may not be possible.
 
         A fault of the model or of the data may be mended in fields that are fixed for a run that goes on. Other causes,
@@ -145,30 +147,32 @@ class Plan:
         if self.resumed or outcome.summary.records_done:
             return False
         try:
-            return outcome.exit_code == BadInputError.exit_code or goes_on_from(self.run) is None
+            return outcome.exit_code == BadInputError.exit_code or resume_checkpoint(self.run) is None
         except StorageError:
             return True
 
     def _training(self) -> list[str]:
         train, counts = self.spec.train, self.counts
-        lines = [f"trains on {_records(counts.training, self.spec.data.training)}"]
-        steps = steps_of(self.spec, counts.training)
-        often = f"{_times(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
-        lines.append(f"{often}: {_times(steps, 'step')}" if steps else often)
+        lines = [f"trains on {_records_text(counts.training, self.spec.data.training)}"]
+        steps = total_steps(self.spec, counts.training)
+        often = f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
+        lines.append(f"{often}: {_pluralize(steps, 'step')}" if steps else often)
         if self.spec.data.validation:
             often = f"every {train.evaluation_steps:,} steps and " if train.evaluation_steps else ""
-            lines.append(f"evaluates on {_records(counts.validation, self.spec.data.validation)}, {often}at the end")
+            lines.append(
+                f"evaluates on {_records_text(counts.validation, self.spec.data.validation)}, {often}at the end"
+            )
         return lines
 
-    def _prediction(self, weights: Weights) -> list[str]:
-        records = _records(self.counts.prediction, self.spec.data.prediction)
+    def _prediction(self, weights: TrainedWeights) -> list[str]:
+        records = _records_text(self.counts.prediction, self.spec.data.prediction)
         return [f"predicts {records} with {weights.path}", *weights.lines(), f"writes to {self.output}"]
 
     def _roles(self) -> str:
         if self.spec.strategy.name == "Local":
             return "one process (strategy Local)"
-        workers = _times(self.spec.workers.max, "worker")
-        return workers if self.output else f"{workers}, {_times(self.spec.ps.count, 'parameter server')}"
+        workers = _pluralize(self.spec.workers.max, "worker")
+        return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _where(self) -> str:
         return f"{'goes on with' if self.resumed else 'run'} {self.run.run_id} in {self.run.path}"
@@ -180,33 +184,33 @@ class Plan:
         if self.restart is not None:
             yield from self.restart.lines()
         else:
-            found = goes_on_from(self.run)
-            yield f"from {_named(found)}" if found else "from its start: it has no checkpoint"
-        yield from (f"changed: {said(change)}" for change in self.changes)
-        status = status_of(self.run)
-        if status and (end := nothing_left(status, self.spec)):
+            found = resume_checkpoint(self.run)
+            yield f"from {_checkpoint_text(found)}" if found else "from its start: it has no checkpoint"
+        yield from (f"changed: {format_change(change)}" for change in self.changes)
+        status = read_status(self.run)
+        if status and (end := describe_nothing_to_do(status, self.spec)):
             yield f"warning: {end}"
 
 
-def _named(found: Checkpoint) -> str:
+def _checkpoint_text(found: SavedCheckpoint) -> str:
     return f"checkpoint {found.cut} at step {found.step:,}"
 
 
-def _since(run: RunDir, found: Checkpoint | None) -> str:
+def _resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
     """From where a run that ended goes on."""
     if found is None:
         return "There is no checkpoint: it would begin again."
-    status = status_of(run)
+    status = read_status(run)
     where_it_stopped = status is not None and status.step == found.step
     since = ", where it stopped" if where_it_stopped else "; what was done since is done again"
-    return f"It goes on from {_named(found)}{since}."
+    return f"It goes on from {_checkpoint_text(found)}{since}."
 
 
-def _sentences(*parts: str) -> list[str]:
+def _as_sentences(*parts: str) -> list[str]:
     return [f"{part[:1].upper()}{part[1:]}." for part in parts]
 
 
-def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
+def total_steps(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
     """Steps of the whole job: a minibatch never spans two sources. None when that is not known yet."""
     if counts is None:
         return spec.train.max_steps
@@ -214,13 +218,13 @@ def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
     return min(steps, spec.train.max_steps or steps)
 
 
-def _records(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
+def _records_text(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
     places = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
     if counts is None:
         return f"{places} (the model module's reader counts the records)"
     sources = f" of {len(counts):,} sources" if len(counts) > 1 else ""
-    return f"{_times(sum(counts), 'record')}{sources} in {places}"
+    return f"{_pluralize(sum(counts), 'record')}{sources} in {places}"
 
 
-def _times(count: int, noun: str) -> str:
+def _pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

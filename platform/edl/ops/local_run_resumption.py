@@ -6,25 +6,33 @@ import os
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.core.saved_checkpoint import Checkpoint
+from edl.core.saved_checkpoint import SavedCheckpoint
 from edl.storage import checkpoint_verification, run_resumption
-from edl.storage.checkpoint_restart import explained
-from edl.storage.journal_replay import replay
-from edl.storage.journal_truncation import check_end, stands_in
-from edl.storage.run_directory import RunDir, resolve, runs
-from edl.storage.run_resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
+from edl.storage.checkpoint_restart import explain_journal_damage
+from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_truncation import check_not_truncated, usable_checkpoint
+from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
+from edl.storage.run_resumption import (
+    FIXED_FIELDS,
+    check_resume_changes,
+    describe_nothing_to_do,
+    has_journal,
+    is_fixed_field,
+    read_phase,
+    read_status,
+)
 
 __all__ = [
-    "FIXED",
+    "FIXED_FIELDS",
     "PREDICT_FILE",
-    "differences",
-    "find",
-    "goes_on_from",
-    "is_fixed",
-    "nothing_left",
-    "phase_of",
-    "reopen",
-    "status_of",
+    "check_resume_changes",
+    "describe_nothing_to_do",
+    "find_resumable_run",
+    "is_fixed_field",
+    "read_phase",
+    "read_status",
+    "reopen_run",
+    "resume_checkpoint",
     "training_runs",
 ]
 
@@ -32,22 +40,22 @@ PREDICT_FILE = "predict.json"
 """Marks a run that predicts: it is started anew instead of resumed."""
 
 
-def training_runs(job_dir: Path) -> list[RunDir]:
+def training_runs(job_dir: Path) -> list[RunDirectory]:
     """The job's runs that train, oldest first."""
-    return [run for run in runs(job_dir) if not (run.path / PREDICT_FILE).exists()]
+    return [run for run in list_numbered_runs(job_dir) if not (run.path / PREDICT_FILE).exists()]
 
 
-def find(job_dir: Path, run_id: str | None) -> RunDir:
+def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
     """The run to go on with: ``run_id``, or the newest that trains.
 
     Raises:
         BadInputError: there is none, it is done, or it predicts.
     """
     training = training_runs(job_dir)
-    run = training[-1] if run_id is None and training else resolve(job_dir, run_id)
+    run = training[-1] if run_id is None and training else find_run(job_dir, run_id)
     if run not in training:
         raise BadInputError(f"run {run.run_id} predicts; it is not resumed", hint="Call edl predict once more.")
-    if phase_of(run) == "Done":
+    if read_phase(run) == "Done":
         raise BadInputError(
             f"run {run.run_id} is done",
             where=str(run.path),
@@ -56,7 +64,7 @@ def find(job_dir: Path, run_id: str | None) -> RunDir:
     return run
 
 
-def goes_on_from(run: RunDir) -> Checkpoint | None:
+def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     """The checkpoint that a resumed run begins with; None: it has none, and begins with its start.
 
     A master goes on from the one that its journal names, which another may stand in for when its bytes were damaged.
@@ -65,22 +73,22 @@ def goes_on_from(run: RunDir) -> Checkpoint | None:
     Raises:
         StorageError: the journal is damaged or lost its end, or the checkpoints cannot be read.
     """
-    if begun(run):
-        return _journaled(run)
-    found = checkpoint_verification.newest(run.checkpoints)
-    return Checkpoint(found.cut, found.step, found.version, found.ledger) if found else None
+    if has_journal(run):
+        return _journal_checkpoint(run)
+    found = checkpoint_verification.newest_intact_checkpoint(run.checkpoints)
+    return SavedCheckpoint(found.cut, found.step, found.version, found.ledger) if found else None
 
 
-def _journaled(run: RunDir) -> Checkpoint | None:
-    with explained(run):
-        found = check_end(run, replay(run.journal)).checkpoint
-    return found and stands_in(run, found)
+def _journal_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
+    with explain_journal_damage(run):
+        found = check_not_truncated(run, replay_journal(run.journal)).checkpoint
+    return found and usable_checkpoint(run, found)
 
 
-def reopen(run: RunDir) -> None:
+def reopen_run(run: RunDirectory) -> None:
     """Make an ended run one that goes on.
 
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
-    run_resumption.reopen(run, f"edl run, process {os.getpid()}")
+    run_resumption.reopen_run(run, f"edl run, process {os.getpid()}")

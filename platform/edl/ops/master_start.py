@@ -11,17 +11,17 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, PODS, Manifest
 
-START_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 """After so long a container that runs counts as started, also when its master has published nothing yet."""
-POLL_SECONDS = 0.5
-_LOG_LINES = 15
+START_POLL_SECONDS = 0.5
+_LOG_TAIL_LINES = 15
 
-NEVER_CREATED = frozenset(
+PERMANENT_WAIT_REASONS = frozenset(
     {
         "CreateContainerConfigError",
         "CreateContainerError",
@@ -33,15 +33,15 @@ NEVER_CREATED = frozenset(
     }
 )
 """Reasons of a waiting container that waiting does not mend."""
-PULL_FAILED = "ErrImagePull"
+PULL_FAILED_REASON = "ErrImagePull"
 """One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
-_TOLD_TO_GO = 143
+_SIGTERM_EXIT = 143
 """Exit code of a master that SIGTERM ended: whoever deletes or evicts its pod, its Job makes another."""
-_PASSING = "failed to sync"
+_TRANSIENT_MESSAGE = "failed to sync"
 """In a message: the kubelet has not seen the ConfigMap or Secret yet."""
 
 
-class Stage(StrEnum):
+class MasterStage(StrEnum):
     """How far the master has come."""
 
     ABSENT = "no pod yet"
@@ -54,12 +54,12 @@ class Stage(StrEnum):
     FAILED = "failed"
 
 
-SETTLED = (Stage.SERVING, Stage.ENDED, Stage.FAILED)
+FINAL_STAGES = (MasterStage.SERVING, MasterStage.ENDED, MasterStage.FAILED)
 """Stages at which there is nothing more to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class MasterPodStatus:
     """The master at one moment.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sight:
         container: the one that the reason is about, when it is not the role's own: an init container.
     """
 
-    stage: Stage
+    stage: MasterStage
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
@@ -80,75 +80,81 @@ class Sight:
     @property
     def started(self) -> bool:
         """Whether the master's container came to run, and did not fail."""
-        return self.stage in (Stage.RUNNING, Stage.SERVING, Stage.ENDED)
+        return self.stage in (MasterStage.RUNNING, MasterStage.SERVING, MasterStage.ENDED)
 
 
-def classify(pod: Manifest | None) -> Sight:
+def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
     """What a master's pod says of its start; its sidecars have no say in that."""
     if pod is None:
-        return Sight(Stage.ABSENT)
+        return MasterPodStatus(MasterStage.ABSENT)
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     leaving = "deletionTimestamp" in pod["metadata"]
-    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.CONTAINER), None)
-    if (before := _before(name, status, own, leaving=leaving)) is not None:
+    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.ROLE_CONTAINER), None)
+    if (before := _init_container_status(name, status, own, leaving=leaving)) is not None:
         return before
     if own is not None:
-        return _of_container(name, own, leaving=leaving)
+        return _container_status(name, own, leaving=leaving)
     if status.get("phase") == "Failed":
-        return Sight(Stage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
+        return MasterPodStatus(MasterStage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            return Sight(Stage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name)
+            return MasterPodStatus(
+                MasterStage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name
+            )
     scheduled = bool(pod["spec"].get("nodeName"))
-    return Sight(Stage.CREATING if scheduled else Stage.PENDING, pod=name)
+    return MasterPodStatus(MasterStage.CREATING if scheduled else MasterStage.PENDING, pod=name)
 
 
-def _before(pod: str, status: Manifest, own: Manifest | None, *, leaving: bool) -> Sight | None:
+def _init_container_status(
+    pod: str, status: Manifest, own: Manifest | None, *, leaving: bool
+) -> MasterPodStatus | None:
     """The init container that keeps the role's own from being made; None when none does."""
     if own is not None and ("waiting" not in (own.get("state") or {}) or own.get("lastState")):
         return None
     for container in status.get("initContainerStatuses") or ():
-        sight = _of_container(pod, container, leaving=leaving)
-        if sight.stage is Stage.FAILED or sight.reason == PULL_FAILED:
+        sight = _container_status(pod, container, leaving=leaving)
+        if sight.stage is MasterStage.FAILED or sight.reason == PULL_FAILED_REASON:
             return replace(sight, container=container["name"])
     return None
 
 
-def _of_container(pod: str, container: Manifest, *, leaving: bool) -> Sight:
+def _container_status(pod: str, container: Manifest, *, leaving: bool) -> MasterPodStatus:
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     code = int(ended.get("exitCode", 0)) if ended else 0
-    if ended and code not in (0, _TOLD_TO_GO) and not leaving:
-        return Sight(Stage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod)
+    if ended and code not in (0, _SIGTERM_EXIT) and not leaving:
+        return MasterPodStatus(
+            MasterStage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod
+        )
     if "terminated" in state and code != 0:
-        return Sight(Stage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
+        return MasterPodStatus(MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
     if "terminated" in state:
-        return Sight(Stage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
+        return MasterPodStatus(MasterStage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
     if "running" in state:
-        return Sight(Stage.RUNNING, pod=pod)
+        return MasterPodStatus(MasterStage.RUNNING, pod=pod)
     waiting = state.get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    final = reason in NEVER_CREATED and _PASSING not in message
-    return Sight(Stage.FAILED if final else Stage.CREATING, reason, message, pod=pod)
+    final = reason in PERMANENT_WAIT_REASONS and _TRANSIENT_MESSAGE not in message
+    return MasterPodStatus(MasterStage.FAILED if final else MasterStage.CREATING, reason, message, pod=pod)
 
 
-def await_start(
-    look: Callable[[], Sight],
-    told: Callable[[Sight], None],
+def wait_for_start(
+    look: Callable[[], MasterPodStatus],
+    told: Callable[[MasterPodStatus], None],
     clock: Callable[[], float],
     sleep: Callable[[float], Any],
-) -> Sight:
+) -> MasterPodStatus:
     """Look until the master has started or failed, at most START_SECONDS; ``told`` hears of each change."""
     began = clock()
     last, running_since = look(), began
     told(last)
-    while last.stage not in SETTLED:
+    while last.stage not in FINAL_STAGES:
         now = clock()
-        if last.stage is not Stage.RUNNING:
+        if last.stage is not MasterStage.RUNNING:
             running_since = now
-        if now - began >= START_SECONDS or now - running_since >= SETTLE_SECONDS:
+        if now - began >= START_TIMEOUT_SECONDS or now - running_since >= SETTLE_SECONDS:
             break
-        sleep(POLL_SECONDS)
+        sleep(START_POLL_SECONDS)
         seen = look()
         if seen != last:
             told(seen)
@@ -156,36 +162,36 @@ def await_start(
     return last
 
 
-class Lookout:
+class MasterStatusReader:
     """Sees the master of one Job. A server that is away for a moment changes nothing of what was seen."""
 
-    def __init__(self, api: Api, job: str, uid: str) -> None:
+    def __init__(self, api: KubeClient, job: str, uid: str) -> None:
         self._api, self._job, self._uid = api, job, uid
-        self._last = Sight(Stage.ABSENT)
+        self._last = MasterPodStatus(MasterStage.ABSENT)
 
-    def look(self) -> Sight:
+    def look(self) -> MasterPodStatus:
         """The master now."""
         with suppress(ApiError):
             self._last = self._look()
         return self._last
 
-    def _look(self) -> Sight:
-        pods = self._api.list(PODS, labels=names.selector(self._job, Role.MASTER)).items
-        own = [pod for pod in pods if _owned(pod, self._uid)]
-        newest = max(own, key=_age, default=None)
-        sight = classify(newest)
-        if sight.stage is Stage.RUNNING and self._published():
-            return Sight(Stage.SERVING, pod=sight.pod)
-        if sight.stage is Stage.FAILED and sight.exit_code is not None and not sight.message:
-            return replace(sight, message=self._last_words(sight.pod, sight.container or names.CONTAINER))
-        if sight.stage in (Stage.ABSENT, Stage.CREATING) and not sight.message:
+    def _look(self) -> MasterPodStatus:
+        pods = self._api.list(PODS, labels=names.label_selector(self._job, Role.MASTER)).items
+        own = [pod for pod in pods if _is_owned_by(pod, self._uid)]
+        newest = max(own, key=_pod_age_key, default=None)
+        sight = classify_master_pod(newest)
+        if sight.stage is MasterStage.RUNNING and self._published():
+            return MasterPodStatus(MasterStage.SERVING, pod=sight.pod)
+        if sight.stage is MasterStage.FAILED and sight.exit_code is not None and not sight.message:
+            return replace(sight, message=self._last_words(sight.pod, sight.container or names.ROLE_CONTAINER))
+        if sight.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not sight.message:
             about = newest["metadata"]["uid"] if newest else self._uid
-            return Sight(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
+            return MasterPodStatus(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
         return sight
 
     def _published(self) -> bool:
         try:
-            pages = self._api.get(CONFIGMAPS, names.status(self._job)).get("data") or {}
+            pages = self._api.get(CONFIGMAPS, names.status_configmap(self._job)).get("data") or {}
         except NotFoundError:
             return False
         try:
@@ -204,17 +210,17 @@ class Lookout:
 
     def _last_words(self, pod: str, container: str) -> str:
         try:
-            lines = list(self._api.logs(pod, container=container, tail=_LOG_LINES).lines())
+            lines = list(self._api.logs(pod, container=container, tail=_LOG_TAIL_LINES).lines())
         except ApiError:
             return ""
         return b"\n".join(lines).decode(errors="replace").strip()
 
 
-def _age(pod: Manifest) -> tuple[str, bool]:
+def _pod_age_key(pod: Manifest) -> tuple[str, bool]:
     """Orders pods from the oldest on; of two of one second, the one that stays is the newer."""
     meta = pod["metadata"]
     return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
 
 
-def _owned(pod: Manifest, uid: str) -> bool:
+def _is_owned_by(pod: Manifest, uid: str) -> bool:
     return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or ())

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import dump
+from edl.jobfile.loader import dump_job_spec
 
-_CHECK = ("-P", "-m", "edl.worker.model_check")
+_CHECK_PROGRAM = ("-P", "-m", "edl.worker.model_check")
 _LAST_LINES = 12
 """How much of what it printed is shown of a process that ended without a result."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCheck:
+class ModelCheckResult:
     """What was found.
 
     Attributes:
@@ -36,7 +36,7 @@ class ModelCheck:
     exit_code: int = 0
 
 
-def check_model(spec: JobSpec) -> ModelCheck:
+def check_model(spec: JobSpec) -> ModelCheckResult:
     """Import the model's module, make the model, and feed it the first minibatch, as a run does.
 
     Args:
@@ -44,9 +44,9 @@ def check_model(spec: JobSpec) -> ModelCheck:
     """
     with tempfile.TemporaryDirectory(prefix="edl-check-") as folder:
         spec_file, result_file = Path(folder, "spec.json"), Path(folder, "result.json")
-        spec_file.write_text(json.dumps(dump(spec)), encoding="utf-8")
+        spec_file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, *_CHECK, str(spec_file), str(result_file)],
+            [sys.executable, *_CHECK_PROGRAM, str(spec_file), str(result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,15 +56,15 @@ def check_model(spec: JobSpec) -> ModelCheck:
             check=False,
         )
         if not result_file.exists():
-            return _without_result(done.returncode, done.stdout)
+            return _result_of_crash(done.returncode, done.stdout)
         result = json.loads(result_file.read_text(encoding="utf-8"))
-    return ModelCheck(tuple(result["lines"]), result["failure"], result["detail"], result["exit_code"])
+    return ModelCheckResult(tuple(result["lines"]), result["failure"], result["detail"], result["exit_code"])
 
 
-def _without_result(code: int, printed: str) -> ModelCheck:
+def _result_of_crash(code: int, printed: str) -> ModelCheckResult:
     """The user's code ended the process, or the kernel did."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     failure = f"the process that tried the model ended before it was through: {how}"
     hint = "the model's code must not end its process" if code >= 0 else "SIGKILL is mostly too little memory"
     last = "".join(f"{line}\n" for line in printed.splitlines()[-_LAST_LINES:])
-    return ModelCheck((), f"{failure}\n  {hint}", last, exit_code=1)
+    return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=1)

@@ -8,16 +8,16 @@ from fractions import Fraction
 from typing import Any
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.cluster_capacity import requests_of
-from edl.ops.node_matching import matches
-from edl.ops.resource_quantities import less, quantity, resources, total
+from edl.ops.cluster_capacity import pod_requests
+from edl.ops.node_matching import matches_expression
+from edl.ops.resource_quantities import parse_quantity, parse_resources, subtract_resources, sum_resources
 
-_OF_OURS = {"NotTerminating": True, "NotBestEffort": True, "Terminating": False, "BestEffort": False}
+_SCOPE_MATCHES = {"NotTerminating": True, "NotBestEffort": True, "Terminating": False, "BestEffort": False}
 """EDL's pods have requests and no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QuotaRefusal:
     """One quota that has no room for one more pod.
 
     Attributes:
@@ -35,13 +35,15 @@ class Refusal:
     hard: Fraction
 
 
-class Quotas:
+class NamespaceQuotas:
     """The quotas of a namespace with what they leave; ``admit`` takes from it."""
 
     def __init__(self, quotas: Iterable[Manifest]) -> None:
         self._quotas = list(quotas)
         self._left = {
-            quota["metadata"]["name"]: less(_hard(quota), resources(quota.get("status", {}).get("used")))
+            quota["metadata"]["name"]: subtract_resources(
+                _hard_limits(quota), parse_resources(quota.get("status", {}).get("used"))
+            )
             for quota in self._quotas
         }
         self._room = dict(self._left)
@@ -52,7 +54,7 @@ class Quotas:
     def left(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
         """Name, what is left and what is allowed, of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
-        return [(name, self._left[name], _hard(quota)) for name, quota in named]
+        return [(name, self._left[name], _hard_limits(quota)) for name, quota in named]
 
     def room(self, quota: str, resource: str) -> Fraction:
         """What a quota leaves before the job, never less than nothing."""
@@ -62,28 +64,30 @@ class Quotas:
     def asked(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
         """What those of the pods that the quota is about would take from it."""
         (counting,) = (each for each in self._quotas if each["metadata"]["name"] == quota)
-        uses = [usage(pod) for pod in pods if _counts(counting, pod)]
-        return total(uses).get(resource, Fraction())
+        uses = [quota_usage(pod) for pod in pods if _applies_to(counting, pod)]
+        return sum_resources(uses).get(resource, Fraction())
 
-    def admit(self, pod: Manifest) -> Refusal | None:
+    def admit(self, pod: Manifest) -> QuotaRefusal | None:
         """Take what a pod uses, or say which quota has no room for it."""
-        uses = usage(pod)
-        counted = [quota for quota in self._quotas if _counts(quota, pod)]
+        uses = quota_usage(pod)
+        counted = [quota for quota in self._quotas if _applies_to(quota, pod)]
         for quota in counted:
             name = quota["metadata"]["name"]
             for resource, left in self._left[name].items():
                 if uses.get(resource, 0) > left:
-                    return Refusal(name, resource, uses[resource], left, _hard(quota)[resource])
+                    return QuotaRefusal(name, resource, uses[resource], left, _hard_limits(quota)[resource])
         for quota in counted:
             name = quota["metadata"]["name"]
-            self._left[name] = less(self._left[name], uses)
+            self._left[name] = subtract_resources(self._left[name], uses)
         return None
 
 
-def usage(pod: Manifest) -> dict[str, Fraction]:
+def quota_usage(pod: Manifest) -> dict[str, Fraction]:
     """What a pod counts for in a quota."""
-    requests = requests_of(pod)
-    limits = total(resources((part.get("resources") or {}).get("limits")) for part in pod["spec"]["containers"])
+    requests = pod_requests(pod)
+    limits = sum_resources(
+        parse_resources((part.get("resources") or {}).get("limits")) for part in pod["spec"]["containers"]
+    )
     found = {f"requests.{name}": amount for name, amount in requests.items() if name != "pods"}
     found |= {f"limits.{name}": amount for name, amount in limits.items()}
     plain: dict[str, Fraction] = {
@@ -92,23 +96,23 @@ def usage(pod: Manifest) -> dict[str, Fraction]:
     return {**found, **plain, "pods": Fraction(1), "count/pods": Fraction(1)}
 
 
-def _hard(quota: Manifest) -> dict[str, Fraction]:
+def _hard_limits(quota: Manifest) -> dict[str, Fraction]:
     status = quota.get("status", {}).get("hard")
-    return {name: quantity(amount) for name, amount in (status or quota["spec"].get("hard") or {}).items()}
+    return {name: parse_quantity(amount) for name, amount in (status or quota["spec"].get("hard") or {}).items()}
 
 
-def _counts(quota: Manifest, pod: Manifest) -> bool:
+def _applies_to(quota: Manifest, pod: Manifest) -> bool:
     """Whether the quota is about such pods."""
     spec = quota["spec"]
-    if not all(_OF_OURS.get(scope, True) for scope in spec.get("scopes") or ()):
+    if not all(_SCOPE_MATCHES.get(scope, True) for scope in spec.get("scopes") or ()):
         return False
-    return _in_scope((spec.get("scopeSelector") or {}).get("matchExpressions") or (), pod)
+    return _matches_scope((spec.get("scopeSelector") or {}).get("matchExpressions") or (), pod)
 
 
-def _in_scope(expressions: Sequence[Mapping[str, Any]], pod: Manifest) -> bool:
+def _matches_scope(expressions: Sequence[Mapping[str, Any]], pod: Manifest) -> bool:
     classes = [expression for expression in expressions if expression["scopeName"] == "PriorityClass"]
     others = [expression for expression in expressions if expression["scopeName"] != "PriorityClass"]
     priority = pod["spec"].get("priorityClassName")
-    return all(matches(expression, priority) for expression in classes) and all(
-        _OF_OURS.get(expression["scopeName"], True) for expression in others
+    return all(matches_expression(expression, priority) for expression in classes) and all(
+        _SCOPE_MATCHES.get(expression["scopeName"], True) for expression in others
     )

@@ -10,16 +10,16 @@ from typing import Any
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import InvalidError
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import InvalidObjectError
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.helper_pod import Place
-from edl.ops.job_view import index_of, label_of, role_of
-from edl.ops.pod_problems import waits_for
+from edl.ops.helper_pod import ClaimPath
+from edl.ops.job_view import pod_index, pod_label, pod_role
+from edl.ops.pod_problems import find_pod_problem
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class LogSelection:
     """Whose logs are wanted; ``index`` None: of all of the role."""
 
     role: Role
@@ -29,30 +29,32 @@ class Chosen:
         return self.role.value if self.index is None else f"{self.role.value}-{self.index}"
 
 
-def chosen_pods(pods: Sequence[Manifest], chosen: Chosen) -> list[Manifest]:
+def select_log_pods(pods: Sequence[Manifest], chosen: LogSelection) -> list[Manifest]:
     """Those pods; of several of the same name, such as masters, the newest that has come so far as to print."""
     newest: dict[str, Manifest] = {}
     for pod in pods:
-        if role_of(pod) is not chosen.role or chosen.index not in (None, index_of(pod)):
+        if pod_role(pod) is not chosen.role or chosen.index not in (None, pod_index(pod)):
             continue
-        known = newest.get(label_of(pod))
-        if known is None or _rank(pod) >= _rank(known):
-            newest[label_of(pod)] = pod
+        known = newest.get(pod_label(pod))
+        if known is None or _newest_rank(pod) >= _newest_rank(known):
+            newest[pod_label(pod)] = pod
     return list(newest.values())
 
 
-def _rank(pod: Manifest) -> tuple[bool, bool, str]:
+def _newest_rank(pod: Manifest) -> tuple[bool, bool, str]:
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return not leaving, has_started(pod), str(pod["metadata"].get("creationTimestamp", ""))
+    return not leaving, has_container_started(pod), str(pod["metadata"].get("creationTimestamp", ""))
 
 
-def has_started(pod: Manifest) -> bool:
+def has_container_started(pod: Manifest) -> bool:
     """Whether its container has run, so that there is something to read."""
     entries = pod.get("status", {}).get("containerStatuses") or ()
     return any({"running", "terminated"} & {*entry.get("state", {}), *entry.get("lastState", {})} for entry in entries)
 
 
-def lines_of(api: Api, pod: Manifest, *, follow: bool, tail: int | None, previous: bool = False) -> Iterator[bytes]:
+def read_log_lines(
+    api: KubeClient, pod: Manifest, *, follow: bool, tail: int | None, previous: bool = False
+) -> Iterator[bytes]:
     """The lines of one pod's container.
 
     Raises:
@@ -60,17 +62,17 @@ def lines_of(api: Api, pod: Manifest, *, follow: bool, tail: int | None, previou
     """
     name = pod["metadata"]["name"]
     try:
-        stream = api.logs(name, container=names.CONTAINER, follow=follow, tail=tail, previous=previous)
-    except InvalidError as error:
-        wait = waits_for(pod)
+        stream = api.logs(name, container=names.ROLE_CONTAINER, follow=follow, tail=tail, previous=previous)
+    except InvalidObjectError as error:
+        wait = find_pod_problem(pod)
         if wait is None or previous:
             raise
-        raise BadInputError(f"{label_of(pod)} has printed nothing: {wait.text}", hint=wait.remedy or None) from error
+        raise BadInputError(f"{pod_label(pod)} has printed nothing: {wait.text}", hint=wait.remedy or None) from error
     with stream:
         yield from stream.lines()
 
 
-def stored(spec: Mapping[str, Any], run_dir: str) -> Place | None:
+def find_log_directory(spec: Mapping[str, Any], run_dir: str) -> ClaimPath | None:
     """Where on a claim the run keeps its logs; None when no claim of the job's spec holds ``run_dir``."""
     directory = PurePosixPath(run_dir)
     mounts = [(PurePosixPath(each["mount"]), each.get("claim")) for each in spec.get("volumes") or ()]
@@ -79,5 +81,5 @@ def stored(spec: Mapping[str, Any], run_dir: str) -> Place | None:
         mounts.append((PurePosixPath(storage.get("path") or "/edl"), storage["claim"]))
     for mount, claim in sorted(mounts, key=lambda each: -len(each[0].parts)):
         if claim and directory.is_relative_to(mount):
-            return Place(claim, f"/{directory.relative_to(mount) / 'logs'}")
+            return ClaimPath(claim, f"/{directory.relative_to(mount) / 'logs'}")
     return None

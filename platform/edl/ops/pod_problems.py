@@ -13,7 +13,7 @@ from edl.cluster.kubernetes.resource_kinds import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class PodProblem:
     """Why a pod does not run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _MessageRule:
     """How one of the scheduler's reasons is said; ``{0}`` is what the pattern's group matched."""
 
     pattern: re.Pattern[str]
@@ -41,65 +41,67 @@ class _Rule:
     final: bool
 
 
-def _rule(pattern: str, text: str, remedy: str = "", *, final: bool = False) -> _Rule:
-    return _Rule(re.compile(pattern), text, remedy, final)
+def _make_rule(pattern: str, text: str, remedy: str = "", *, final: bool = False) -> _MessageRule:
+    return _MessageRule(re.compile(pattern), text, remedy, final)
 
 
-_SCHEDULER = (
-    _rule(
+_SCHEDULER_RULES = (
+    _make_rule(
         r"Insufficient (\S+)",
         "too little {0} is free",
         "It starts by itself when room is free; or ask for less (resources.{0} of the role), "
         "or give the role a higher priority.",
     ),
-    _rule(r"Too many pods", "the node has as many pods as it takes", "It starts by itself when other pods have gone."),
-    _rule(
+    _make_rule(
+        r"Too many pods", "the node has as many pods as it takes", "It starts by itself when other pods have gone."
+    ),
+    _make_rule(
         r"had untolerated taint[s()]*\s*\{([^\s:}]+)",
         "the node keeps pods away that do not tolerate {0}",
         "If the job may run there, add the toleration to pod.tolerations.",
     ),
-    _rule(  # newer schedulers do not say which
+    _make_rule(  # newer schedulers do not say which
         r"had untolerated taint",
         "the node keeps pods away that do not tolerate its taint",
         "If the job may run there, add the toleration to pod.tolerations; kubectl describe node shows taints.",
     ),
-    _rule(
+    _make_rule(
         r"didn't match Pod's node affinity",
         "the node is not one that the job may use",
         "Look at pod.node_selector and pod.affinity: no node with room has these labels.",
     ),
-    _rule(r"(?:were|was) unschedulable", "the node takes no new pods (cordoned)", "`kubectl uncordon` ends that."),
-    _rule(
+    _make_rule(r"(?:were|was) unschedulable", "the node takes no new pods (cordoned)", "`kubectl uncordon` ends that."),
+    _make_rule(
         r"volume node affinity conflict",
         "the volume can only be used on another node",
         "The claim needs a volume that all nodes reach (ReadWriteMany).",
     ),
-    _rule(
+    _make_rule(
         r"didn't (?:match|satisfy).*anti-affinity",
         "a rule of pod.affinity keeps it from where another pod is",
         "Look at pod.affinity.",
     ),
-    _rule(r"didn't match pod topology spread", "it would be spread unevenly", "Look at pod.overrides."),
+    _make_rule(r"didn't match pod topology spread", "it would be spread unevenly", "Look at pod.overrides."),
 )
-_CLAIMS = (
-    _rule(
+_CLAIM_RULES = (
+    _make_rule(
         r'persistentvolumeclaim "([^"]+)" not found',
         "there is no PersistentVolumeClaim {0}",
         "Create the claim; the pod starts then.",
         final=True,
     ),
-    _rule(
+    _make_rule(
         r"unbound immediate PersistentVolumeClaims",
         "its PersistentVolumeClaim has no volume yet",
         "`edl doctor` looks at the claims; `kubectl describe pvc` says why one is not bound.",
     ),
-    _rule(r'persistentvolumeclaim "([^"]+)" is being deleted', "the PersistentVolumeClaim {0} is being deleted"),
+    _make_rule(r'persistentvolumeclaim "([^"]+)" is being deleted', "the PersistentVolumeClaim {0} is being deleted"),
 )
-_PULL = "Check the name of the image, that the nodes reach its registry, and pod.image_pull_secrets."
-_CONTAINER = {
-    "ErrImagePull": ("its image cannot be pulled", _PULL, False),
-    "ImagePullBackOff": ("its image cannot be pulled", _PULL, True),
-    "ErrImageNeverPull": ("its image is not on the node, and is never pulled there", _PULL, True),
+_PULL_HINT = "Check the name of the image, that the nodes reach its registry, and pod.image_pull_secrets."
+_CONTAINER_PROBLEMS = {
+    "ErrImagePull": ("its image cannot be pulled", _PULL_HINT, False),
+    "ImagePullBackOff": ("its image cannot be pulled", _PULL_HINT, True),
+    "ErrImageNeverPull": ("its image is not on the node, and is never pulled there", _PULL_HINT, True),
     "InvalidImageName": ("the name of its image is none", "Correct `image` in the job file.", True),
     "CreateContainerConfigError": (
         "its container cannot be made",
@@ -114,101 +116,103 @@ _CONTAINER = {
     ),
     "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed.", True),
 }
-OF_IMAGES = _CONTAINER.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
+IMAGE_REASONS = _CONTAINER_PROBLEMS.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
 """Reasons of a Wait for which another image may help."""
-_NODES = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
+_NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 
-def waits_for(pod: Manifest) -> Wait | None:
+def find_pod_problem(pod: Manifest) -> PodProblem | None:
     """Why a pod is not running, or has failed; None when it runs or has done its work."""
     status = pod.get("status", {})
     phase = status.get("phase", "Pending")
-    container = _container(status)
+    container = _container_problem(status)
     if container is not None:
         return container
     if phase == "Failed":
         reason, said = str(status.get("reason") or "Failed"), str(status.get("message") or "")
-        return Wait(reason, f"it failed{f': {said}' if said else ''}", final=True, said=said)
+        return PodProblem(reason, f"it failed{f': {said}' if said else ''}", final=True, said=said)
     if phase != "Pending":
         return None
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return unscheduled(str(condition.get("message") or ""), str(condition.get("reason") or "Unschedulable"))
+            return parse_scheduler_message(
+                str(condition.get("message") or ""), str(condition.get("reason") or "Unschedulable")
+            )
     if pod.get("spec", {}).get("nodeName"):
-        return Wait("Starting", f"node {pod['spec']['nodeName']} makes its container: image and volumes first")
-    return Wait("Pending", "the scheduler has not looked at it yet")
+        return PodProblem("Starting", f"node {pod['spec']['nodeName']} makes its container: image and volumes first")
+    return PodProblem("Pending", "the scheduler has not looked at it yet")
 
 
-def unscheduled(said: str, reason: str = "Unschedulable") -> Wait:
+def parse_scheduler_message(said: str, reason: str = "Unschedulable") -> PodProblem:
     """What the scheduler's message means.
 
     ``0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 Insufficient cpu. preemption: ...``
     """
     if reason == "SchedulingGated":
-        return Wait(
+        return PodProblem(
             reason,
             "something holds it back from the scheduler",
             "Another controller of the cluster must let it go.",
             said=said,
         )
-    for rule in _CLAIMS:
+    for rule in _CLAIM_RULES:
         if match := rule.pattern.search(said):
-            return Wait(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, said)
+            return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, said)
     head, _, told = said.partition("nodes are available: ")
     reasons = told.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
     total = head.strip().rpartition("/")[2].strip()
-    found = [_said(match["what"], match["count"], total) for match in _NODES.finditer(reasons)]
+    found = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
     if not found:
-        return Wait(reason, said or "the scheduler finds no place for it", said=said)
+        return PodProblem(reason, said or "the scheduler finds no place for it", said=said)
     remedies = list(dict.fromkeys(remedy for _, remedy in found if remedy))
-    return Wait(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=said)
+    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=said)
 
 
-def scarce(said: str) -> list[str]:
+def insufficient_resources(said: str) -> list[str]:
     """The resources that the scheduler's message says are insufficient somewhere: ``["cpu"]``."""
     return list(dict.fromkeys(name.rstrip(".,") for name in re.findall(r"\d+ Insufficient (\S+)", said)))
 
 
-def _said(what: str, count: str, total: str) -> tuple[str, str]:
+def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:
     where = f"on {count} of {total} nodes"
-    for rule in _SCHEDULER:
+    for rule in _SCHEDULER_RULES:
         if match := rule.pattern.search(what):
             return f"{where} {rule.text.format(*match.groups())}", rule.remedy.format(*match.groups())
     return f"{where}: {what}", ""
 
 
-def _container(status: Manifest) -> Wait | None:
+def _container_problem(status: Manifest) -> PodProblem | None:
     """What the container itself waits for, or how it ended."""
     for entry in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state: dict[str, Any] = entry.get("state") or {}
         waiting = state.get("waiting") or {}
         reason = str(waiting.get("reason", ""))
-        if reason in _CONTAINER:
-            text, remedy, final = _CONTAINER[reason]
-            said = _last_words(entry) if reason == "CrashLoopBackOff" else str(waiting.get("message") or "")
+        if reason in _CONTAINER_PROBLEMS:
+            text, remedy, final = _CONTAINER_PROBLEMS[reason]
+            said = _last_exit_text(entry) if reason == "CrashLoopBackOff" else str(waiting.get("message") or "")
             image = f" ({entry.get('image')})" if "image" in text else ""
-            return Wait(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
+            return PodProblem(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
         ended = state.get("terminated") or {}
         if ended and ended.get("exitCode"):
-            return _failed(ended)
+            return _failed_container(ended)
     return None
 
 
-def _failed(ended: Manifest) -> Wait:
+def _failed_container(ended: Manifest) -> PodProblem:
     reason, code = str(ended.get("reason") or "Error"), ended["exitCode"]
     said = str(ended.get("message") or "").strip()
     if reason == "OOMKilled":
-        return Wait(
+        return PodProblem(
             reason,
             "it needed more memory than it asked for and was killed",
             "Raise resources.memory of the role, or set workers.oom_memory_factor.",
             final=True,
             said=said,
         )
-    return Wait(reason, f"it ended with exit code {code}{f': {said}' if said else ''}", final=True, said=said)
+    return PodProblem(reason, f"it ended with exit code {code}{f': {said}' if said else ''}", final=True, said=said)
 
 
-def _last_words(entry: Manifest) -> str:
+def _last_exit_text(entry: Manifest) -> str:
     ended = (entry.get("lastState") or {}).get("terminated") or {}
     if not ended:
         return ""

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import BusyError, NotFoundError
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import NotFoundError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Manifest
-from edl.ops.cluster_capacity import requests_of
-from edl.ops.job_view import label_of, pods_of
-from edl.ops.resource_quantities import Resources, resources, total
+from edl.ops.cluster_capacity import pod_requests
+from edl.ops.job_view import list_job_pods, pod_label
+from edl.ops.resource_quantities import ResourceAmounts, parse_resources, sum_resources
 
 
 class NoMetricsError(BadInputError):
@@ -21,7 +21,7 @@ class NoMetricsError(BadInputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PodUsage:
     """One pod.
 
     Attributes:
@@ -35,41 +35,41 @@ class Use:
     pod: str
     node: str
     phase: str
-    used: Resources | None
-    asked: Resources
+    used: ResourceAmounts | None
+    asked: ResourceAmounts
 
 
-def uses(api: Api, job: str) -> list[Use]:
+def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:
     """What each pod of a job uses; measured by the cluster every 15 s or so.
 
     Raises:
         NoMetricsError: the cluster does not measure.
     """
     try:
-        measured = api.list(POD_METRICS, labels=names.selector(job)).items
-    except (NotFoundError, BusyError) as error:  # without metrics-server: 404, or 503 while it starts
+        measured = api.list(POD_METRICS, labels=names.label_selector(job)).items
+    except (NotFoundError, ServerBusyError) as error:  # without metrics-server: 404, or 503 while it starts
         raise NoMetricsError(
             "This cluster does not measure what pods use: it has no metrics API",
             hint="Its admin can install metrics-server; "
             f"`edl status {job}` shows samples/s, and `kubectl describe node` what is asked for.",
         ) from error
-    return combine(pods_of(api, job), measured)
+    return combine_usage(list_job_pods(api, job), measured)
 
 
-def combine(pods: Iterable[Manifest], measured: Iterable[Manifest]) -> list[Use]:
+def combine_usage(pods: Iterable[Manifest], measured: Iterable[Manifest]) -> list[PodUsage]:
     """Pods that have not ended, with what was measured of them."""
-    used = {each["metadata"]["name"]: _used(each) for each in measured}
+    used = {each["metadata"]["name"]: _measured_usage(each) for each in measured}
     return [
-        _use(pod, used.get(pod["metadata"]["name"]))
+        _pod_usage(pod, used.get(pod["metadata"]["name"]))
         for pod in pods
         if pod.get("status", {}).get("phase") in ("Pending", "Running")
     ]
 
 
-def _use(pod: Manifest, used: Mapping[str, Fraction] | None) -> Use:
-    asked = {name: amount for name, amount in requests_of(pod).items() if name != "pods"}
-    return Use(label_of(pod), str(pod["spec"].get("nodeName") or ""), str(pod["status"]["phase"]), used, asked)
+def _pod_usage(pod: Manifest, used: Mapping[str, Fraction] | None) -> PodUsage:
+    asked = {name: amount for name, amount in pod_requests(pod).items() if name != "pods"}
+    return PodUsage(pod_label(pod), str(pod["spec"].get("nodeName") or ""), str(pod["status"]["phase"]), used, asked)
 
 
-def _used(metrics: Manifest) -> dict[str, Fraction]:
-    return total(resources(container.get("usage")) for container in metrics.get("containers") or ())
+def _measured_usage(metrics: Manifest) -> dict[str, Fraction]:
+    return sum_resources(parse_resources(container.get("usage")) for container in metrics.get("containers") or ())

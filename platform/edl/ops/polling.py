@@ -10,20 +10,20 @@ from typing import TypeVar
 from edl.api.errors import RetryableError
 
 POLL_SECONDS = 1.0
-PATIENCE_SECONDS = 120.0
+LONGEST_ABSENCE_SECONDS = 120.0
 """An absence of the API server that is waited out."""
 
-Value = TypeVar("Value")
+PolledValue = TypeVar("PolledValue")
 
 
-def polled(
-    look: Callable[[], Value],
+def poll_repeatedly(
+    look: Callable[[], PolledValue],
     seconds: float = POLL_SECONDS,
     *,
     answered: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Value]:
+) -> Iterator[PolledValue]:
     """Yield what ``look`` returns, every ``seconds``, for as long as the caller wants it.
 
     Args:
@@ -47,7 +47,7 @@ def polled(
             if failing_since is None:
                 failing_since = now
                 print(f"{error.message}; looking again", file=sys.stderr, flush=True)
-            if now - failing_since > PATIENCE_SECONDS:
+            if now - failing_since > LONGEST_ABSENCE_SECONDS:
                 raise
         else:
             failing_since, answered = None, True

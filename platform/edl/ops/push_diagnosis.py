@@ -6,112 +6,115 @@ from collections.abc import Iterator, Sequence
 
 from edl.api.events import RoleEnded, RoleStarted
 from edl.api.status import ParametersStatus, RoundStatus
-from edl.ops.job_findings import Complaint, listed_briefly
-from edl.ops.job_view import JobSeen
-from edl.reporting.ps_statistics_text import percent, size
+from edl.ops.job_findings import JobFinding, format_short_list
+from edl.ops.job_view import JobView
+from edl.reporting.ps_statistics_text import format_bytes, format_percent
 
-LONG_SECONDS = 5.0
+LONG_UPDATE_SECONDS = 5.0
 """An update that waits for a shorter time waits for workers that compute."""
-FULL = 0.9
+FULL_TABLE_SHARE = 0.9
 """Share of ps.max_rows from which a table is worth a word."""
-MANY_REFUSED, FEW_PUSHES = 0.05, 20
+HIGH_REFUSED_SHARE, MIN_PUSHES = 0.05, 20
 """Share of pushes that is worth a word when it is refused, and below how many pushes no share says anything."""
-_NAMED = 4
-_ROOM = (
+_MAX_NAMED_WORKERS = 4
+_FULL_TABLE_HINT = (
     "Raise ps.max_rows, or let rows go that are not used any more (ps.evict_after_steps; lower it where it is set). "
     "`edl submit JOB.yaml --resume` goes on with what is trained."
 )
 
 
-def exchanged(job: JobSeen, called: str) -> Iterator[Complaint]:
+def diagnose_pushes(job: JobView, called: str) -> Iterator[JobFinding]:
     """What holds updates up or will; ``called`` is the job as the next command names it."""
     told = job.status.parameters if job.status else None
     if told is None:
         return
     if not job.ended:
-        yield from list(_waiting(job, told, called)) or _small(job, told)
-        yield from _full(job, told)
-    yield from _refused(job, told)
+        yield from list(_find_waiting_update(job, told, called)) or _find_small_updates(job, told)
+        yield from _find_full_tables(job, told)
+    yield from _find_refused_pushes(job, told)
 
 
-def _waiting(job: JobSeen, told: ParametersStatus, called: str) -> Iterator[Complaint]:
+def _find_waiting_update(job: JobView, told: ParametersStatus, called: str) -> Iterator[JobFinding]:
     """An update that has not got its gradients for long."""
     now = told.round
-    if now is None or now.seconds < LONG_SECONDS or not now.awaited:
+    if now is None or now.seconds < LONG_UPDATE_SECONDS or not now.awaited:
         return
     missing = max(1, min(now.wanted - now.arrived, now.awaited_total))  # a worker that was refused once is waited for
     gradients = "1 gradient" if missing == 1 else f"{missing} gradients"
     text = (
-        f"an update has been waiting for {gradients} for {now.seconds:.0f} s "
-        f"(sync, {now.arrived} of {now.wanted} arrived); awaited: {_awaited(now)}{_not_waited_for(job, now)}"
+        f"an update has been waiting for {gradients} for {now.seconds:.0f} s (sync, {now.arrived} of {now.wanted}"
+        f" arrived); awaited: {_awaited_workers(now)}{_missing_workers_text(job, now)}"
     )
     remedy = f"`edl logs {called} -r worker` shows what they do. A lower strategy.grads_to_wait leaves slow ones out."
-    yield Complaint(job.name, text, remedy)
+    yield JobFinding(job.name, text, remedy)
 
 
-def _small(job: JobSeen, told: ParametersStatus) -> Iterator[Complaint]:
+def _find_small_updates(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
     """Updates of fewer gradients than the job wants, because workers are not there."""
     wanted, running = told.strategy.grads_to_wait, job.running
     if told.strategy.mode == "sync" and 0 < running < wanted:
         text = (
             f"updates are of {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
-            f"{_not_waited_for(job, None)}"
+            f"{_missing_workers_text(job, None)}"
         )
-        yield Complaint(job.name, text, "Nothing need be done: those that join are waited for from their first push.")
+        yield JobFinding(job.name, text, "Nothing need be done: those that join are waited for from their first push.")
 
 
-def _full(job: JobSeen, told: ParametersStatus) -> Iterator[Complaint]:
+def _find_full_tables(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
     """Tables that are close to their bound."""
     for table in told.tables:
-        if table.full is not None and table.full >= FULL and table.max_rows:
+        if table.full is not None and table.full >= FULL_TABLE_SHARE and table.max_rows:
             text = (
-                f"table {table.name} has {percent(table.full)} of ps.max_rows ({table.rows:,} rows of "
-                f"{table.max_rows:,}, {size(table.bytes)}); a push beyond that fails the job"
+                f"table {table.name} has {format_percent(table.full)} of ps.max_rows ({table.rows:,} rows of "
+                f"{table.max_rows:,}, {format_bytes(table.bytes)}); a push beyond that fails the job"
             )
-            yield Complaint(job.name, text, _ROOM)
+            yield JobFinding(job.name, text, _FULL_TABLE_HINT)
 
 
-def _refused(job: JobSeen, told: ParametersStatus) -> Iterator[Complaint]:
+def _find_refused_pushes(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
     """Work that was thrown away because the values it was computed at were too old."""
     share = told.refused_share
-    if share < MANY_REFUSED or told.pushes + told.refused < FEW_PUSHES:
+    if share < HIGH_REFUSED_SHARE or told.pushes + told.refused < MIN_PUSHES:
         return
     strategy = told.strategy
     text = (
-        f"{percent(share)} of pushes were rejected as too old and computed again (sync, {strategy.grads_to_wait} "
-        f"gradients an update, tolerance {strategy.version_tolerance})"
+        f"{format_percent(share)} of pushes were rejected as too old and computed again (sync, {strategy.grads_to_wait}"
+        f" gradients an update, tolerance {strategy.version_tolerance})"
     )
     remedy = (
         "Lower workers.max or raise strategy.version_tolerance; or raise strategy.grads_to_wait, so that an update "
         "takes in what slow workers push."
     )
-    yield Complaint(job.name, text, remedy)
+    yield JobFinding(job.name, text, remedy)
 
 
-def _awaited(now: RoundStatus) -> str:
+def _awaited_workers(now: RoundStatus) -> str:
     more = now.awaited_total - len(now.awaited)
     if more:
-        return f"{', '.join(_labels(now.awaited))} and {more} more"
-    return listed_briefly(_labels(now.awaited), _NAMED)
+        return f"{', '.join(_worker_labels(now.awaited))} and {more} more"
+    return format_short_list(_worker_labels(now.awaited), _MAX_NAMED_WORKERS)
 
 
-def _not_waited_for(job: JobSeen, now: RoundStatus | None) -> str:
+def _missing_workers_text(job: JobView, now: RoundStatus | None) -> str:
     """``; worker-1 is gone, not waited for``; empty when everybody is there."""
     awaited = set(now.awaited) if now else set()
-    gone, away = _gone(job) - awaited, _in_state(job, "pending") - awaited
+    gone, away = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
     if not gone | away:
         return ""
-    parts = [_they(gone, "is gone", "are gone"), _they(away, "has no place", "have no place")]
+    parts = [_workers_text(gone, "is gone", "are gone"), _workers_text(away, "has no place", "have no place")]
     return f"; {' and '.join(part for part in parts if part)}, not waited for"
 
 
-def _they(workers: set[int], one: str, several: str) -> str:
+def _workers_text(workers: set[int], one: str, several: str) -> str:
     if not workers:
         return ""
-    return f"{listed_briefly(_labels(sorted(workers)), _NAMED)} {one if len(workers) == 1 else several}"
+    return (
+        f"{format_short_list(_worker_labels(sorted(workers)), _MAX_NAMED_WORKERS)}"
+        f" {one if len(workers) == 1 else several}"
+    )
 
 
-def _gone(job: JobSeen) -> set[int]:
+def _gone_workers(job: JobView) -> set[int]:
     """Workers that leave, or ended and that nobody has started anew, as far as events are kept."""
     ended: set[int] = set()
     for event in job.told.events:
@@ -119,14 +122,14 @@ def _gone(job: JobSeen) -> set[int]:
             ended.add(event.index)
         elif isinstance(event, RoleStarted) and event.role == "worker":
             ended.discard(event.index)
-    return (ended - _in_state(job)) | _in_state(job, "leaving")
+    return (ended - _workers_in_state(job)) | _workers_in_state(job, "leaving")
 
 
-def _in_state(job: JobSeen, state: str | None = None) -> set[int]:
+def _workers_in_state(job: JobView, state: str | None = None) -> set[int]:
     """The workers of the status that are in a state, or all."""
     workers = job.status.workers if job.status else ()
     return {worker.index for worker in workers if state in (None, worker.state)}
 
 
-def _labels(workers: Sequence[int]) -> list[str]:
+def _worker_labels(workers: Sequence[int]) -> list[str]:
     return [f"worker-{index}" for index in workers]

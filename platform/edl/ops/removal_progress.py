@@ -5,33 +5,36 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edl.reporting.status_line import Ticker
+from edl.reporting.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_deletion import Remains
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_deletion import JobObjects
 
-_FEW = 4
+_MOST_PODS_NAMED = 4
 
 
-def remaining(there: Remains) -> str:
+def leftovers_text(there: JobObjects) -> str:
     """In a line; pods by name when they are few."""
-    from edl.ops.job_deletion import counted
+    from edl.ops.job_deletion import count_by_kind
 
     pods = [pod["metadata"]["name"] for pod in there.objects if pod["kind"] == "Pod"]
-    named = f" ({', '.join(pods)})" if 0 < len(pods) <= _FEW else ""
-    return f"being removed: {counted(there.objects)}{named}"
+    named = f" ({', '.join(pods)})" if 0 < len(pods) <= _MOST_PODS_NAMED else ""
+    return f"being removed: {count_by_kind(there.objects)}{named}"
 
 
-def remove(api: Api, job: str, seconds: float | None = None) -> None:
+def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:
     """Remove a job whole, showing what is left of it.
 
     Raises:
-        StillThereError: something is left after ``seconds``.
+        DeletionTimeoutError: something is left after ``seconds``.
     """
-    from edl.ops.job_deletion import REMOVAL_SECONDS, Removal
+    from edl.ops.job_deletion import DELETION_TIMEOUT_SECONDS, JobDeletion
 
-    with Ticker() as ticker:
-        Removal(api, job).finish(
-            lambda there: ticker.say(remaining(there)), time.monotonic, time.sleep, seconds or REMOVAL_SECONDS
+    with StatusLine() as ticker:
+        JobDeletion(api, job).finish(
+            lambda there: ticker.say(leftovers_text(there)),
+            time.monotonic,
+            time.sleep,
+            seconds or DELETION_TIMEOUT_SECONDS,
         )

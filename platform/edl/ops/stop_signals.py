@@ -8,18 +8,18 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-Handler = Callable[[int, FrameType | None], object] | int | None
+SignalHandler = Callable[[int, FrameType | None], object] | int | None
 
 
-class Signals:
+class StopSignals:
     """SIGINT and SIGTERM are collected, SIGCHLD ends a wait; everything is as before on exit. Main thread only."""
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> StopSignals:
         self._received: list[signal.Signals] = []
         self._wake, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._old_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._old: dict[signal.Signals, Handler] = {
+        self._old: dict[signal.Signals, SignalHandler] = {
             number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
         }
         return self

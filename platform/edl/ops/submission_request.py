@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.api.cluster_port import PLAIN, Role, Wish
-from edl.cluster.kubernetes.job_manifests import master_pod, render_job, render_pod
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
+from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.core.worker_priority import elevated, parse
+from edl.core.worker_priority import elevated_worker_count, parse_priority
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.path_resolution import pod_storage
-from edl.ops.job_forecast import Crowd
+from edl.jobfile.path_resolution import pod_storage_path
+from edl.ops.job_forecast import PodGroup
 
-_NO_TOKEN = "0" * 64
+_PLACEHOLDER_TOKEN = "0" * 64
 """Stands for the token wherever nothing is created."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SubmissionRequest:
     """What is to be submitted.
 
     Attributes:
@@ -32,15 +32,15 @@ class Request:
 
     job: str
     manifests: Sequence[Manifest]
-    crowds: Sequence[Crowd]
+    crowds: Sequence[PodGroup]
     claims: Sequence[str] = ()
     pull_secrets: Sequence[str] = ()
     replaces: bool = False
 
 
-def request_of(
-    spec: JobSpec, *, namespace: str | None = None, token: str = _NO_TOKEN, run: str | None = None
-) -> Request:
+def build_request(
+    spec: JobSpec, *, namespace: str | None = None, token: str = _PLACEHOLDER_TOKEN, run: str | None = None
+) -> SubmissionRequest:
     """The request for a job.
 
     Args:
@@ -52,25 +52,25 @@ def request_of(
     """
     manifests = render_job(spec, namespace=namespace, token=token, run=run, suspend=True)
     claims = [volume.claim for volume in spec.volumes] + [spec.storage.claim]
-    return Request(
+    return SubmissionRequest(
         spec.name,
         manifests,
-        _crowds(spec, manifests[-1], namespace or "default"),
+        _pod_groups(spec, manifests[-1], namespace or "default"),
         tuple(dict.fromkeys(claim for claim in claims if claim)),
         spec.pod.image_pull_secrets,
         replaces=run is not None,
     )
 
 
-def _crowds(spec: JobSpec, job: Manifest, namespace: str) -> tuple[Crowd, ...]:
-    def pod(role: Role, wish: Wish = PLAIN) -> Manifest:
-        return render_pod(spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage(spec), wish=wish)
+def _pod_groups(spec: JobSpec, job: Manifest, namespace: str) -> tuple[PodGroup, ...]:
+    def pod(role: Role, wish: PodOptions = DEFAULT_OPTIONS) -> Manifest:
+        return render_pod(spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage_path(spec), wish=wish)
 
-    raised = elevated(parse(spec.workers.priority).share, spec.workers.max)
+    raised = elevated_worker_count(parse_priority(spec.workers.priority).share, spec.workers.max)
     found = [
-        Crowd(Role.MASTER, 1, master_pod(job)),
-        Crowd(Role.PS, spec.ps.count, pod(Role.PS)),
-        Crowd(Role.WORKER, raised, pod(Role.WORKER, Wish(elevated=True))),
-        Crowd(Role.WORKER, spec.workers.max - raised, pod(Role.WORKER)),
+        PodGroup(Role.MASTER, 1, render_master_pod(job)),
+        PodGroup(Role.PS, spec.ps.count, pod(Role.PS)),
+        PodGroup(Role.WORKER, raised, pod(Role.WORKER, PodOptions(elevated=True))),
+        PodGroup(Role.WORKER, spec.workers.max - raised, pod(Role.WORKER)),
     ]
     return tuple(crowd for crowd in found if crowd.count)

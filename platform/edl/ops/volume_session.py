@@ -11,46 +11,46 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from edl.api.errors import RetryableError
-from edl.reporting.run_outcome import TERMINATED
+from edl.reporting.run_outcome import SIGTERM_EXIT
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import Api
+    from edl.cluster.kubernetes.api_client import KubeClient
     from edl.ops.copy_plan import CopyPlan
-    from edl.ops.file_transfer import Files
-    from edl.ops.helper_pod import Visit
+    from edl.ops.file_transfer import VolumeFiles
+    from edl.ops.helper_pod import HelperPodSpec
 
 IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
 IMAGE_REMEDY = (
     "Name an image that the nodes can pull and that has Python and EDL, such as the submitter image: --image, or the "
     f"variable {IMAGE_VARIABLE}."
 )
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """Connections for one piece of work before it is given up."""
 
-Value = TypeVar("Value")
+WorkResult = TypeVar("WorkResult")
 
 
-class Volume:
+class VolumeSession:
     """A claim that a running pod has mounted, through connections that may break."""
 
-    def __init__(self, api: Api, pod: str) -> None:
+    def __init__(self, api: KubeClient, pod: str) -> None:
         self._api, self._pod = api, pod
 
-    def repeatedly(self, work: Callable[[Files], Value]) -> Value:
+    def repeatedly(self, work: Callable[[VolumeFiles], WorkResult]) -> WorkResult:
         """The result of ``work`` over a new connection, and over more of them when one breaks.
 
         Raises:
             RetryableError: ATTEMPTS connections broke.
         """
         from edl.ops import helper_pod
-        from edl.ops.file_transfer import Files
+        from edl.ops.file_transfer import VolumeFiles
 
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                with helper_pod.run(self._api, self._pod) as execution:
-                    return work(Files(execution))
+                with helper_pod.exec_file_server(self._api, self._pod) as execution:
+                    return work(VolumeFiles(execution))
             except RetryableError as error:
-                if attempt == ATTEMPTS - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     error.hint = "The same command goes on where this one was cut off."
                     raise
                 time.sleep(min(2**attempt, 10))
@@ -61,9 +61,9 @@ class Volume:
         for folder in plan.here:
             folder.mkdir(parents=True, exist_ok=True)
         left, travelled = list(plan.items), 0
-        with _progress(plan.size) as shown:
+        with _show_progress(plan.size) as shown:
 
-            def work(files: Files) -> None:
+            def work(files: VolumeFiles) -> None:
                 nonlocal travelled
                 for folder in plan.there:
                     files.make(folder)
@@ -82,28 +82,28 @@ class Volume:
 
 
 @contextmanager
-def volume(api: Api, visit: Visit) -> Iterator[Volume]:
+def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession]:
     """A claim for as long as the block takes; the pod that mounts it is deleted then.
 
     Raises:
-        NoRightError: programs may not be run in pods.
-        BadInputError: there is no such claim, or the pod cannot start; ImageError, if that is for its image.
+        RbacDeniedError: programs may not be run in pods.
+        BadInputError: there is no such claim, or the pod cannot start; PodImageError, if that is for its image.
     """
-    from edl.ops.helper_pod import visited
-    from edl.reporting.status_line import Ticker
+    from edl.ops.helper_pod import run_helper_pod
+    from edl.reporting.status_line import StatusLine
 
-    with _terminable(), Ticker() as ticker, visited(api, visit, ticker.say) as pod:
+    with _exit_on_sigterm(), StatusLine() as ticker, run_helper_pod(api, visit, ticker.say) as pod:
         if sys.stderr.isatty():
             ticker.say("")  # its line is the progress bar's now
-        yield Volume(api, pod)
+        yield VolumeSession(api, pod)
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that no pod is left behind."""
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(TERMINATED)
+        raise SystemExit(SIGTERM_EXIT)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -112,12 +112,12 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def named_image() -> str | None:
+def image_from_environment() -> str | None:
     """The image that the environment names for pods that copy; there is no public one that a default could be."""
     return os.environ.get(IMAGE_VARIABLE) or None
 
 
-class _Shown:
+class _CopyProgress:
     """How far a copy is; an attempt that is repeated does not count twice."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
@@ -136,13 +136,13 @@ class _Shown:
 
 
 @contextmanager
-def _progress(size: int) -> Iterator[_Shown]:
+def _show_progress(size: int) -> Iterator[_CopyProgress]:
     if not sys.stderr.isatty():
-        yield _Shown(lambda moved, name: None)
+        yield _CopyProgress(lambda moved, name: None)
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from edl.reporting.rich_console import console
+    from edl.reporting.rich_console import make_console
 
     columns = (
         BarColumn(),
@@ -151,6 +151,6 @@ def _progress(size: int) -> Iterator[_Shown]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
+    with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
         task = progress.add_task("", total=max(1, size))
-        yield _Shown(lambda moved, name: progress.update(task, completed=moved, description=name))
+        yield _CopyProgress(lambda moved, name: progress.update(task, completed=moved, description=name))

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
-from edl.ops.local_run_resumption import status_of, training_runs
+from edl.ops.local_run_resumption import read_status, training_runs
 from edl.storage import checkpoint_verification
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, Skipped, load_manifest
-from edl.storage.run_directory import RunDir, resolve
+from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, SkippedCheckpoint, load_manifest
+from edl.storage.run_directory import RunDirectory, find_run
 
-_ENDS = {"Done": "which is done", "Failed": "which failed"}
+_END_WORDS = {"Done": "which is done", "Failed": "which failed"}
 """How a run ended, by its phase; with any other one it was interrupted, by its user or by a power cut."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class TrainedWeights:
     """Where weights are, and who left them there.
 
     Attributes:
@@ -29,9 +29,9 @@ class Weights:
     """
 
     path: Path
-    run: RunDir | None = None
-    checkpoint: Manifest | None = None
-    damaged: tuple[Skipped, ...] = ()
+    run: RunDirectory | None = None
+    checkpoint: CheckpointManifest | None = None
+    damaged: tuple[SkippedCheckpoint, ...] = ()
 
     @property
     def trained(self) -> bool:
@@ -42,7 +42,7 @@ class Weights:
         """Their origin, for people; nothing of a file that the user named."""
         if self.run is None:
             return
-        ended, step = _ended(self.run)
+        ended, step = _run_end(self.run)
         if self.checkpoint is not None:
             what = f"checkpoint {self.checkpoint.cut} at step {self.checkpoint.step:,}"
         else:
@@ -60,7 +60,7 @@ class Weights:
         ]
 
 
-def weights_of(folder: Path, source: str | None) -> Weights:
+def find_weights(folder: Path, source: str | None) -> TrainedWeights:
     """What ``--from`` means.
 
     Args:
@@ -72,9 +72,9 @@ def weights_of(folder: Path, source: str | None) -> Weights:
         StorageError: the checkpoints cannot be read.
     """
     if source is not None and source.endswith(".keras"):
-        return Weights(_keras_file(source))
-    for run in reversed(training_runs(folder) if source is None else [resolve(folder, source)]):
-        found = _left_by(run)
+        return TrainedWeights(_require_keras_file(source))
+    for run in reversed(training_runs(folder) if source is None else [find_run(folder, source)]):
+        found = _weights_of_run(run)
         if found is not None and (found.trained or source is not None):
             return found
     if source is not None:
@@ -84,21 +84,24 @@ def weights_of(folder: Path, source: str | None) -> Weights:
     raise BadInputError(what, hint="Train with edl run, or give --from.")
 
 
-def _left_by(run: RunDir) -> Weights | None:
+def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
     """The newest intact checkpoint, which has the rows of tables without a bound too; the export if it is untrained.
 
     Raises:
         BadInputError: all that is left of what the run trained is damaged.
     """
-    left_out: list[Skipped] = []
-    checkpoint, exported = checkpoint_verification.newest(run.checkpoints, left_out.append), _exported(run)
+    left_out: list[SkippedCheckpoint] = []
+    checkpoint, exported = (
+        checkpoint_verification.newest_intact_checkpoint(run.checkpoints, left_out.append),
+        _exported_model(run),
+    )
     damaged = tuple(filter(_was_trained, left_out))
     if checkpoint and checkpoint.directory:
-        of_checkpoint = Weights(checkpoint.directory, run, checkpoint, damaged)
+        of_checkpoint = TrainedWeights(checkpoint.directory, run, checkpoint, damaged)
         if of_checkpoint.trained or not (exported or damaged):
             return of_checkpoint
     if exported is not None:
-        return Weights(exported, run, damaged=damaged)
+        return TrainedWeights(exported, run, damaged=damaged)
     if damaged:
         reasons = "".join(f"\n  checkpoint {each.cut}: {each.reason}" for each in damaged)
         raise BadInputError(
@@ -109,17 +112,17 @@ def _left_by(run: RunDir) -> Weights | None:
     return None
 
 
-def _was_trained(skipped: Skipped) -> bool:
+def _was_trained(skipped: SkippedCheckpoint) -> bool:
     """Whether a checkpoint that cannot be used would be one to predict with, as far as can be seen."""
     found = load_manifest(skipped.directory)
-    return found.step > 0 if isinstance(found, Manifest) else (skipped.directory / MANIFEST).exists()
+    return found.step > 0 if isinstance(found, CheckpointManifest) else (skipped.directory / MANIFEST_NAME).exists()
 
 
-def _exported(run: RunDir) -> Path | None:
+def _exported_model(run: RunDirectory) -> Path | None:
     return next(iter(sorted(run.export.glob("*.keras"))), None) if run.export.is_dir() else None
 
 
-def _keras_file(source: str) -> Path:
+def _require_keras_file(source: str) -> Path:
     """The file, which is a zip archive; Keras, in a worker, finds out about the rest."""
     file = Path(source).absolute()
     if not file.is_file():
@@ -129,12 +132,12 @@ def _keras_file(source: str) -> Path:
     return file
 
 
-def _ended(run: RunDir) -> tuple[str, int | None]:
+def _run_end(run: RunDirectory) -> tuple[str, int | None]:
     """How a run ended and after which step, as far as its status says it; weights are good without one."""
     try:
-        status = status_of(run)
+        status = read_status(run)
     except EdlError:
         return "whose status cannot be read", None
     if status is None:
         return "which has no status", None
-    return _ENDS.get(status.phase, "which was interrupted"), status.step
+    return _END_WORDS.get(status.phase, "which was interrupted"), status.step

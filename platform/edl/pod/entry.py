@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edl.pod.init_process import Init, Say
+from edl.pod.init_process import AnnounceLog, InitProcess
 
 ROLES = ("master", "ps", "worker")
 USAGE = """usage: edl-role master|ps|worker|submit SPEC
@@ -20,7 +20,7 @@ What a container of a job runs: SPEC is the JobSpec, mounted by the pod. master,
 edl submit and the master make. submit does what edl submit SPEC --yes --watch does, or what the submitter of a release
 of the chart edl-job does.
 """
-BAD_INPUT = 2
+BAD_INPUT_EXIT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,17 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    problem = _problem(given)
+    problem = _usage_problem(given)
     if problem is not None:
         print(f"edl-role: {problem}\n{USAGE}", end="", file=sys.stderr)
-        return BAD_INPUT
+        return BAD_INPUT_EXIT
     role, spec = given
     if role == "submit":
-        _submit(spec)
-    return Init(lambda say: _become(role, spec, say)).run()
+        _exec_submitter(spec)
+    return InitProcess(lambda say: _exec_role(role, spec, say)).run()
 
 
-def _problem(given: Sequence[str]) -> str | None:
+def _usage_problem(given: Sequence[str]) -> str | None:
     if len(given) != 2:
         return f"takes a role and a spec, not {len(given)} arguments"
     if given[0] not in (*ROLES, "submit"):
@@ -47,19 +47,19 @@ def _problem(given: Sequence[str]) -> str | None:
     return None
 
 
-def _submit(spec: str) -> NoReturn:
+def _exec_submitter(spec: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.submitter", spec])  # noqa: S606
 
 
-def _become(role: str, spec: str, say: Say) -> None:
+def _exec_role(role: str, spec: str, say: AnnounceLog) -> None:
     """In the child: prepare, and become the role."""
     from edl.api.errors import EdlError
-    from edl.pod.role_preparation import heading, log_file, prepare
+    from edl.pod.role_preparation import log_heading, prepare_role, role_log_path
 
     try:
-        variables = {**os.environ, **prepare(role, spec, os.environ)}
+        variables = {**os.environ, **prepare_role(role, spec, os.environ)}
     except EdlError as error:
         print(f"edl-role: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    say(str(log_file(variables)), heading(variables))
+    say(str(role_log_path(variables)), log_heading(variables))
     os.execve(sys.executable, [sys.executable, "-P", "-m", f"edl.{role}"], variables)  # noqa: S606

@@ -30,15 +30,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edl.api.errors import BadInputError, EdlError, StorageError
-from edl.storage.copy_protocol import ANSWER, BUSY, BUSY_SECONDS, CHUNK, DATA, ERROR, Frame, frame, message, read_frame
-from edl.storage.durable_files import translated
-from edl.storage.partial_upload import Incoming, digest
+from edl.storage.copy_protocol import (
+    BUSY_FRAME,
+    BUSY_SECONDS,
+    CHUNK_BYTES,
+    DATA_FRAME,
+    ERROR_FRAME,
+    REPLY_FRAME,
+    CopyFrame,
+    encode_frame,
+    encode_json_frame,
+    read_frame,
+)
+from edl.storage.durable_files import translate_os_errors
+from edl.storage.partial_upload import PartialUpload, file_sha256
 
-ENTRIES = 1000
+ENTRIES_PER_ANSWER = 1000
 """Entries in one answer: far below the largest frame, also with long names."""
 
 
-class Files:
+class FileServer:
     """Answers requests about the files below ``root``."""
 
     def __init__(self, root: Path, source: BinaryIO, sink: BinaryIO) -> None:
@@ -52,7 +63,7 @@ class Files:
             try:
                 self._answer(value)
             except EdlError as error:
-                self._say(message(ERROR, self._told(error)))
+                self._say(encode_json_frame(ERROR_FRAME, self._told(error)))
                 if value.get("op") == "receive":
                     return
 
@@ -71,11 +82,11 @@ class Files:
             case "list":
                 self._list(path, recursive=bool(value.get("recursive")))
             case "stat":
-                self._say(message(ANSWER, self._stat(path, with_digest=bool(value.get("digest")))))
+                self._say(encode_json_frame(REPLY_FRAME, self._stat(path, with_digest=bool(value.get("digest")))))
             case "make":
-                with translated(path, "make the directory"):
+                with translate_os_errors(path, "make the directory"):
                     path.mkdir(parents=True, exist_ok=True)
-                self._say(message(ANSWER, {}))
+                self._say(encode_json_frame(REPLY_FRAME, {}))
             case "receive":
                 self._receive(path, int(value["size"]), str(value["sha256"]))
             case "send":
@@ -91,46 +102,46 @@ class Files:
 
     def _list(self, path: Path, *, recursive: bool) -> None:
         entries: list[dict[str, Any]] = []
-        with translated(path, "list"):
-            for entry in _entries(path, recursive=recursive):
+        with translate_os_errors(path, "list"):
+            for entry in _walk_entries(path, recursive=recursive):
                 entries.append(entry)
-                if len(entries) == ENTRIES:
-                    self._say(message(ANSWER, {"entries": entries, "more": True}))
+                if len(entries) == ENTRIES_PER_ANSWER:
+                    self._say(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": True}))
                     entries = []
-        self._say(message(ANSWER, {"entries": entries, "more": False}))
+        self._say(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": False}))
 
     def _stat(self, path: Path, *, with_digest: bool) -> dict[str, Any]:
-        with translated(path, "look at"):
+        with translate_os_errors(path, "look at"):
             try:
                 found = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return {"kind": "missing", "size": 0}
-        answer: dict[str, Any] = {"kind": _kind(found.st_mode), "size": found.st_size}
+        answer: dict[str, Any] = {"kind": _file_kind(found.st_mode), "size": found.st_size}
         if with_digest and answer["kind"] == "file":
-            answer["sha256"] = digest(path, self._tick)
+            answer["sha256"] = file_sha256(path, self._tick)
         return answer
 
     def _receive(self, path: Path, size: int, sha256: str) -> None:
-        with Incoming(path, size, sha256, self._tick) as incoming:
-            self._say(message(ANSWER, {"arrived": incoming.arrived}))
+        with PartialUpload(path, size, sha256, self._tick) as incoming:
+            self._say(encode_json_frame(REPLY_FRAME, {"arrived": incoming.arrived}))
             while incoming.missing:
-                incoming.write(_data(read_frame(self._source.read)))
+                incoming.write(_data_payload(read_frame(self._source.read)))
             incoming.finish()
-        self._say(message(ANSWER, {}))
+        self._say(encode_json_frame(REPLY_FRAME, {}))
 
     def _send(self, path: Path, offset: int, size: int) -> None:
-        with translated(path, "read"), path.open("rb") as file:
+        with translate_os_errors(path, "read"), path.open("rb") as file:
             file.seek(offset)
             while offset < size:
-                block = file.read(min(CHUNK, size - offset))
+                block = file.read(min(CHUNK_BYTES, size - offset))
                 if not block:
                     raise StorageError("the file has become shorter", where=str(path), hint="Copy it once more.")
-                self._say(frame(DATA, block))
+                self._say(encode_frame(DATA_FRAME, block))
                 offset += len(block)
 
     def _tick(self) -> None:
         if time.monotonic() - self._spoke >= BUSY_SECONDS:
-            self._say(frame(BUSY))
+            self._say(encode_frame(BUSY_FRAME))
 
     def _say(self, data: bytes) -> None:
         self._sink.write(data)
@@ -138,41 +149,41 @@ class Files:
         self._spoke = time.monotonic()
 
 
-def _data(arrived: Frame | None) -> bytes:
-    if arrived is None or arrived.kind != DATA:
+def _data_payload(arrived: CopyFrame | None) -> bytes:
+    if arrived is None or arrived.kind != DATA_FRAME:
         raise StorageError("the other end broke off; what has arrived is kept")
     return arrived.payload
 
 
-def _entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
+def _walk_entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
     """The entries below a directory, or the file itself, in the order of their names; links are not followed."""
     if not path.is_dir():
-        yield _entry(path, path.name)
+        yield _entry_json(path, path.name)
         return
     for name in sorted(os.listdir(path)):
-        entry = _entry(path / name, name)
+        entry = _entry_json(path / name, name)
         yield entry
         if recursive and entry["kind"] == "directory":
-            for below in _entries(path / name, recursive=True):
+            for below in _walk_entries(path / name, recursive=True):
                 yield {**below, "path": f"{name}/{below['path']}"}
 
 
-def _entry(path: Path, name: str) -> dict[str, Any]:
+def _entry_json(path: Path, name: str) -> dict[str, Any]:
     found = path.lstat()
-    return {"path": name, "kind": _kind(found.st_mode), "size": found.st_size, "modified": found.st_mtime}
+    return {"path": name, "kind": _file_kind(found.st_mode), "size": found.st_size, "modified": found.st_mtime}
 
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"))
 
 
-def _kind(mode: int) -> str:
+def _file_kind(mode: int) -> str:
     return next((name for is_one, name in _KINDS if is_one(mode)), "other")
 
 
 def main() -> None:
     """Serve the directory that the command line names."""
     try:
-        Files(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer).serve()
+        FileServer(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer).serve()
     except EdlError as error:  # what arrives is not from us, or its end is gone: there is nobody to tell but the log
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -22,15 +22,15 @@ from typing import NoReturn
 from edl.pod.log_file import LogFile
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
-LOG_SECONDS = 2.0
+LOG_FLUSH_SECONDS = 2.0
 """What a slow disk gets at the end for the copy of the output."""
 _CHUNK = 1 << 16
 
-Say = Callable[[str, str], None]
+AnnounceLog = Callable[[str, str], None]
 """Tells process 1 where the copy of the output goes: the file, and the heading in it."""
 
 
-class Init:
+class InitProcess:
     """One child and its output.
 
     Args:
@@ -38,18 +38,18 @@ class Init:
             that it raises is the end of the child.
     """
 
-    def __init__(self, become: Callable[[Say], None]) -> None:
+    def __init__(self, become: Callable[[AnnounceLog], None]) -> None:
         self._become = become
-        self._log = LogFile(lambda sentence: _write_out(f"edl-role: {sentence}\n".encode()))
+        self._log = LogFile(lambda sentence: _write_stdout(f"edl-role: {sentence}\n".encode()))
         self._told = b""
         self._code: int | None = None
 
     def run(self) -> int:
         """Start the child and stay until it has ended; returns its exit code as a shell has it (128 + n)."""
-        woken, wake = _pipe()
+        woken, wake = _make_pipe()
         os.set_blocking(wake, False)
-        output, child_output = _pipe()
-        word, child_word = _pipe()
+        output, child_output = _make_pipe()
+        word, child_word = _make_pipe()
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
             signal.signal(number, lambda number, _: None)  # the descriptor says which; this keeps it from killing us
@@ -59,7 +59,7 @@ class Init:
         self._serve({woken: self._signalled, output: self._copy, word: self._hear})
         while self._hear(word) or self._copy(output):  # what the child said and wrote before it ended
             pass
-        self._log.close(LOG_SECONDS)
+        self._log.close(LOG_FLUSH_SECONDS)
         assert self._code is not None
         return self._code
 
@@ -94,7 +94,7 @@ class Init:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            self._become(partial(_say, word))
+            self._become(partial(_send_announcement, word))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's code
@@ -108,7 +108,7 @@ class Init:
     # ------------------------------------------------------------------ what happens
 
     def _signalled(self, woken: int) -> bool:
-        for number in _read(woken) or b"":
+        for number in _read_available(woken) or b"":
             if number == signal.SIGCHLD:
                 self._reap()
             elif number in FORWARDED and self._code is None:
@@ -128,16 +128,16 @@ class Init:
 
     def _copy(self, output: int) -> bool:
         """Pass on what the child wrote; whether there was something."""
-        data = _read(output)
+        data = _read_available(output)
         if not data:
             return data is None and self._code is None
-        _write_out(data)
+        _write_stdout(data)
         self._log.write(data)
         return True
 
     def _hear(self, word: int) -> bool:
         """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
-        data = _read(word)
+        data = _read_available(word)
         self._told += data or b""
         if data or data is None:
             return True
@@ -148,11 +148,11 @@ class Init:
         return False
 
 
-def _say(word: int, path: str, heading: str) -> None:
+def _send_announcement(word: int, path: str, heading: str) -> None:
     os.write(word, f"{path}\n{heading}\n".encode())
 
 
-def _pipe() -> tuple[int, int]:
+def _make_pipe() -> tuple[int, int]:
     """A pipe that is not inherited by ``exec`` and whose reading end does not wait."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -162,7 +162,7 @@ def _pipe() -> tuple[int, int]:
     return reading, writing
 
 
-def _read(descriptor: int) -> bytes | None:
+def _read_available(descriptor: int) -> bytes | None:
     """What is there; None for nothing yet, empty at the end."""
     try:
         return os.read(descriptor, _CHUNK)
@@ -170,7 +170,7 @@ def _read(descriptor: int) -> bytes | None:
         return None
 
 
-def _write_out(data: bytes) -> None:
+def _write_stdout(data: bytes) -> None:
     """Write to standard output; whoever closed it does not want it."""
     view = memoryview(data)
     with suppress(BrokenPipeError):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-LIMIT = 4 << 20
+BACKLOG_BYTES = 4 << 20
 """Bytes that wait for the disk at most; what comes on top is left out, and the file says so."""
 
 
@@ -20,7 +20,7 @@ class LogFile:
         limit: bytes that may wait.
     """
 
-    def __init__(self, notice: Callable[[str], None], *, limit: int = LIMIT) -> None:
+    def __init__(self, notice: Callable[[str], None], *, limit: int = BACKLOG_BYTES) -> None:
         self._notice, self._limit = notice, limit
         self._waiting: deque[bytes] = deque()
         self._size = 0
@@ -66,7 +66,7 @@ class LogFile:
             with path.open("ab", buffering=0) as file:
                 file.write(heading.encode() + b"\n")
                 while data := self._next():
-                    _write(file.fileno(), data)
+                    _write_all(file.fileno(), data)
         except OSError as error:
             with self._changed:
                 self._limit = 0
@@ -83,7 +83,7 @@ class LogFile:
             return data
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -16,17 +16,26 @@ from edl.api.errors import BadInputError, StorageError
 from edl.api.events import RunStarted
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_object import to_json
-from edl.jobfile.loader import dump
+from edl.jobfile.loader import dump_job_spec
 from edl.storage.checkpoint_restart import plan_restart, restart_journal
-from edl.storage.run_directory import OF_GROUP, RunDir, append_line, make, read_json, submitted, write_json, write_spec
-from edl.storage.run_resumption import begun, differences, phase_of, reopen, said
+from edl.storage.run_directory import (
+    GROUP_MODE,
+    RunDirectory,
+    append_json_line,
+    list_submitted_runs,
+    make_run_directory,
+    read_json,
+    write_json,
+    write_run_spec,
+)
+from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run
 
-LATEST = "latest"
-AT_CHECKPOINT = "@checkpoint"
+LATEST_RUN = "latest"
+FROM_CHECKPOINT_SUFFIX = "@checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedRun:
     """Which run a Job is.
 
     Attributes:
@@ -43,15 +52,15 @@ class Wanted:
     @property
     def run_id(self) -> str:
         """The run that is meant, or ``latest``."""
-        return self.run.removesuffix(AT_CHECKPOINT)
+        return self.run.removesuffix(FROM_CHECKPOINT_SUFFIX)
 
     @property
     def from_checkpoint(self) -> bool:
         """Whether its journal is left out."""
-        return self.run.endswith(AT_CHECKPOINT)
+        return self.run.endswith(FROM_CHECKPOINT_SUFFIX)
 
 
-def open_run(wanted: Wanted, spec: JobSpec) -> RunDir:
+def open_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
     """The Job's run directory, ready for its master.
 
     Args:
@@ -63,61 +72,63 @@ def open_run(wanted: Wanted, spec: JobSpec) -> RunDir:
             work.
         StorageError: the disk fails.
     """
-    prove_writable(wanted.job_dir)
-    run = _resumed(wanted, spec) if wanted.run else _new(wanted, spec)
-    prove_writable(run.path)
+    check_writable(wanted.job_dir)
+    run = _resume_run(wanted, spec) if wanted.run else _create_run(wanted, spec)
+    check_writable(run.path)
     return run
 
 
-def _new(wanted: Wanted, spec: JobSpec) -> RunDir:
-    run = RunDir(wanted.job_dir / wanted.uid)
-    make(run, OF_GROUP)
+def _create_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
+    run = RunDirectory(wanted.job_dir / wanted.uid)
+    make_run_directory(run, GROUP_MODE)
     if not run.spec.exists():
-        _begin(run, spec, RunStarted(run.run_id, str(run.path), time=time.time()))
+        _write_start(run, spec, RunStarted(run.run_id, str(run.path), time=time.time()))
     return run
 
 
-def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
+def _resume_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
     marker = wanted.job_dir / f"{wanted.uid}.run"
     if marker.exists():
-        return RunDir(wanted.job_dir / str(read_json(marker)["run"]))
-    run = _find(wanted)
+        return RunDirectory(wanted.job_dir / str(read_json(marker)["run"]))
+    run = _find_run(wanted)
     holder = f"edl-role of Job {wanted.uid}"
-    changed = tuple(map(said, differences(run, spec)))
+    changed = tuple(map(format_change, check_resume_changes(run, spec)))
     if wanted.from_checkpoint:
         planned = plan_restart(run)
         restart_journal(planned, holder, exclusive=False)
         changed = (*planned.lines(), *changed)
-    reopen(run, holder, exclusive=False)
-    make(run, OF_GROUP)
-    _begin(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
+    reopen_run(run, holder, exclusive=False)
+    make_run_directory(run, GROUP_MODE)
+    _write_start(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
     write_json(marker, {"run": run.run_id}, fsync=True)
     return run
 
 
-def _find(wanted: Wanted) -> RunDir:
-    existing = [run for run in submitted(wanted.job_dir) if begun(run)]  # a submission that failed leaves a spec only
-    found = [run for run in existing if wanted.run_id in (LATEST, run.run_id)]
+def _find_run(wanted: RequestedRun) -> RunDirectory:
+    existing = [
+        run for run in list_submitted_runs(wanted.job_dir) if has_journal(run)
+    ]  # a submission that failed leaves a spec only
+    found = [run for run in existing if wanted.run_id in (LATEST_RUN, run.run_id)]
     if not found:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to go on with" if wanted.run_id == LATEST else f"run {wanted.run_id!r} to go on with"
+        meant = "run to go on with" if wanted.run_id == LATEST_RUN else f"run {wanted.run_id!r} to go on with"
         hint = f"Its runs there, the one that was started or resumed last is last: {names}."
         raise BadInputError(f"this job has no {meant}", where=str(wanted.job_dir), hint=hint)
     run = found[-1]
-    if phase_of(run) == "Done":
+    if read_phase(run) == "Done":
         raise BadInputError(
             f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts anew."
         )
     return run
 
 
-def _begin(run: RunDir, spec: JobSpec, started: RunStarted) -> None:
+def _write_start(run: RunDirectory, spec: JobSpec, started: RunStarted) -> None:
     """The spec comes last: a run that has one was started."""
-    append_line(run.events, to_json(started))
-    write_spec(run, dump(spec), fsync=True)
+    append_json_line(run.events, to_json(started))
+    write_run_spec(run, dump_job_spec(spec), fsync=True)
 
 
-def prove_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Write a file, sync it, rename it and remove it: what a mode says about a network volume proves nothing.
 
     Raises:
@@ -130,14 +141,14 @@ def prove_writable(folder: Path) -> None:
         write_json(probe, {}, fsync=True)
         probe.unlink()
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _unwritable_error(folder, error) from error
     except StorageError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise _unwritable(folder, error.__cause__) from error
+            raise _unwritable_error(folder, error.__cause__) from error
         raise
 
 
-def _unwritable(folder: Path, error: OSError) -> BadInputError:
+def _unwritable_error(folder: Path, error: OSError) -> BadInputError:
     user, group = os.getuid(), os.getgid()
     return BadInputError(
         f"user {user} (group {group}) cannot write here: {error.strerror or error}",

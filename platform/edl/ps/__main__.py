@@ -6,9 +6,9 @@ import logging
 import sys
 
 from edl.api.errors import EdlError
-from edl.jobfile.loader import load
-from edl.ps.server_process import run, stop_on_signals
-from edl.transport.process_identity import Identity
+from edl.jobfile.loader import load_job_file
+from edl.ps.server_process import run_server, stop_on_signals
+from edl.transport.process_identity import ProcessIdentity
 
 
 def main() -> int:
@@ -16,8 +16,8 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stopping = stop_on_signals()
     try:
-        identity = Identity.from_environment()
-        run(identity, load(identity.run_dir / "spec.json"), stopping)
+        identity = ProcessIdentity.from_environment()
+        run_server(identity, load_job_file(identity.run_dir / "spec.json"), stopping)
     except EdlError as error:
         logging.getLogger("edl.ps").error("%s", error)
         return error.exit_code

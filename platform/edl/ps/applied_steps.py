@@ -17,12 +17,12 @@ from edl.api.errors import RefusedError, RetryableError
 
 INCARNATION_BITS = 32
 """A lease is ``(incarnation << 32) + counter``."""
-MASTERS_AHEAD = 8
+MAX_MASTERS_AHEAD = 8
 """So many masters may have come and gone since one was heard of last, which is every second. A number far above would
 be one that no master reaches, and all of them would be refused from then on."""
 
 
-class Admission(Enum):
+class AdmissionOutcome(Enum):
     """What becomes of a push."""
 
     APPLIED = "applied"
@@ -48,7 +48,7 @@ class NotAttachedError(RefusedError):
     kind = "unattached"
 
 
-class Leases:
+class AppliedSteps:
     """Memory of what was applied, by lease."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Leases:
         if incarnation < max(self._incarnation, 1):
             raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
         known = max(self._incarnation, self._heard)
-        if known and incarnation > known + MASTERS_AHEAD:
+        if known and incarnation > known + MAX_MASTERS_AHEAD:
             raise RetryableError(
                 f"master incarnation {incarnation} attaches, and {known} is the last one heard of here"
             )
@@ -115,20 +115,20 @@ class Leases:
         self._survivors = frozenset(live)
         self.close_below(floor)
 
-    def decide(self, lease: int, step: int) -> Admission:
+    def decide(self, lease: int, step: int) -> AdmissionOutcome:
         """What would become of this push; changes nothing."""
         granted_by = lease >> INCARNATION_BITS
         if granted_by > self._incarnation:
-            return Admission.UNKNOWN_MASTER
+            return AdmissionOutcome.UNKNOWN_MASTER
         known = granted_by == self._incarnation or lease in self._survivors
         if not known or lease < self._floor or lease in self._revoked:
-            return Admission.REVOKED
-        return Admission.APPLIED if step >= self._through.get(lease, 0) else Admission.DUPLICATE
+            return AdmissionOutcome.REVOKED
+        return AdmissionOutcome.APPLIED if step >= self._through.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
-    def admit(self, lease: int, step: int) -> Admission:
+    def admit(self, lease: int, step: int) -> AdmissionOutcome:
         """Decide, and remember the step if it enters: the caller applies it before anybody else asks."""
         admission = self.decide(lease, step)
-        if admission is Admission.APPLIED:
+        if admission is AdmissionOutcome.APPLIED:
             self._through[lease] = step + 1
             self._first.setdefault(lease, step)
             self._entered += 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from edl.numerics.parameter_store import Gradients
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.model_state import Contents
-from edl.ps.push_counts import PushCounts, PushTally
-from edl.ps.push_updates import Offered
+from edl.numerics.parameter_store import PushGradients
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.model_state import ModelState
+from edl.ps.push_counts import PushCounter, PushCounts
+from edl.ps.push_updates import PendingPush
 
 
-class Single:
+class AsyncUpdater:
     """Every push is an update, at once.
 
     Args:
@@ -22,27 +22,27 @@ class Single:
             as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
     """
 
-    def __init__(self, leases: Leases, contents: Contents, *, staleness_aware: bool) -> None:
+    def __init__(self, leases: AppliedSteps, contents: ModelState, *, staleness_aware: bool) -> None:
         self._leases = leases
         self._contents = contents
         self._staleness_aware = staleness_aware
-        self._tally = PushTally()
+        self._tally = PushCounter()
 
-    def offer(self, push: Offered) -> None:
+    def offer(self, push: PendingPush) -> None:
         """Applied before this returns, or refused."""
         push.outcome = self._leases.decide(*push.share)
-        if push.outcome is Admission.APPLIED:
+        if push.outcome is AdmissionOutcome.APPLIED:
             staleness = push.staleness(self._contents.version)
             self._contents.apply(self._modulated(push, staleness))
             self._leases.admit(*push.share)
             self._tally.update([] if push.gradients is None else [staleness])
 
-    def _modulated(self, push: Offered, staleness: int) -> Gradients | None:
+    def _modulated(self, push: PendingPush, staleness: int) -> PushGradients | None:
         if push.gradients is None or not self._staleness_aware:
             return push.gradients
         return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
 
-    def withdraw(self, push: Offered) -> str:
+    def withdraw(self, push: PendingPush) -> str:
         """Nothing waits here."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
-from edl.core.partition import SLOTS
+from edl.core.partition import SLOT_COUNT
 from edl.ps.applied_steps import INCARNATION_BITS
-from edl.ps.messages import Attachment
+from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
 from edl.transport import edl_pb2 as pb
 from edl.transport import edl_pb2_grpc
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
-_MOST = 1 << 31
+_NUMBER_LIMIT = 1 << 31
 """Incarnations, cuts and steps of a lease are below; a lease's number has 32 bits for the first."""
-_CUT = re.compile(r"cut-[0-9]+")
-_LONGEST_WAIT = 600.0
+_CUT_FOLDER_NAME = re.compile(r"cut-[0-9]+")
+_MAX_WAIT_SECONDS = 600.0
 """Seconds that Saved waits for a caller without a deadline."""
-_MARGIN = 0.1
+_DEADLINE_MARGIN = 0.1
 """Seconds before the caller's deadline at which Saved answers that the shard is still being written."""
 
 
-class ControlPlane(edl_pb2_grpc.PsControlServicer):
+class PsControlService(edl_pb2_grpc.PsControlServicer):
     """The servicer; refusals are raised, and become statuses where the server was made.
 
     Args:
@@ -41,12 +41,12 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """A master takes over, or comes back."""
-        if not 0 < request.incarnation < _MOST or not 0 <= request.cut < _MOST:
-            raise Refused(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
-        _check_floor(request.floor, request.incarnation)
-        if request.restore and len(request.slots) != SLOTS:
-            raise Refused(f"rows are placed by {SLOTS} slots, not {len(request.slots)}", kind="bad")
-        attachment = Attachment(
+        if not 0 < request.incarnation < _NUMBER_LIMIT or not 0 <= request.cut < _NUMBER_LIMIT:
+            raise PeerRefusedError(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
+        _check_lowest_open_lease(request.floor, request.incarnation)
+        if request.restore and len(request.slots) != SLOT_COUNT:
+            raise PeerRefusedError(f"rows are placed by {SLOT_COUNT} slots, not {len(request.slots)}", kind="bad")
+        attachment = MasterAttachment(
             request.incarnation,
             request.floor,
             request.revoked,
@@ -59,20 +59,20 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         try:
             state = self._server.attach(attachment)
         except StorageError as error:
-            raise Refused(str(error), kind="storage") from error
+            raise PeerRefusedError(str(error), kind="storage") from error
         return pb.AttachReply(
             initialized=state.initialized,
             version=state.version,
             uid=self._uid,
-            applied=_steps(state.applied),
+            applied=_lease_steps(state.applied),
             pins=state.pins,
         )
 
     def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
         """Close leases for good."""
-        _check_floor(request.floor, request.incarnation)
+        _check_lowest_open_lease(request.floor, request.incarnation)
         through, first = self._server.revoke(request.incarnation, request.leases, request.floor)
-        return pb.RevokeReply(applied=_steps(through), first=_steps(first))
+        return pb.RevokeReply(applied=_lease_steps(through), first=_lease_steps(first))
 
     def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
         """Make room for the copy of a cut."""
@@ -81,13 +81,15 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
 
     def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:  # noqa: N802
         """Let no further step in."""
-        return pb.HoldReply(applied=_steps(self._server.hold(request.incarnation, request.cut)))
+        return pb.HoldReply(applied=_lease_steps(self._server.hold(request.incarnation, request.cut)))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
         """Take a cut."""
-        if not 0 < request.cut < _MOST or any(not 0 <= step.through < _MOST for step in request.within):
-            raise Refused(f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad")
-        _check_floor(request.floor, request.incarnation)
+        if not 0 < request.cut < _NUMBER_LIMIT or any(not 0 <= step.through < _NUMBER_LIMIT for step in request.within):
+            raise PeerRefusedError(
+                f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad"
+            )
+        _check_lowest_open_lease(request.floor, request.incarnation)
         checkpoint = self._checkpoint(request.checkpoint)
         within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
@@ -116,7 +118,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
     def Saved(self, request: pb.SavedRequest, context: Any) -> pb.SavedReply:  # noqa: N802
         """Wait for a shard, no longer than the caller does."""
         remaining = context.time_remaining()
-        timeout = _LONGEST_WAIT if remaining is None else max(0.0, remaining - _MARGIN)
+        timeout = _MAX_WAIT_SECONDS if remaining is None else max(0.0, remaining - _DEADLINE_MARGIN)
         saved = self._server.saved(request.incarnation, request.cut, timeout)
         return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
 
@@ -129,20 +131,22 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         if not path:
             return None
         folder, known = Path(path), self._checkpoints
-        if known is not None and (folder.resolve().parent != known.resolve() or not _CUT.fullmatch(folder.name)):
-            raise Refused(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
+        if known is not None and (
+            folder.resolve().parent != known.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
+        ):
+            raise PeerRefusedError(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
         return folder
 
 
-def _check_floor(floor: int, incarnation: int) -> None:
+def _check_lowest_open_lease(floor: int, incarnation: int) -> None:
     """Refuse a floor above every lease of the master that names it: those of the next ones would be closed as well.
 
     Raises:
         Refused: it is one.
     """
     if floor >> INCARNATION_BITS > incarnation:
-        raise Refused(f"no lease of incarnation {incarnation} is above the floor {floor}", kind="bad")
+        raise PeerRefusedError(f"no lease of incarnation {incarnation} is above the floor {floor}", kind="bad")
 
 
-def _steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:
+def _lease_steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:
     return [pb.LeaseStep(lease=lease, through=steps) for lease, steps in through.items()]

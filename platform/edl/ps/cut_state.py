@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 from edl.api.errors import RefusedError
 from edl.numerics.parameter_snapshot import PinError
 
-Copy = TypeVar("Copy")
+CopyT = TypeVar("CopyT")
 
-HOLD_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 5.0
 """Updates are not held for longer, whatever became of the master."""
-CUTS_AHEAD = 100
+MAX_CUTS_AHEAD = 100
 """A master numbers its cuts one after the other and asks every server in each of them. Once a number far above were
 passed here, every cut up to it would be refused as over."""
 
@@ -27,8 +27,8 @@ class CutError(RefusedError):
     kind = "cut"
 
 
-class Cuts(Generic[Copy]):
-    """The cuts of one PS; ``Copy`` is what a snapshot is. Times are seconds of a monotonic clock."""
+class CutState(Generic[CopyT]):
+    """The cuts of one PS; ``CopyT`` is what a snapshot is. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._passed = 0
@@ -36,7 +36,7 @@ class Cuts(Generic[Copy]):
         self._kept = 0
         self._since = 0.0
         self._within: Mapping[int, int] = {}
-        self._pins: dict[int, Copy] = {}
+        self._pins: dict[int, CopyT] = {}
 
     def hold(self, cut: int, now: float) -> None:
         """Keep every step out from now on; once more for the same cut changes nothing.
@@ -69,7 +69,7 @@ class Cuts(Generic[Copy]):
         After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
         when it is there.
         """
-        return self._since + HOLD_SECONDS if self._held and not self._kept else float("inf")
+        return self._since + MAX_PAUSE_SECONDS if self._held and not self._kept else float("inf")
 
     def expire(self, now: float) -> bool:
         """Give up a cut that was held for too long; whether there was one."""
@@ -103,10 +103,10 @@ class Cuts(Generic[Copy]):
             CutError: it is one.
         """
         last = max(self._passed, self._held)
-        if cut > last + CUTS_AHEAD:
-            raise CutError(f"cut {cut} is more than {CUTS_AHEAD} after cut {last}, the last one asked for here")
+        if cut > last + MAX_CUTS_AHEAD:
+            raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut {last}, the last one asked for here")
 
-    def taken(self, cut: int, copy: Copy, *, pin: bool, keep: bool = False) -> None:
+    def taken(self, cut: int, copy: CopyT, *, pin: bool, keep: bool = False) -> None:
         """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""
         if keep:
             self._kept = cut
@@ -121,18 +121,18 @@ class Cuts(Generic[Copy]):
         if self._held <= self._passed:
             self._held, self._within, self._kept = 0, {}, 0
 
-    def release(self, cut: int) -> Copy | None:
+    def release(self, cut: int) -> CopyT | None:
         """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
         self.passed(cut)
         return self._pins.pop(cut, None)
 
-    def pinned(self, cut: int) -> Copy:
+    def pinned(self, cut: int) -> CopyT:
         """The copy of a pinned cut; raises PinError if it is not kept."""
         if cut not in self._pins:
             raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pins)}")
         return self._pins[cut]
 
-    def unpin(self, cut: int) -> Copy | None:
+    def unpin(self, cut: int) -> CopyT | None:
         """Forget the copy and return it; None if it is not kept."""
         return self._pins.pop(cut, None)
 

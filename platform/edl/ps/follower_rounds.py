@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.ps.sync_rounds import Share
+from edl.ps.sync_rounds import PushId
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class FollowerPush:
     """A push that waits for the others of its round.
 
     Attributes:
@@ -23,26 +23,26 @@ class Follower:
             waited for.
     """
 
-    share: Share
-    round: frozenset[Share]
+    share: PushId
+    round: frozenset[PushId]
     again: bool
 
 
-class Followed:
+class FollowerRounds:
     """Pushes that wait for the others of their rounds; pure."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Share, Follower] = {}
+        self._waiting: dict[PushId, FollowerPush] = {}
 
-    def sit(self, follower: Follower) -> None:
+    def sit(self, follower: FollowerPush) -> None:
         """A push waits; one that was sent again takes the place of the first try."""
         self._waiting[follower.share] = follower
 
-    def vacate(self, share: Share) -> None:
+    def vacate(self, share: PushId) -> None:
         """A push does not wait any more."""
         self._waiting.pop(share, None)
 
-    def close(self, comes: Callable[[Share], bool]) -> tuple[Share, ...]:
+    def close(self, comes: Callable[[PushId], bool]) -> tuple[PushId, ...]:
         """The pushes of a round, in order of leases, if none is missing that may come; the largest such round.
 
         Args:

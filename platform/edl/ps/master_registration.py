@@ -17,23 +17,23 @@ from collections.abc import Callable
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel
-from edl.transport.control_methods import Master
-from edl.transport.peer_errors import Refused
-from edl.transport.process_identity import Identity
+from edl.transport.control_client import ControlChannel
+from edl.transport.control_methods import MasterMethods
+from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
-_PERIOD = 1.0  # seconds between registrations that were accepted
-_PAUSE = 0.1  # seconds after one that was not
-_DEADLINE = 2.0  # seconds for one call
-_ASK_PERIOD = 0.1  # seconds between two questions of a process that was told to go
-_ASK_DEADLINE = 5.0  # seconds for one such question: a master that is slow is not one that is gone
-_ALONE = 1.0  # seconds for which such a process asks a master that refuses connections
-_FINAL = frozenset({"token", "version"})
+_REGISTER_PERIOD = 1.0  # seconds between registrations that were accepted
+_RETRY_PAUSE = 0.1  # seconds after one that was not
+_REGISTER_DEADLINE = 2.0  # seconds for one call
+_LEAVE_PERIOD = 0.1  # seconds between two questions of a process that was told to go
+_LEAVE_DEADLINE = 5.0  # seconds for one such question: a master that is slow is not one that is gone
+_MASTER_LOST_SECONDS = 1.0  # seconds for which such a process asks a master that refuses connections
+_PERMANENT_KINDS = frozenset({"token", "version"})
 
 
-def request(identity: Identity, control_address: str, bulk_address: str) -> pb.RegisterRequest:
+def make_registration(identity: ProcessIdentity, control_address: str, bulk_address: str) -> pb.RegisterRequest:
     """What a parameter server says of itself."""
     return pb.RegisterRequest(
         member=pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid),
@@ -44,7 +44,7 @@ def request(identity: Identity, control_address: str, bulk_address: str) -> pb.R
 
 
 def keep_registered(
-    channel: Channel,
+    channel: ControlChannel,
     registration: pb.RegisterRequest,
     stopping: threading.Event,
     *,
@@ -72,7 +72,7 @@ def keep_registered(
     heard = clock()
     known = False
     while not stopping.is_set():
-        problem = _register(channel, registration, figures(), heard_of_master)
+        problem = _register_once(channel, registration, figures(), heard_of_master)
         if problem is None:
             known, heard = True, clock()
         elif clock() - heard > lost_timeout:
@@ -82,13 +82,13 @@ def keep_registered(
         if type(problem) is not said:  # while a master is away the text changes with every try, its meaning does not
             log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
             said = type(problem)
-        stopping.wait(_PAUSE if problem else _PERIOD)
+        stopping.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)
     if known:
-        _await_leave(channel, registration, figures, clock)
+        _serve_until_released(channel, registration, figures, clock)
 
 
-def _register(
-    channel: Channel,
+def _register_once(
+    channel: ControlChannel,
     registration: pb.RegisterRequest,
     figures: pb.PsFigures,
     heard_of_master: Callable[[int], None],
@@ -96,18 +96,18 @@ def _register(
     """One try; what was wrong, if another one makes sense."""
     registration.figures.CopyFrom(figures)
     try:
-        heard_of_master(channel.call(Master.Register, registration, deadline=_DEADLINE).incarnation)
+        heard_of_master(channel.call(MasterMethods.Register, registration, deadline=_REGISTER_DEADLINE).incarnation)
     except RetryableError as error:
         return error
-    except Refused as error:
-        if error.kind in _FINAL:
+    except PeerRefusedError as error:
+        if error.kind in _PERMANENT_KINDS:
             raise
         return error
     return None
 
 
-def _await_leave(
-    channel: Channel,
+def _serve_until_released(
+    channel: ControlChannel,
     registration: pb.RegisterRequest,
     figures: Callable[[], pb.PsFigures],
     clock: Callable[[], float],
@@ -119,12 +119,12 @@ def _await_leave(
     while True:
         registration.figures.CopyFrom(figures())
         try:
-            reply = channel.call(Master.Register, registration, deadline=_ASK_DEADLINE)
-        except Refused as error:
+            reply = channel.call(MasterMethods.Register, registration, deadline=_LEAVE_DEADLINE)
+        except PeerRefusedError as error:
             log.info("ends: the master refuses this process: %s", error)
             return
         except RetryableError as error:
-            if clock() - answered >= _ALONE:
+            if clock() - answered >= _MASTER_LOST_SECONDS:
                 log.info("ends: no master is there that could take a checkpoint: %s", error)
                 return
         else:
@@ -132,4 +132,4 @@ def _await_leave(
                 log.info("ends: the master lets it")
                 return
             answered = clock()
-        time.sleep(_ASK_PERIOD)
+        time.sleep(_LEAVE_PERIOD)

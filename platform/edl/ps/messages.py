@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from edl.ps.applied_steps import Admission
-from edl.ps.sync_rounds import Share
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.sync_rounds import PushId
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PushOrigin:
     """Where a push comes from, and what goes with it.
 
     Attributes:
@@ -28,11 +28,11 @@ class Origin:
     link: int = 0
     version: int = 0
     following: int = 0
-    round: tuple[Share, ...] = ()
+    round: tuple[PushId, ...] = ()
     again: bool = False
 
 
-class PushResult(NamedTuple):
+class PushReply(NamedTuple):
     """What became of a push.
 
     Attributes:
@@ -41,13 +41,13 @@ class PushResult(NamedTuple):
         round: the pushes of the update that it is in, in synchronous mode.
     """
 
-    admission: Admission
+    admission: AdmissionOutcome
     version: int
-    round: tuple[Share, ...] = ()
+    round: tuple[PushId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class MasterAttachment:
     """What a master says when it attaches.
 
     Attributes:
@@ -70,7 +70,7 @@ class Attachment:
     slots: Sequence[int] = ()
     complete: bool = False
 
-    def same_restore(self, other: Attachment | None) -> bool:
+    def same_restore(self, other: MasterAttachment | None) -> bool:
         """Whether ``other`` asked for the very restore that this one asks for: its answer was lost."""
         return other is not None and self._restore_key == other._restore_key
 
@@ -80,7 +80,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AttachResult:
     """What a master learns when it attaches: ``applied`` is ``through`` by lease, ``pins`` the cuts that are kept."""
 
     initialized: bool
@@ -90,7 +90,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SnapshotResult:
     """A snapshot that was taken.
 
     Attributes:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edl.numerics.array_types import Floats
-from edl.numerics.embedding_table import Table
-from edl.numerics.memory_errors import TornError
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_store import Gradients, ParameterStore
-from edl.ps.applied_steps import Leases
-from edl.ps.shard_restore import Cut
-from edl.ps.store_factory import Stores
-from edl.transport.peer_errors import Refused
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.memory_errors import PartialUpdateError
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_store import ParameterStore, PushGradients
+from edl.ps.applied_steps import AppliedSteps
+from edl.ps.shard_restore import CutSnapshot
+from edl.ps.store_factory import StoreFactory
+from edl.transport.peer_errors import PeerRefusedError
 
-_REMEDY = "give the model and the optimizer back as this run began with them, or start a new run, without --resume"
+_OTHER_MODEL_HINT = (
+    "give the model and the optimizer back as this run began with them, or start a new run, without --resume"
+)
 
 
-class Contents:
+class ModelState:
     """Parameters and their version; used under the server's lock.
 
     Args:
@@ -28,14 +30,14 @@ class Contents:
         initialized: there are parameters, declared by a worker or restored from a checkpoint.
     """
 
-    def __init__(self, stores: Stores | None = None) -> None:
+    def __init__(self, stores: StoreFactory | None = None) -> None:
         self.version = 0
-        self._stores = stores or Stores()
+        self._stores = stores or StoreFactory()
         self._store: ParameterStore | None = None
         # Parameters put together from the shards of another number of PS have all values but no order of the slab
         # yet: only workers know it.
         self._ordered = False
-        self._torn: TornError | None = None
+        self._torn: PartialUpdateError | None = None
 
     @property
     def initialized(self) -> bool:
@@ -43,16 +45,16 @@ class Contents:
         return self._store is not None
 
     @property
-    def tables(self) -> Mapping[str, Table]:
+    def tables(self) -> Mapping[str, EmbeddingTable]:
         """By name; none before there are parameters."""
         return {} if self._store is None else self._store.tables
 
-    def declare(self, declared: Declaration, dense: Floats) -> bool:
+    def declare(self, declared: ModelDeclaration, dense: Floats) -> bool:
         """Make the parameters, unless they are there; whether they were made.
 
         Raises:
             Refused: kind ``model``, if another model or optimizer is here, or no store may hold this one.
-            NoMemoryError: for this one; nothing is held.
+            OutOfMemoryError: for this one; nothing is held.
         """
         if self._store is None:
             self._hold(self._stores.make(declared, dense))
@@ -61,7 +63,7 @@ class Contents:
             with self._store.snapshot() as unordered:
                 self._hold(self._stores.restored(unordered.arranged(declared.dense), self.version))
         if difference := self._store.declaration.difference(declared):
-            raise Refused(difference, kind="model", hint=_REMEDY)
+            raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
 
     def store(self) -> ParameterStore:
@@ -69,15 +71,15 @@ class Contents:
 
         Raises:
             Refused: kind ``uninitialized``, until a worker has said in which order they are.
-            TornError: a push is in them in part; until they are restored.
+            PartialUpdateError: a push is in them in part; until they are restored.
         """
         if self._torn is not None:
-            raise TornError(self._torn.message, hint=self._torn.hint)
+            raise PartialUpdateError(self._torn.message, hint=self._torn.hint)
         if self._store is None or not self._ordered:
-            raise Refused("no worker has declared the variables to this PS yet", kind="uninitialized")
+            raise PeerRefusedError("no worker has declared the variables to this PS yet", kind="uninitialized")
         return self._store
 
-    def store_of(self, declared: Declaration) -> ParameterStore:
+    def store_of(self, declared: ModelDeclaration) -> ParameterStore:
         """The parameters, if they are still those that a request was checked against.
 
         Raises:
@@ -85,21 +87,21 @@ class Contents:
         """
         store = self.store()
         if store.declaration is not declared:
-            raise Refused("the parameters were replaced while the request waited", kind="busy")
+            raise PeerRefusedError("the parameters were replaced while the request waited", kind="busy")
         return store
 
-    def apply(self, gradients: Gradients | None) -> None:
+    def apply(self, gradients: PushGradients | None) -> None:
         """Apply what a push brings, and count it.
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
-            NoMemoryError: the same of memory.
-            TornError: memory ran out later: nothing is given away from now on.
+            OutOfMemoryError: the same of memory.
+            PartialUpdateError: memory ran out later: nothing is given away from now on.
         """
         if gradients is not None:
             try:
                 self.store().apply(gradients, self.version + 1)
-            except TornError as error:
+            except PartialUpdateError as error:
                 self._torn = error
                 raise
         self.version += 1
@@ -109,12 +111,15 @@ class Contents:
         if self._store is not None:
             self._store.make_room()
 
-    def copy(self, cut: int, leases: Leases) -> Cut:
+    def copy(self, cut: int, leases: AppliedSteps) -> CutSnapshot:
         """The state at a cut; who takes it releases its snapshot."""
-        return Cut(cut, self.store().snapshot(), self.version, leases.applied())
+        return CutSnapshot(cut, self.store().snapshot(), self.version, leases.applied())
 
-    def restore(self, cut: Cut) -> None:
-        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may, NoMemoryError."""
+    def restore(self, cut: CutSnapshot) -> None:
+        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may.
+
+        OutOfMemoryError.
+        """
         self._hold(self._stores.restored(cut.snapshot, cut.version), ordered=cut.ordered)
         self.version = cut.version
 

@@ -15,29 +15,29 @@ from pathlib import Path
 
 from edl.api.job import Strategy
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.memory_errors import no_memory
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_snapshot import StoredRows
-from edl.numerics.parameter_store import Gradients
+from edl.numerics.memory_errors import out_of_memory_error
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_snapshot import RowArrays
+from edl.numerics.parameter_store import PushGradients
 from edl.ps import shard_restore
-from edl.ps.applied_steps import Leases
-from edl.ps.cut_state import Cuts
-from edl.ps.messages import Attachment, Origin, PushResult, State, Taken
-from edl.ps.model_state import Contents
-from edl.ps.ps_statistics import Account
-from edl.ps.push_admission import Entrance
-from edl.ps.push_updates import Offered
-from edl.ps.shard_restore import Cut
-from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.store_factory import Stores
-from edl.ps.sync_rounds import Share
-from edl.transport.peer_errors import Refused
+from edl.ps.applied_steps import AppliedSteps
+from edl.ps.cut_state import CutState
+from edl.ps.messages import AttachResult, MasterAttachment, PushOrigin, PushReply, SnapshotResult
+from edl.ps.model_state import ModelState
+from edl.ps.ps_statistics import PsStatistics
+from edl.ps.push_admission import PushAdmission
+from edl.ps.push_updates import PendingPush
+from edl.ps.shard_restore import CutSnapshot
+from edl.ps.shard_writer import SavedShard, ShardWriter
+from edl.ps.store_factory import StoreFactory
+from edl.ps.sync_rounds import PushId
+from edl.transport.peer_errors import PeerRefusedError
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 20.0
+PUSH_TIMEOUT_SECONDS = 20.0
 """Seconds that a push waits for a cut before it is answered ``busy``."""
-ARRIVAL_SECONDS = 0.2
+STEP_ARRIVAL_SECONDS = 0.2
 """So long one request to take a cut waits for steps that are on their way: the master may have another one by then."""
 
 
@@ -58,9 +58,9 @@ class ParameterServer:
         index: int,
         writer: ShardWriter,
         *,
-        stores: Stores | None = None,
+        stores: StoreFactory | None = None,
         strategy: Strategy | None = None,
-        patience: float = PATIENCE,
+        patience: float = PUSH_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._index = index
@@ -68,10 +68,10 @@ class ParameterServer:
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._attaching = threading.Lock()
-        self._leases = Leases()
-        self._cuts: Cuts[Cut] = Cuts()
-        self._contents = Contents(stores)
-        self._entrance = Entrance(
+        self._leases = AppliedSteps()
+        self._cuts: CutState[CutSnapshot] = CutState()
+        self._contents = ModelState(stores)
+        self._entrance = PushAdmission(
             self._changed,
             self._leases,
             self._cuts,
@@ -80,12 +80,12 @@ class ParameterServer:
             patience=patience,
             clock=clock,
         )
-        self._last_taken: Taken | None = None
-        self._last_restore: Attachment | None = None
+        self._last_taken: SnapshotResult | None = None
+        self._last_restore: MasterAttachment | None = None
 
     # ------------------------------------------------------------ workers
 
-    def declare(self, declared: Declaration, dense: Floats) -> tuple[int, bool]:
+    def declare(self, declared: ModelDeclaration, dense: Floats) -> tuple[int, bool]:
         """Make the parameters, unless they are there.
 
         Returns:
@@ -96,18 +96,18 @@ class ParameterServer:
         """
         with self._changed:
             if not self._leases.attached:
-                raise Refused("no master has attached to this PS yet", kind="busy")
+                raise PeerRefusedError("no master has attached to this PS yet", kind="busy")
             first = self._contents.declare(declared, dense)
             if first:
                 log.info("holds %d dense values and %d tables", declared.size, len(declared.tables))
             return self._contents.version, first
 
-    def declaration(self) -> Declaration:
+    def declaration(self) -> ModelDeclaration:
         """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
         with self._changed:
             return self._contents.store().declaration
 
-    def pull(self, declared: Declaration, into: Floats) -> int:
+    def pull(self, declared: ModelDeclaration, into: Floats) -> int:
         """Copy the slab to ``into``, which was made for ``declared``; returns its version."""
         with self._changed:
             self._contents.store_of(declared).read_dense(into)
@@ -119,7 +119,7 @@ class ParameterServer:
             store = self._contents.store()
             return [store.read_rows(table, wanted) for table, wanted in ids.items()]
 
-    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+    def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """Some of the stored rows, without slot variables."""
         with self._changed:
             return self._contents.store().scan(table, start, limit)
@@ -129,19 +129,19 @@ class ParameterServer:
         with self._changed:
             return self._contents.store().extent(table)
 
-    def pinned(self, cut: int) -> Cut:
+    def pinned(self, cut: int) -> CutSnapshot:
         """The state at a pinned cut; raises PinError if it is not kept."""
         with self._changed:
             return self._cuts.pinned(cut)
 
     def push(
         self,
-        share: Share,
-        declared: Declaration,
-        gradients: Gradients | None,
+        share: PushId,
+        declared: ModelDeclaration,
+        gradients: PushGradients | None,
         into: Floats | None = None,
-        origin: Origin | None = None,
-    ) -> PushResult:
+        origin: PushOrigin | None = None,
+    ) -> PushReply:
         """Apply a step once, after a cut that keeps it out, and with the other pushes of its update.
 
         Args:
@@ -155,12 +155,12 @@ class ParameterServer:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
-        push = Offered(share, origin or Origin(), declared, gradients)
+        push = PendingPush(share, origin or PushOrigin(), declared, gradients)
         with self._changed:
             admission = self._entrance.admit(push)
             if into is not None:
                 self._contents.store_of(declared).read_dense(into)
-            return PushResult(admission, self._contents.version, push.round)
+            return PushReply(admission, self._contents.version, push.round)
 
     def parted(self, worker: int, link: int) -> None:
         """A worker's connection closed."""
@@ -169,7 +169,7 @@ class ParameterServer:
 
     # ------------------------------------------------------------ the master
 
-    def attach(self, attachment: Attachment) -> State:
+    def attach(self, attachment: MasterAttachment) -> AttachResult:
         """A master takes over; with ``restore`` the parameters become those of a checkpoint.
 
         The same attachment again (its answer was lost) does not restore again.
@@ -193,7 +193,7 @@ class ParameterServer:
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
                 self._entrance.settle()
-                return State(
+                return AttachResult(
                     self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
                 )
 
@@ -244,7 +244,7 @@ class ParameterServer:
         floor: int = 0,
         within: Mapping[int, int] | None = None,
         keep: bool = False,
-    ) -> Taken | None:
+    ) -> SnapshotResult | None:
         """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
 
         The same cut again (its answer was lost) gives the same answer.
@@ -270,7 +270,7 @@ class ParameterServer:
             if not self._has_taken(cut):
                 self._cuts.check_open(cut)
                 self._leases.close_below(floor)
-                if not self._entrance.let_in(cut, steps, ARRIVAL_SECONDS) and self._cuts.is_open(cut):
+                if not self._entrance.let_in(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
                     return None
                 self._leases.check(incarnation)
             if not self._has_taken(cut):  # by a second try of the same question, meanwhile
@@ -285,26 +285,26 @@ class ParameterServer:
             self._cuts.check_near(cut)
             kept = self._cuts.release(cut)
             self._entrance.settle()
-        _released(kept)
+        _release_copy(kept)
 
     def unpin(self, incarnation: int, cut: int) -> None:
         """Forget the copy of a pinned cut."""
         with self._changed:
             self._leases.check(incarnation)
             kept = self._cuts.unpin(cut)
-        _released(kept)
+        _release_copy(kept)
 
-    def saved(self, incarnation: int, cut: int, timeout: float) -> Saved:
+    def saved(self, incarnation: int, cut: int, timeout: float) -> SavedShard:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
         with self._changed:
             self._leases.check(incarnation)
         return self._writer.wait(cut, timeout)
 
-    def account(self) -> Account:
+    def account(self) -> PsStatistics:
         """What it has done and holds, for people; costs no more than a small pull."""
         with self._changed:
             contents, entrance = self._contents, self._entrance
-            return Account(contents.version, entrance.counts, entrance.forming, contents.tables)
+            return PsStatistics(contents.version, entrance.counts, entrance.forming, contents.tables)
 
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
@@ -319,14 +319,14 @@ class ParameterServer:
 
     def _take(
         self, cut: int, checkpoint: Path | None, within: Mapping[int, int], *, pin: bool, keep: bool = False
-    ) -> Taken:
+    ) -> SnapshotResult:
         self._cuts.check_open(cut)
         if beyond := self._leases.beyond(within):
-            raise Refused(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
+            raise PeerRefusedError(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
         began = self._clock()
         held = self._cuts.held_for(began)
         copy = self._contents.copy(cut, self._leases)
-        taken = Taken(cut, copy.version, held + self._clock() - began, self._leases.entered)
+        taken = SnapshotResult(cut, copy.version, held + self._clock() - began, self._leases.entered)
         with copy.snapshot:
             self._cuts.taken(cut, copy, pin=pin, keep=keep)
             if pin:
@@ -335,16 +335,16 @@ class ParameterServer:
                 self._writer.begin(checkpoint, copy)
         return taken
 
-    def _to_restore(self, attachment: Attachment) -> Cut | None:
+    def _to_restore(self, attachment: MasterAttachment) -> CutSnapshot | None:
         """What an attachment restores, read without holding up pushes."""
         if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
         try:
-            return shard_restore.load(attachment.restore, self._index, attachment.slots)
+            return shard_restore.load_owned_part(attachment.restore, self._index, attachment.slots)
         except MemoryError as error:
-            raise no_memory(f"its part of the checkpoint {attachment.restore}") from error
+            raise out_of_memory_error(f"its part of the checkpoint {attachment.restore}") from error
 
-    def _restore(self, cut: Cut, *, complete: bool) -> None:
+    def _restore(self, cut: CutSnapshot, *, complete: bool) -> None:
         self._entrance.replaced()
         self._contents.restore(cut)
         self._leases.restore(cut.applied, complete=complete)
@@ -352,7 +352,7 @@ class ParameterServer:
         log.info("restored cut %d at version %d", cut.number, cut.version)
 
 
-def _released(kept: Cut | None) -> None:
+def _release_copy(kept: CutSnapshot | None) -> None:
     """Give the memory of a copy back, without the lock: that takes a while."""
     if kept is not None:
         kept.snapshot.release()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl.numerics.embedding_table import Table
+from edl.numerics.embedding_table import EmbeddingTable
 from edl.ps.push_counts import PushCounts
-from edl.ps.sync_rounds import Forming
+from edl.ps.sync_rounds import PendingRound
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PsStatistics:
     """One moment of a parameter server.
 
     Attributes:
@@ -23,5 +23,5 @@ class Account:
 
     version: int
     counts: PushCounts
-    forming: Forming | None
-    tables: Mapping[str, Table]
+    forming: PendingRound | None
+    tables: Mapping[str, EmbeddingTable]

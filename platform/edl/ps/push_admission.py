@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.api.job import Strategy
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.async_updates import Single
-from edl.ps.cut_state import Cuts
-from edl.ps.model_state import Contents
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.async_updates import AsyncUpdater
+from edl.ps.cut_state import CutState
+from edl.ps.model_state import ModelState
 from edl.ps.push_counts import PushCounts
-from edl.ps.push_updates import Offered, Updates
-from edl.ps.sync_rounds import Forming, Share
-from edl.ps.sync_updates import Together
-from edl.transport.peer_errors import Refused
+from edl.ps.push_updates import PendingPush, PushUpdater
+from edl.ps.sync_rounds import PendingRound, PushId
+from edl.ps.sync_updates import SyncUpdater
+from edl.transport.peer_errors import PeerRefusedError
 
 
-class Entrance:
+class PushAdmission:
     """See the module's docstring.
 
     Args:
@@ -41,9 +41,9 @@ class Entrance:
     def __init__(
         self,
         changed: threading.Condition,
-        leases: Leases,
-        cuts: Cuts[Any],
-        contents: Contents,
+        leases: AppliedSteps,
+        cuts: CutState[Any],
+        contents: ModelState,
         strategy: Strategy,
         *,
         patience: float,
@@ -53,13 +53,13 @@ class Entrance:
         self._leases = leases
         self._cuts = cuts
         self._contents = contents
-        self._updates = _updates(strategy, leases, contents, cuts)
+        self._updates = _make_updater(strategy, leases, contents, cuts)
         self._patience = patience
         self._clock = clock
         self.closed = False
         self.kept_out = 0
 
-    def admit(self, push: Offered) -> Admission:
+    def admit(self, push: PendingPush) -> AdmissionOutcome:
         """Wait until a push is decided.
 
         Raises:
@@ -74,8 +74,10 @@ class Entrance:
         self._changed.notify_all()
         self._await_outcome(push, until)
         admission = push.admission()
-        if admission is Admission.UNKNOWN_MASTER:
-            raise Refused(f"the master that granted lease {push.share.lease} has not attached yet", kind="incarnation")
+        if admission is AdmissionOutcome.UNKNOWN_MASTER:
+            raise PeerRefusedError(
+                f"the master that granted lease {push.share.lease} has not attached yet", kind="incarnation"
+            )
         return admission
 
     def settle(self) -> None:
@@ -113,7 +115,7 @@ class Entrance:
         return self._updates.counts
 
     @property
-    def forming(self) -> Forming | None:
+    def forming(self) -> PendingRound | None:
         """The update that waits for more pushes, if one does."""
         return self._updates.forming
 
@@ -123,22 +125,22 @@ class Entrance:
         self._changed.notify_all()
         return self._updates.summary()
 
-    def _await_cut(self, share: Share, until: float) -> None:
+    def _await_cut(self, share: PushId, until: float) -> None:
         self.kept_out += 1
         self._changed.notify_all()
         try:
             if not self._await(lambda: not self._keeps_out(share), until):
-                raise Refused(f"a cut is not over after {self._patience:g} s", kind="busy")
+                raise PeerRefusedError(f"a cut is not over after {self._patience:g} s", kind="busy")
         finally:
             self.kept_out -= 1
 
-    def _await_outcome(self, push: Offered, until: float) -> None:
+    def _await_outcome(self, push: PendingPush, until: float) -> None:
         self._await(lambda: push.outcome is not None or self.closed, until)
         if push.outcome is None:
             reason = self._updates.withdraw(push)
             self._changed.notify_all()
             self._check_open()
-            raise Refused(f"{reason} for {self._patience:g} s", kind="busy")
+            raise PeerRefusedError(f"{reason} for {self._patience:g} s", kind="busy")
 
     def _await(self, over: Callable[[], bool], until: float) -> bool:
         """Wait until it is over; False if it is not by then. A cut that is held for too long is given up meanwhile."""
@@ -152,17 +154,17 @@ class Entrance:
                 self._changed.wait(min(until, self._cuts.until) - now)
         return True
 
-    def _keeps_out(self, share: Share) -> bool:
+    def _keeps_out(self, share: PushId) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         self._check_open()
-        return self._cuts.keeps_out(*share) and self._leases.decide(*share) is Admission.APPLIED
+        return self._cuts.keeps_out(*share) and self._leases.decide(*share) is AdmissionOutcome.APPLIED
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Refused("this PS ends", kind="busy")
+            raise PeerRefusedError("this PS ends", kind="busy")
 
 
-def _updates(strategy: Strategy, leases: Leases, contents: Contents, cuts: Cuts[Any]) -> Updates:
+def _make_updater(strategy: Strategy, leases: AppliedSteps, contents: ModelState, cuts: CutState[Any]) -> PushUpdater:
     if strategy.mode == "sync":
-        return Together(leases, contents, strategy.grads_to_wait, strategy.version_tolerance, lambda: cuts.held)
-    return Single(leases, contents, staleness_aware=strategy.staleness_aware)
+        return SyncUpdater(leases, contents, strategy.grads_to_wait, strategy.version_tolerance, lambda: cuts.held)
+    return AsyncUpdater(leases, contents, staleness_aware=strategy.staleness_aware)

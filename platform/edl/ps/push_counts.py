@@ -25,7 +25,7 @@ class PushCounts:
     stalest: int = 0
 
 
-class PushTally:
+class PushCounter:
     """Counts."""
 
     def __init__(self) -> None:

@@ -10,16 +10,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_store import Gradients
-from edl.ps.applied_steps import Admission
-from edl.ps.messages import Origin
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_store import PushGradients
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.messages import PushOrigin
 from edl.ps.push_counts import PushCounts
-from edl.ps.sync_rounds import Forming, Share
+from edl.ps.sync_rounds import PendingRound, PushId
 
 
 @dataclass(slots=True)
-class Offered:
+class PendingPush:
     """A push, and what became of it once that is known.
 
     Attributes:
@@ -31,18 +31,18 @@ class Offered:
         round: the pushes of the update that it is in.
     """
 
-    share: Share
-    origin: Origin
-    declared: Declaration
-    gradients: Gradients | None
-    outcome: Admission | Exception | None = None
-    round: tuple[Share, ...] = ()
+    share: PushId
+    origin: PushOrigin
+    declared: ModelDeclaration
+    gradients: PushGradients | None
+    outcome: AdmissionOutcome | Exception | None = None
+    round: tuple[PushId, ...] = ()
 
     def staleness(self, version: int) -> int:
         """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
         return max(0, version - self.origin.version)
 
-    def admission(self) -> Admission:
+    def admission(self) -> AdmissionOutcome:
         """The outcome; raises what went wrong instead."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -50,13 +50,13 @@ class Offered:
         return self.outcome
 
 
-class Updates(Protocol):
+class PushUpdater(Protocol):
     """What the server does with pushes; each method may give some of them their outcome."""
 
-    def offer(self, push: Offered) -> None:
+    def offer(self, push: PendingPush) -> None:
         """A push that no cut keeps out any more."""
 
-    def withdraw(self, push: Offered) -> str:
+    def withdraw(self, push: PendingPush) -> str:
         """A push waited for too long and will be sent again; says for what."""
 
     def settle(self) -> None:
@@ -76,5 +76,5 @@ class Updates(Protocol):
         """What became of the pushes so far."""
 
     @property
-    def forming(self) -> Forming | None:
+    def forming(self) -> PendingRound | None:
         """The update that waits for more pushes, if one does."""

@@ -13,22 +13,22 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.messages import Origin
-from edl.ps.sync_rounds import Share
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.messages import PushOrigin
+from edl.ps.sync_rounds import PushId
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.spec_messages import json_object, table_from_message, variable_from_message
 
-_NAMED = 3
+_MAX_NAMED_VARIABLES = 3
 """Variables that a message names."""
-MOST_STEPS = 1 << 31
+MAX_LEASE_STEPS = 1 << 31
 """Steps of one lease, where nobody says how many a lease has."""
 
 
-class Body:
+class BodyReader:
     """The raw bytes of a frame, taken from front to back.
 
     Args:
@@ -56,7 +56,7 @@ class Body:
     def end(self) -> None:
         """Refuse a body that goes on."""
         if self._used != self._data.nbytes:
-            raise Refused(
+            raise PeerRefusedError(
                 f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
             )
 
@@ -64,31 +64,33 @@ class Body:
         start = self._used
         if size < 0 or start + size > self._data.nbytes:
             left = self._data.nbytes - start
-            raise Refused(f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad")
+            raise PeerRefusedError(
+                f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
+            )
         self._used = start + size
         return start
 
 
-def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats]:
+def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclaration, Floats]:
     """What a worker declares, and the initial slab.
 
     Raises:
         Refused: sizes do not agree.
         BadInputError: a variable, table or optimizer that cannot be.
     """
-    declared = Declaration(
+    declared = ModelDeclaration(
         tuple(variable_from_message(message) for message in head.dense),
         tuple(table_from_message(message) for message in head.tables),
         OptimizerSpec.from_json(json_object(head.optimizer, "the optimizer")),
         head.fingerprint,
     )
-    content = Body(body)
-    dense = content.floats(declared.size, lambda: f"the values of {_variables(declared)}")
+    content = BodyReader(body)
+    dense = content.floats(declared.size, lambda: f"the values of {_describe_variables(declared)}")
     content.end()
     return declared, dense
 
 
-def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
+def parse_push_id(head: pb.Push, most_steps: int = MAX_LEASE_STEPS) -> PushId:
     """Which step of which lease a push is.
 
     A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
@@ -104,77 +106,79 @@ def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
     for one in pushes:
         if one.step >= most_steps:
             what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
-            raise Refused(what, kind="bad")
-    return Share(head.lease, head.step)
+            raise PeerRefusedError(what, kind="bad")
+    return PushId(head.lease, head.step)
 
 
-def origin(head: pb.Push, link: int) -> Origin:
+def parse_origin(head: pb.Push, link: int) -> PushOrigin:
     """Where a push comes from; ``link`` is its connection."""
-    shares = tuple(Share(share.lease, share.step) for share in head.round)
-    return Origin(head.worker, link, head.version, head.next, shares, head.again)
+    shares = tuple(PushId(share.lease, share.step) for share in head.round)
+    return PushOrigin(head.worker, link, head.version, head.next, shares, head.again)
 
 
-def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradients | None:
+def parse_gradients(declared: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
     """What a push brings, as views of the body; None for an empty push.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
     """
-    content = Body(body)
+    content = BodyReader(body)
     if head.empty:
         content.end()
         return None
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
-        raise Refused(f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad")
-    slab = content.floats(declared.size, lambda: f"gradients (float32) of {_variables(declared)}")
+        raise PeerRefusedError(
+            f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
+        )
+    slab = content.floats(declared.size, lambda: f"gradients (float32) of {_describe_variables(declared)}")
     rows: dict[str, RowGradients] = {}
     for part in head.tables:
-        table = _table(declared, part.name, rows)
+        table = _next_table(declared, part.name, rows)
         count = part.count
-        ids = _ids(content, table, count)
-        values = content.floats(count * table.dim, partial(_of_table, count, "gradients (float32)", table))
+        ids = _read_table_ids(content, table, count)
+        values = content.floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
         rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
     content.end()
-    return Gradients(slab, rows, head.learning_rate, head.weight)
+    return PushGradients(slab, rows, head.learning_rate, head.weight)
 
 
-def row_ids(declared: Declaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
+def parse_row_ids(declared: ModelDeclaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
     """Which rows of which tables are asked for, in the order of the request.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
     """
-    content = Body(body)
+    content = BodyReader(body)
     ids: dict[str, Ids] = {}
     for part in tables:
-        table = _table(declared, part.name, ids)
-        ids[table.name] = _ids(content, table, part.count)
+        table = _next_table(declared, part.name, ids)
+        ids[table.name] = _read_table_ids(content, table, part.count)
     content.end()
     return ids
 
 
-def _variables(declared: Declaration) -> str:
+def _describe_variables(declared: ModelDeclaration) -> str:
     """The dense variables with their shapes, the first of them by name."""
-    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_NAMED]]
-    more = [f"{len(declared.dense) - _NAMED} more"] if len(declared.dense) > _NAMED else []
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_MAX_NAMED_VARIABLES]]
+    more = [f"{len(declared.dense) - _MAX_NAMED_VARIABLES} more"] if len(declared.dense) > _MAX_NAMED_VARIABLES else []
     return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
 
 
-def _of_table(count: int, what: str, table: TableSpec) -> str:
+def _describe_rows(count: int, what: str, table: TableSpec) -> str:
     return f"{count} {what} of {table.described}"
 
 
-def _table(declared: Declaration, name: str, seen: Iterable[str]) -> TableSpec:
+def _next_table(declared: ModelDeclaration, name: str, seen: Iterable[str]) -> TableSpec:
     if name in seen:
-        raise Refused(f"table '{name}' comes twice in one request", kind="bad")
+        raise PeerRefusedError(f"table '{name}' comes twice in one request", kind="bad")
     return declared.table(name)
 
 
-def _ids(content: Body, table: TableSpec, count: int) -> Ids:
+def _read_table_ids(content: BodyReader, table: TableSpec, count: int) -> Ids:
     """The next ids, which are of this table."""
-    ids = content.ids(count, partial(_of_table, count, "ids (int64)", table))
+    ids = content.ids(count, partial(_describe_rows, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
-        raise Refused(
+        raise PeerRefusedError(
             f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )
     return ids

@@ -11,50 +11,52 @@ from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 
-from edl.jobfile.job_spec import JobSpec, ParameterServers
-from edl.numerics.row_retention import Retention
-from edl.ps.bulk_handler import MAX_BODY, BulkPlane
-from edl.ps.control_service import ControlPlane
-from edl.ps.master_registration import keep_registered, request
+from edl.jobfile.job_spec import JobSpec, ParameterServerSpec
+from edl.numerics.row_retention import RowRetention
+from edl.ps.bulk_handler import MAX_REQUEST_BYTES, BulkRequestHandler
+from edl.ps.control_service import PsControlService
+from edl.ps.master_registration import keep_registered, make_registration
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.statistics_collector import Figures
-from edl.ps.store_factory import Stores
-from edl.storage.run_directory import RunDir
+from edl.ps.statistics_collector import PsStatisticsCollector
+from edl.ps.store_factory import StoreFactory
+from edl.storage.run_directory import RunDirectory
 from edl.transport.address import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.bulk_client import BulkServer
-from edl.transport.control_client import connect, serve
+from edl.transport.control_client import open_control_channel, start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
-from edl.transport.process_identity import Identity
+from edl.transport.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 8
-_MOST_THREADS = 8  # of one table: beyond that memory is busy
-_UID_TAIL = 8  # characters of the uid in socket names: paths of Unix sockets are short
+_MAX_TABLE_THREADS = 8  # of one table: beyond that memory is busy
+_UID_SUFFIX_LENGTH = 8  # characters of the uid in socket names: paths of Unix sockets are short
 
 
-def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
+def run_server(identity: ProcessIdentity, spec: JobSpec, stopping: threading.Event) -> None:
     """Serve until ``stopping`` is set.
 
     Raises:
         RefusedError: an address cannot be used, or the master refuses this process for good.
         JobFailedError: the master is lost.
     """
-    retention = Retention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
-    stores = Stores(spec.ps.store, threads(spec.ps, cores(), alone=identity.host is not None), retention)
+    retention = RowRetention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
+    stores = StoreFactory(
+        spec.ps.store, table_thread_count(spec.ps, count_available_cores(), alone=identity.host is not None), retention
+    )
     chosen = stores.choose()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)
     server = ParameterServer(identity.index, ShardWriter(identity.index), stores=stores, strategy=spec.strategy)
-    control_address, bulk_address = addresses(identity)
+    control_address, bulk_address = listen_addresses(identity)
     with ExitStack() as running:
         running.callback(server.close)
-        handler = BulkPlane(server, most_steps=spec.train.minibatches_per_task)
-        bulk = BulkServer(bulk_address, identity.token, handler, max_body=MAX_BODY, parted=handler.parted)
+        handler = BulkRequestHandler(server, most_steps=spec.train.minibatches_per_task)
+        bulk = BulkServer(bulk_address, identity.token, handler, max_body=MAX_REQUEST_BYTES, parted=handler.parted)
         bulk.start()
         running.callback(bulk.stop)
-        plane = ControlPlane(server, identity.uid, RunDir(identity.run_dir).checkpoints)
-        control = serve(
+        plane = PsControlService(server, identity.uid, RunDirectory(identity.run_dir).checkpoints)
+        control = start_control_server(
             partial(add_PsControlServicer_to_server, plane),
             control_address,
             identity.token,
@@ -62,34 +64,34 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
             before_stop=server.close,
         )
         running.callback(control.stop)
-        channel = running.enter_context(connect(identity.master_address, identity.token))
+        channel = running.enter_context(open_control_channel(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
-        registration = request(identity, control.address, bulk.address)
+        registration = make_registration(identity, control.address, bulk.address)
         keep_registered(
             channel,
             registration,
             stopping,
             lost_timeout=spec.master.lost_timeout,
-            figures=Figures(server).now,
+            figures=PsStatisticsCollector(server).now,
             heard_of_master=server.heard_of_master,
         )
     log.info("ends")
 
 
-def addresses(identity: Identity) -> tuple[str, str]:
+def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
     """Where the master and workers reach this process: ports of its pod, or sockets that no two processes share."""
     if identity.host is not None:
         return str(TcpAddress(identity.host, CONTROL_PORT)), str(TcpAddress(identity.host, BULK_PORT))
-    base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_TAIL:]}"
+    base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
     return f"unix:{base}.ctl", f"unix:{base}.blk"
 
 
-def cores() -> int:
+def count_available_cores() -> int:
     """Cores that this process may run on; a cpuset or ``taskset`` can leave it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads(ps: ParameterServers, cores: int, *, alone: bool) -> int:
+def table_thread_count(ps: ParameterServerSpec, cores: int, *, alone: bool) -> int:
     """Threads that share a large batch: as many as this parameter server has cores, at least one.
 
     Args:
@@ -99,7 +101,7 @@ def threads(ps: ParameterServers, cores: int, *, alone: bool) -> int:
             of the job divide the machine.
     """
     share = math.ceil(ps.resources.cpu) if alone else cores // ps.count
-    return max(1, min(cores, share, _MOST_THREADS))
+    return max(1, min(cores, share, _MAX_TABLE_THREADS))
 
 
 def stop_on_signals() -> threading.Event:

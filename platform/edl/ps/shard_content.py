@@ -15,13 +15,13 @@ from itertools import chain
 from typing import Any
 
 from edl.numerics.array_types import Floats
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_snapshot import FrozenRows, Snapshot
-from edl.ps.shard_restore import Cut
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_snapshot import ParameterSnapshot, TableSnapshot
+from edl.ps.shard_restore import CutSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardContent:
     """What the file of a cut is written from.
 
     Attributes:
@@ -36,23 +36,23 @@ class Shard:
     meta: Mapping[str, str]
 
 
-def to_shard(cut: Cut) -> Shard:
+def make_shard_content(cut: CutSnapshot) -> ShardContent:
     """This PS's shard."""
     snapshot = cut.snapshot
     dense = dict(_dense_arrays(snapshot))
     declared = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
     for table, rows in snapshot.tables.items():
-        declared += _row_arrays(snapshot.declaration, table, rows)
+        declared += _row_array_shapes(snapshot.declaration, table, rows)
     meta = {
         "cut": str(cut.number),
         "version": str(cut.version),
         "applied": json.dumps(dict(cut.applied)),
         "declaration": snapshot.declaration.to_json(),
     }
-    return Shard(declared, chain(dense.items(), _row_parts(snapshot)), meta)
+    return ShardContent(declared, chain(dense.items(), _row_chunks(snapshot)), meta)
 
 
-def _dense_arrays(snapshot: Snapshot) -> Iterator[tuple[str, Floats]]:
+def _dense_arrays(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Floats]]:
     for variable, place in snapshot.declaration.places():
         yield f"dense/{variable.name}", snapshot.dense[place].reshape(variable.shape)
         if not variable.statistic:
@@ -60,7 +60,9 @@ def _dense_arrays(snapshot: Snapshot) -> Iterator[tuple[str, Floats]]:
                 yield f"slot/{slot}/{variable.name}", values[place].reshape(variable.shape)
 
 
-def _row_arrays(declaration: Declaration, table: str, rows: FrozenRows) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _row_array_shapes(
+    declaration: ModelDeclaration, table: str, rows: TableSnapshot
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     shape = (len(rows), declaration.table(table).dim)
     yield f"rows/{table}/ids", "int64", shape[:1]
     if rows.tracked:
@@ -70,7 +72,7 @@ def _row_arrays(declaration: Declaration, table: str, rows: FrozenRows) -> Itera
         yield f"rows/{table}/slot/{slot}", "float32", shape
 
 
-def _row_parts(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
+def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
     for table, rows in snapshot.tables.items():
         for piece in rows.pieces():
             yield f"rows/{table}/ids", piece.ids

@@ -18,14 +18,14 @@ from edl.api.variables import VariableSpec
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.strict_json import decode_json
 from edl.numerics.array_types import Floats
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_snapshot import Snapshot, StoredRows, joined
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, join_rows
 
-Arrays = Mapping[str, Any]
+ShardArrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutSnapshot:
     """The state of one PS at a cut.
 
     Attributes:
@@ -37,33 +37,33 @@ class Cut:
     """
 
     number: int
-    snapshot: Snapshot
+    snapshot: ParameterSnapshot
     version: int
     applied: Mapping[int, int]
     ordered: bool = True
 
 
-def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
+def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
     """The cut of a shard.
 
     Raises:
         StorageError: the shard lacks an array, or it is of another shape than it declares.
     """
     try:
-        declaration = Declaration.from_json(meta["declaration"])
-        snapshot = Snapshot(
+        declaration = ModelDeclaration.from_json(meta["declaration"])
+        snapshot = ParameterSnapshot(
             declaration,
-            _slab([_shaped(arrays[f"dense/{v.name}"], v) for v in declaration.dense], declaration.size),
-            {slot: _trained(arrays, slot, declaration) for slot in declaration.optimizer.slots},
-            {table.name: _rows(arrays, table.name, declaration) for table in declaration.tables},
+            _join_flat([_check_shape(arrays[f"dense/{v.name}"], v) for v in declaration.dense], declaration.size),
+            {slot: _flat_slot(arrays, slot, declaration) for slot in declaration.optimizer.slots},
+            {table.name: _table_rows(arrays, table.name, declaration) for table in declaration.tables},
         )
         applied = {int(lease): int(through) for lease, through in decode_json(meta["applied"]).items()}
-        return Cut(int(meta["cut"]), snapshot, int(meta["version"]), applied)
+        return CutSnapshot(int(meta["cut"]), snapshot, int(meta["version"]), applied)
     except (KeyError, ValueError, TypeError, AttributeError, BadInputError) as error:
         raise StorageError(f"is not the shard of a parameter server: {error}") from error
 
 
-def load(directory: Path, index: int, slots: Sequence[int]) -> Cut:
+def load_owned_part(directory: Path, index: int, slots: Sequence[int]) -> CutSnapshot:
     """What PS ``index`` owns of a committed checkpoint, whoever wrote it.
 
     Args:
@@ -77,13 +77,13 @@ def load(directory: Path, index: int, slots: Sequence[int]) -> Cut:
     from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     manifest = checkpoint_shards.load_manifest(directory)
-    if isinstance(manifest, checkpoint_shards.Skipped):
+    if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
         raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
-    shards = (from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)
-    return merge([owned(cut, index, tuple(slots)) for cut in shards])
+    shards = (cut_from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)
+    return merge_cuts([select_owned(cut, index, tuple(slots)) for cut in shards])
 
 
-def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
+def select_owned(cut: CutSnapshot, index: int, slots: tuple[int, ...]) -> CutSnapshot:
     """The part of a cut that PS ``index`` owns; variables and rows keep their order."""
     snapshot = cut.snapshot
     kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slots) == index)
@@ -95,7 +95,7 @@ def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
     return replace(cut, snapshot=replace(snapshot.arranged(kept), tables=tables))
 
 
-def merge(parts: Sequence[Cut]) -> Cut:
+def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
     """One cut of parts with disjoint variables and rows; ordered if all variables come from one of them.
 
     A PS that was restored after a lease was granted may know less of it than the others, never more.
@@ -106,15 +106,15 @@ def merge(parts: Sequence[Cut]) -> Cut:
     if not parts:
         raise StorageError("the checkpoint has no shards")
     snapshots = [part.snapshot for part in parts]
-    declaration = _common(snapshots)
-    together = Snapshot(
+    declaration = _common_declaration(snapshots)
+    together = ParameterSnapshot(
         declaration,
         np.concatenate(
             [s.dense[: s.declaration.trained] for s in snapshots]
             + [s.dense[s.declaration.trained :] for s in snapshots]
         ),
         {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slots},
-        {table.name: joined([s.tables[table.name].whole() for s in snapshots]) for table in declaration.tables},
+        {table.name: join_rows([s.tables[table.name].whole() for s in snapshots]) for table in declaration.tables},
     )
     ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
     applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
@@ -122,7 +122,7 @@ def merge(parts: Sequence[Cut]) -> Cut:
     return replace(parts[0], snapshot=together, version=version, applied=applied, ordered=ordered)
 
 
-def _common(snapshots: Sequence[Snapshot]) -> Declaration:
+def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclaration:
     """The declaration of all parts together: what is trained first, in the order of the parts."""
     first = snapshots[0].declaration
     for declaration in (snapshot.declaration for snapshot in snapshots):
@@ -132,53 +132,57 @@ def _common(snapshots: Sequence[Snapshot]) -> Declaration:
     return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
 
 
-def _shaped(array: Floats, variable: VariableSpec) -> Floats:
+def _check_shape(array: Floats, variable: VariableSpec) -> Floats:
     if array.shape != variable.shape:
         raise ValueError(f"variable '{variable.name}' is {list(array.shape)} where {list(variable.shape)} is declared")
     return array
 
 
-def _slab(arrays: Sequence[Floats], size: int) -> Floats:
+def _join_flat(arrays: Sequence[Floats], size: int) -> Floats:
     slab = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
     if slab.dtype != np.float32 or len(slab) != size:
         raise ValueError(f"{len(slab)} values of type {slab.dtype} where {size} float32 are declared")
     return slab
 
 
-def _trained(arrays: Arrays, slot: str, declaration: Declaration) -> Floats:
+def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) -> Floats:
     names = [variable.name for variable in declaration.dense if not variable.statistic]
-    return _slab([_slot(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained)
+    return _join_flat(
+        [_slot_array(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained
+    )
 
 
-def _slot(arrays: Arrays, head: str, slot: str, tail: str, declaration: Declaration) -> Floats:
+def _slot_array(arrays: ShardArrays, head: str, slot: str, tail: str, declaration: ModelDeclaration) -> Floats:
     """A slot variable's array, under its present name or the one that earlier versions gave it."""
     former = head + declaration.optimizer.former_slots.get(slot, slot) + tail
     found: Floats = arrays[former if former in arrays else head + slot + tail]
     return found
 
 
-def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
-    slots = {slot: _slot(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots}
-    rows = StoredRows(
+def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) -> RowArrays:
+    slots = {
+        slot: _slot_array(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots
+    }
+    rows = RowArrays(
         arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
     )
     shape = (len(rows.ids), declaration.table(table).dim)
     steps = () if rows.seen is None else (rows.seen,)
     if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
         raise ValueError(f"rows of table '{table}' are not {list(shape)}")
-    _check_types(rows, declaration.table(table))
+    _check_rows(rows, declaration.table(table))
     return rows
 
 
-def _check_types(rows: StoredRows, table: TableSpec) -> None:
+def _check_rows(rows: RowArrays, table: TableSpec) -> None:
     """Refuse what a table could not load, or would take for something else."""
-    _check_type(rows.ids, "int64", table)
+    _check_dtype(rows.ids, "int64", table)
     for values in (rows.values, *rows.slots.values()):
-        _check_type(values, "float32", table)
+        _check_dtype(values, "float32", table)
     if table.rows and len(rows.ids) and not (rows.ids.min() >= 0 and rows.ids.max() < table.rows):
         raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
 
 
-def _check_type(array: np.ndarray, wanted: str, table: TableSpec) -> None:
+def _check_dtype(array: np.ndarray, wanted: str, table: TableSpec) -> None:
     if array.dtype != wanted:
         raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {wanted} is declared")

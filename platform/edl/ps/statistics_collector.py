@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from edl.numerics.embedding_table import Table
+from edl.numerics.embedding_table import EmbeddingTable
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.sync_rounds import Forming
+from edl.ps.sync_rounds import PendingRound
 from edl.transport import edl_pb2 as pb
 
-TABLES_TOLD = 256
-_REST = 1000
+MAX_REPORTED_TABLES = 256
+_REMEASURE_FACTOR = 1000
 """Times as long as weighing a table took, it is left alone: pushes may have waited for that."""
 
 
-class Figures:
+class PsStatisticsCollector:
     """Used by one thread.
 
     Args:
@@ -26,7 +26,7 @@ class Figures:
     def __init__(self, server: ParameterServer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
         self._clock = clock
-        self._scales = Scales(clock)
+        self._scales = TableSizes(clock)
         self._waiting: tuple[int, float] | None = None
 
     def now(self) -> pb.PsFigures:
@@ -43,7 +43,7 @@ class Figures:
             tables=self._tables(account.tables),
         )
 
-    def _forming(self, forming: Forming | None, version: int) -> pb.Forming | None:
+    def _forming(self, forming: PendingRound | None, version: int) -> pb.Forming | None:
         """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
         if forming is None:
             return None
@@ -52,8 +52,8 @@ class Figures:
         seconds = self._clock() - self._waiting[1]
         return pb.Forming(wanted=forming.wanted, arrived=forming.arrived, awaited=forming.awaited, seconds=seconds)
 
-    def _tables(self, tables: Mapping[str, Table]) -> list[pb.TableUse]:
-        told = sorted(tables.items())[:TABLES_TOLD]
+    def _tables(self, tables: Mapping[str, EmbeddingTable]) -> list[pb.TableUse]:
+        told = sorted(tables.items())[:MAX_REPORTED_TABLES]
         return [
             pb.TableUse(
                 name=name,
@@ -66,7 +66,7 @@ class Figures:
         ]
 
 
-class Scales:
+class TableSizes:
     """Bytes of tables; a large one, whose pages take a while to count, is weighed less often.
 
     Args:
@@ -75,15 +75,15 @@ class Scales:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[Table, int]] = {}
+        self._known: dict[str, tuple[EmbeddingTable, int]] = {}
         self._again: dict[str, float] = {}
 
-    def weigh(self, name: str, table: Table) -> int:
+    def weigh(self, name: str, table: EmbeddingTable) -> int:
         """Bytes that the table of this name occupies, or did when it was weighed last."""
         known, began = self._known.get(name), self._clock()
         if known is not None and known[0] is table and began < self._again[name]:
             return known[1]
         occupied = table.occupied
         self._known[name] = table, occupied
-        self._again[name] = began + _REST * (self._clock() - began)
+        self._again[name] = began + _REMEASURE_FACTOR * (self._clock() - began)
         return occupied

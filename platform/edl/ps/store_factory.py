@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 from edl.core.decision import Decision
 from edl.numerics.array_types import Floats
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_snapshot import Snapshot
-from edl.numerics.row_retention import Retention
-from edl.numerics.table_store import TableStore
-from edl.transport.peer_errors import Refused
+from edl.numerics.parameter_snapshot import ParameterSnapshot
+from edl.numerics.row_retention import RowRetention
+from edl.numerics.table_store import TableParameterStore
+from edl.transport.peer_errors import PeerRefusedError
 
 log = logging.getLogger(__name__)
 
-NATIVE, NUMPY = "native", "numpy"
-_ASKED = "ps.store asks for it"
+NATIVE_STORE, NUMPY_STORE = "native", "numpy"
+_REQUESTED_REASON = "ps.store asks for it"
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class NativeExtension:
     """What this process has of native code.
 
     Attributes:
@@ -38,16 +38,16 @@ class Extension:
     problem: str = ""
 
 
-def extension() -> Extension:
+def find_extension() -> NativeExtension:
     """Look for it, by importing it."""
     try:
-        from edl.numerics.native_table import OPTIMIZERS
+        from edl.numerics.native_table import NATIVE_OPTIMIZERS
     except ImportError as error:
-        return Extension(problem=f"the native extension cannot be imported ({error})")
-    return Extension(OPTIMIZERS)
+        return NativeExtension(problem=f"the native extension cannot be imported ({error})")
+    return NativeExtension(NATIVE_OPTIMIZERS)
 
 
-def choose(wanted: str, found: Extension, optimizer: OptimizerSpec | None = None) -> Decision[str]:
+def choose_store(wanted: str, found: NativeExtension, optimizer: OptimizerSpec | None = None) -> Decision[str]:
     """NATIVE or NUMPY: NATIVE wherever that can be had, unless the job asks for NUMPY.
 
     Args:
@@ -55,17 +55,19 @@ def choose(wanted: str, found: Extension, optimizer: OptimizerSpec | None = None
         found: the extension.
         optimizer: of the model; None before it is known.
     """
-    if wanted == NUMPY:
-        return Decision(NUMPY, _ASKED)
+    if wanted == NUMPY_STORE:
+        return Decision(NUMPY_STORE, _REQUESTED_REASON)
     if found.problem:
-        return Decision(NUMPY, found.problem)
+        return Decision(NUMPY_STORE, found.problem)
     if optimizer is not None and optimizer.name not in found.optimizers:
-        return Decision(NUMPY, f"optimizer {optimizer.name} has no native kernel; {', '.join(found.optimizers)} have")
-    return Decision(NATIVE, _ASKED if wanted == NATIVE else "the native extension is there")
+        return Decision(
+            NUMPY_STORE, f"optimizer {optimizer.name} has no native kernel; {', '.join(found.optimizers)} have"
+        )
+    return Decision(NATIVE_STORE, _REQUESTED_REASON if wanted == NATIVE_STORE else "the native extension is there")
 
 
 @dataclass(frozen=True, slots=True)
-class Stores:
+class StoreFactory:
     """Makes the stores of one parameter server.
 
     Attributes:
@@ -77,14 +79,14 @@ class Stores:
 
     wanted: str = "auto"
     threads: int = 1
-    retention: Retention = field(default_factory=Retention)
-    found: Extension = field(default_factory=extension)
+    retention: RowRetention = field(default_factory=RowRetention)
+    found: NativeExtension = field(default_factory=find_extension)
 
     def choose(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
         """See the function of this name."""
-        return choose(self.wanted, self.found, optimizer)
+        return choose_store(self.wanted, self.found, optimizer)
 
-    def make(self, declaration: Declaration, dense: Floats) -> TableStore:
+    def make(self, declaration: ModelDeclaration, dense: Floats) -> TableParameterStore:
         """A store with this slab and empty tables.
 
         Raises:
@@ -93,15 +95,15 @@ class Stores:
         chosen = self.choose(declaration.optimizer)
         if chosen.value != self.choose().value:
             log.info("tables are %s (%s)", chosen.value, chosen.reason)
-        if chosen.value == NATIVE:
-            from edl.numerics.native_store import NativeStore  # an ImportError where there is no extension
+        if chosen.value == NATIVE_STORE:
+            from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
 
-            return NativeStore(declaration, dense, self.retention, threads=self.threads)
-        if self.wanted == NATIVE:
-            raise Refused(f"ps.store is native, but {chosen.reason}", kind="model", hint=self._remedy)
-        return NumpyStore(declaration, dense, self.retention)
+            return NativeParameterStore(declaration, dense, self.retention, threads=self.threads)
+        if self.wanted == NATIVE_STORE:
+            raise PeerRefusedError(f"ps.store is native, but {chosen.reason}", kind="model", hint=self._remedy)
+        return NumpyParameterStore(declaration, dense, self.retention)
 
-    def restored(self, snapshot: Snapshot, version: int = 0) -> TableStore:
+    def restored(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
         """A store that holds what a snapshot of this version holds; raises what :meth:`make` does."""
         store = self.make(snapshot.declaration, snapshot.dense)
         store.load(snapshot, version)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Share(NamedTuple):
+class PushId(NamedTuple):
     """One push of an update: a step of a lease."""
 
     lease: int
@@ -27,16 +27,16 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WaitingPush:
     """A push that waits for its round; ``following`` is the lease of the worker's next one, 0 if there is none."""
 
     worker: int
-    share: Share
+    share: PushId
     following: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forming:
+class PendingRound:
     """A round that waits for more pushes, as people are told of it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Forming:
     awaited: tuple[int, ...]
 
 
-class Rounds:
+class SyncRounds:
     """The round that forms now; pure.
 
     Args:
@@ -59,13 +59,13 @@ class Rounds:
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, WaitingPush] = {}
         self._expected: dict[int, int] = {}
         self._owed: set[int] = set()
         self._links: dict[int, Hashable] = {}
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def seats(self) -> tuple[WaitingPush, ...]:
         """Who waits, in the order of leases."""
         return tuple(sorted(self._seats.values(), key=lambda seat: seat.share))
 
@@ -75,11 +75,11 @@ class Rounds:
         return dict(self._expected)
 
     @property
-    def forming(self) -> Forming | None:
+    def forming(self) -> PendingRound | None:
         """Who waits for whom; None while nobody does."""
         if not self._seats:
             return None
-        return Forming(self._wanted, tuple(sorted(self._seats)), tuple(sorted(self._expected)))
+        return PendingRound(self._wanted, tuple(sorted(self._seats)), tuple(sorted(self._expected)))
 
     def linked(self, worker: int, link: Hashable) -> None:
         """A worker speaks through this connection from now on."""
@@ -91,7 +91,7 @@ class Rounds:
             del self._links[worker]
             self.leave(worker)
 
-    def sit(self, seat: Seat) -> Seat | None:
+    def sit(self, seat: WaitingPush) -> WaitingPush | None:
         """A push takes its seat; returns the older one of the same worker that it takes the place of."""
         self._expected.pop(seat.worker, None)
         former = self._seats.get(seat.worker)
@@ -127,13 +127,13 @@ class Rounds:
             if refused(lease):
                 self.leave(worker)
 
-    def vacate(self, share: Share) -> None:
+    def vacate(self, share: PushId) -> None:
         """A push that sits is answered without a round."""
         for worker, seat in list(self._seats.items()):
             if seat.share == share:
                 del self._seats[worker]
 
-    def close(self) -> tuple[Seat, ...]:
+    def close(self) -> tuple[WaitingPush, ...]:
         """Everyone who sits, if the round is complete; the next one begins with those that said what follows."""
         can_come = len(self._seats) + len(self._expected)
         if not self._seats or len(self._seats) < min(self._wanted, can_come) or self._owed & self._expected.keys():

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 
 from edl.api.errors import RefusedError
-from edl.numerics.gradient_merging import merged
-from edl.numerics.parameter_store import Gradients
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.follower_rounds import Followed, Follower
-from edl.ps.model_state import Contents
-from edl.ps.push_counts import PushCounts, PushTally
-from edl.ps.push_updates import Offered
-from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
-from edl.transport.peer_errors import Refused
+from edl.numerics.gradient_merging import merge_gradients
+from edl.numerics.parameter_store import PushGradients
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.follower_rounds import FollowerPush, FollowerRounds
+from edl.ps.model_state import ModelState
+from edl.ps.push_counts import PushCounter, PushCounts
+from edl.ps.push_updates import PendingPush
+from edl.ps.sync_rounds import PendingRound, PushId, SyncRounds, WaitingPush
+from edl.transport.peer_errors import PeerRefusedError
 
-_MAY_COME = (Admission.APPLIED, Admission.UNKNOWN_MASTER)
+_MAY_ENTER = (AdmissionOutcome.APPLIED, AdmissionOutcome.UNKNOWN_MASTER)
 
 
-class Together:
+class SyncUpdater:
     """Pushes wait for their round, and are one update.
 
     Those that name their round follow the first parameter server; those that do not are put together here.
@@ -36,60 +36,62 @@ class Together:
     """
 
     def __init__(
-        self, leases: Leases, contents: Contents, wanted: int, tolerance: int, held: Callable[[], bool]
+        self, leases: AppliedSteps, contents: ModelState, wanted: int, tolerance: int, held: Callable[[], bool]
     ) -> None:
         self._leases = leases
         self._contents = contents
         self._tolerance = tolerance
         self._held = held
-        self._rounds = Rounds(wanted)
-        self._followed = Followed()
-        self._waiting: dict[Share, Offered] = {}
-        self._made: dict[int, tuple[Share, ...]] = {}
-        self._tally = PushTally()
+        self._rounds = SyncRounds(wanted)
+        self._followed = FollowerRounds()
+        self._waiting: dict[PushId, PendingPush] = {}
+        self._made: dict[int, tuple[PushId, ...]] = {}
+        self._tally = PushCounter()
 
-    def offer(self, push: Offered) -> None:
+    def offer(self, push: PendingPush) -> None:
         """Decided at once only if it enters nothing, or completes its round."""
         origin = push.origin
         push.outcome = self._leases.decide(*push.share)
         if not origin.round:
             self._rounds.linked(origin.worker, origin.link)
-        if push.outcome is not Admission.APPLIED:
+        if push.outcome is not AdmissionOutcome.APPLIED:
             self._known(push)
         elif self._is_stale(push):
-            push.outcome = Admission.STALE
+            push.outcome = AdmissionOutcome.STALE
             self._tally.refuse()
             self._rounds.refuse(origin.worker, push.share.lease)
         else:
             self._wait(push)
         self._close()
 
-    def _known(self, push: Offered) -> None:
+    def _known(self, push: PendingPush) -> None:
         """A push that enters nothing; one whose answer was lost is told its round again."""
         made = self._made.get(push.share.lease, ())
-        if push.outcome is Admission.DUPLICATE:
+        if push.outcome is AdmissionOutcome.DUPLICATE:
             push.round = made if push.share in made else ()
         if not push.origin.round:
-            self._rounds.expect(push.origin.worker, push.origin.following if push.outcome is Admission.DUPLICATE else 0)
+            self._rounds.expect(
+                push.origin.worker, push.origin.following if push.outcome is AdmissionOutcome.DUPLICATE else 0
+            )
 
-    def _is_stale(self, push: Offered) -> bool:
+    def _is_stale(self, push: PendingPush) -> bool:
         """Values of a later version than this one's are of before it went back to a checkpoint: good enough."""
         if push.origin.round or push.gradients is None:
             return False
         return push.origin.version < self._contents.version - self._tolerance
 
-    def _wait(self, push: Offered) -> None:
-        self._over((push.share,), _sent_again())
+    def _wait(self, push: PendingPush) -> None:
+        self._over((push.share,), _resent_error())
         push.outcome = None
         self._waiting[push.share] = push
         if push.origin.round:
-            self._followed.sit(Follower(push.share, frozenset(push.origin.round), push.origin.again))
+            self._followed.sit(FollowerPush(push.share, frozenset(push.origin.round), push.origin.again))
             return
-        former = self._rounds.sit(Seat(push.origin.worker, push.share, push.origin.following))
+        former = self._rounds.sit(WaitingPush(push.origin.worker, push.share, push.origin.following))
         if former is not None:
-            self._over((former.share,), _sent_again())
+            self._over((former.share,), _resent_error())
 
-    def withdraw(self, push: Offered) -> str:
+    def withdraw(self, push: PendingPush) -> str:
         """It does not sit any more."""
         del self._waiting[push.share]
         if push.origin.round:
@@ -103,11 +105,13 @@ class Together:
         """What was revoked leaves; a round may be complete without it, or not be held any more."""
         for share, push in list(self._waiting.items()):
             decided = self._leases.decide(*share)
-            if decided is not Admission.APPLIED:
+            if decided is not AdmissionOutcome.APPLIED:
                 self._vacate(share)
                 push.outcome = decided
-        self._rounds.drop(lambda lease: self._leases.decide(lease, 0) is Admission.REVOKED)
-        self._made = {n: made for n, made in self._made.items() if self._leases.decide(n, 0) is not Admission.REVOKED}
+        self._rounds.drop(lambda lease: self._leases.decide(lease, 0) is AdmissionOutcome.REVOKED)
+        self._made = {
+            n: made for n, made in self._made.items() if self._leases.decide(n, 0) is not AdmissionOutcome.REVOKED
+        }
         self._close()
 
     def parted(self, worker: int, link: Hashable) -> None:
@@ -117,7 +121,7 @@ class Together:
 
     def replaced(self) -> None:
         """Gradients of other values than those that are here now."""
-        error = Refused("the parameters were replaced while the push waited", kind="busy")
+        error = PeerRefusedError("the parameters were replaced while the push waited", kind="busy")
         self._over(tuple(self._waiting), error)
 
     def summary(self) -> str:
@@ -131,7 +135,7 @@ class Together:
         return self._tally.counts
 
     @property
-    def forming(self) -> Forming | None:
+    def forming(self) -> PendingRound | None:
         """See the protocol; where rounds are followed, none forms."""
         return self._rounds.forming
 
@@ -147,40 +151,40 @@ class Together:
                 for push in pushes:
                     push.outcome = error
 
-    def _complete(self) -> tuple[Share, ...]:
+    def _complete(self) -> tuple[PushId, ...]:
         seats = () if self._held() else self._rounds.close()
         if seats:
             return tuple(seat.share for seat in seats)
-        return self._followed.close(lambda share: self._leases.decide(*share) in _MAY_COME)
+        return self._followed.close(lambda share: self._leases.decide(*share) in _MAY_ENTER)
 
-    def _apply(self, pushes: list[Offered]) -> None:
+    def _apply(self, pushes: list[PendingPush]) -> None:
         """One update; then all of its pushes are in."""
         staleness = [push.staleness(self._contents.version) for push in pushes if push.gradients is not None]
-        self._contents.apply(_update(pushes))
+        self._contents.apply(_merge_pushes(pushes))
         self._tally.update(staleness)
         shares = tuple(push.share for push in pushes)
         for push in pushes:
             push.outcome, push.round = self._leases.admit(*push.share), shares
             self._made[push.share.lease] = shares
 
-    def _over(self, shares: Iterable[Share], error: RefusedError) -> None:
+    def _over(self, shares: Iterable[PushId], error: RefusedError) -> None:
         for share in shares:
             if share in self._waiting:
                 self._waiting[share].outcome = error
                 self._vacate(share)
 
-    def _vacate(self, share: Share) -> None:
+    def _vacate(self, share: PushId) -> None:
         del self._waiting[share]
         self._rounds.vacate(share)
         self._followed.vacate(share)
 
 
-def _update(pushes: list[Offered]) -> Gradients | None:
+def _merge_pushes(pushes: list[PendingPush]) -> PushGradients | None:
     """What the pushes of a round do together, at the learning rate of the newest values that one was computed at."""
     newest = sorted(pushes, key=lambda push: push.origin.version, reverse=True)
     rate = next((push.gradients.learning_rate for push in newest if push.gradients is not None), 0.0)
-    return merged([push.gradients for push in pushes if push.gradients is not None], rate)
+    return merge_gradients([push.gradients for push in pushes if push.gradients is not None], rate)
 
 
-def _sent_again() -> RefusedError:
-    return Refused("the push was sent again through another connection", kind="busy")
+def _resent_error() -> RefusedError:
+    return PeerRefusedError("the push was sent again through another connection", kind="busy")

@@ -9,20 +9,20 @@ from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
 from edl.api.events import Event
-from edl.reporting.run_info import Undertaking
-from edl.reporting.run_outcome import Outcome
-from edl.reporting.run_progress import Progress
-from edl.reporting.run_renderer import Face
+from edl.reporting.run_info import RunInfo
+from edl.reporting.run_outcome import RunOutcome
+from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_renderer import RunRenderer
 
 
-class Piped:
+class PipeSafeRenderer:
     """Shows what ``face`` shows as long as somebody reads it.
 
     Attributes:
         broken: whether the reader has left; whoever follows the run decides what that means.
     """
 
-    def __init__(self, face: Face) -> None:
+    def __init__(self, face: RunRenderer) -> None:
         self._face = face
         self.broken = False
 
@@ -33,15 +33,15 @@ class Piped:
     def __exit__(self, *given: object) -> None:
         self._show(lambda: self._face.__exit__(*given))
 
-    def planned(self, plan: Undertaking) -> None:
+    def planned(self, plan: RunInfo) -> None:
         """What will run."""
         self._show(lambda: self._face.planned(plan))
 
-    def happened(self, event: Event, progress: Progress) -> None:
+    def happened(self, event: Event, progress: RunProgress) -> None:
         """An event, and the progress with it."""
         self._show(lambda: self._face.happened(event, progress))
 
-    def refresh(self, progress: Progress, now: float) -> None:
+    def refresh(self, progress: RunProgress, now: float) -> None:
         """The progress at ``now``."""
         self._show(lambda: self._face.refresh(progress, now))
 
@@ -49,11 +49,11 @@ class Piped:
         """Something about the command itself."""
         self._show(lambda: self._face.notice(text))
 
-    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """The end; without a reader a line on standard error, when there is something to go on with."""
         self._show(lambda: self._face.ended(plan, outcome))
         if self.broken and outcome.phase != "Done":
-            with _reader_may_leave(sys.stderr):
+            with _survive_broken_pipe(sys.stderr):
                 told = ["Nobody reads the output any more: the job was stopped.", *plan.next_steps(outcome)]
                 print(" ".join(told), file=sys.stderr, flush=True)
 
@@ -61,13 +61,13 @@ class Piped:
         if self.broken:
             return
         self.broken = True
-        with _reader_may_leave(sys.stdout):
+        with _survive_broken_pipe(sys.stdout):
             what()
             self.broken = False
 
 
 @contextmanager
-def _reader_may_leave(stream: TextIO) -> Iterator[None]:
+def _survive_broken_pipe(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -30,169 +30,176 @@ from edl.api.events import (
     Warned,
 )
 from edl.api.status import ParametersStatus, Status
-from edl.reporting.summary_text import duration, measure, measures
-from edl.reporting.terminal_text import one_line
+from edl.reporting.summary_text import format_duration, format_metric, format_metrics
+from edl.reporting.terminal_text import to_single_line
 
-EXPORT = "export"
+EXPORT_SOURCE = "export"
 """The source of a lease that is no range of the user's records."""
-_LARGEST_OWN_EXIT = 128
+_LARGEST_OWN_EXIT_CODE = 128
 """Exit codes above it stand for signals, which the reason names."""
-_NOT_READY = ("pending", "starting", "leaving")
+_NOT_READY_STATES = ("pending", "starting", "leaving")
 """What workers are doing that cannot work yet, or not any more."""
-_TABLES = 8
+_MAX_TABLES = 8
 """Names of tables that are told in a line."""
-_AT_WORK = ("Training", "Predicting")
+_WORKING_PHASES = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
 
-def sentence(event: Event) -> str:
+def describe_event(event: Event) -> str:
     """What happened, in one line without time."""
-    return one_line(_sentence(event))
+    return to_single_line(_describe_event(event))
 
 
-def _sentence(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     match event:
         case RunStarted():
             changed = f", changed: {'; '.join(event.changes)}" if event.changes else ""
             return f"run {event.run} {'goes on' if event.resumed else 'starts'} in {event.run_dir}{changed}"
         case RoleAsked():
-            return f"{role(event.role, event.index)} asked for{_because(event.reason)}"
+            return f"{format_role(event.role, event.index)} asked for{_reason_suffix(event.reason)}"
         case RoleStarted():
-            return f"{role(event.role, event.index)} started{_pid(event.pid)}"
+            return f"{format_role(event.role, event.index)} started{_pid_suffix(event.pid)}"
         case RoleLeaving():
             why = ", ".join(part for part in (event.cause, event.message) if part)
-            return f"{role(event.role, event.index)} was told to go{_because(why)}"
+            return f"{format_role(event.role, event.index)} was told to go{_reason_suffix(why)}"
         case RoleEnded():
-            return f"{role(event.role, event.index)} ended{_pid(event.pid)}: {_ending(event)}"
+            return f"{format_role(event.role, event.index)} ended{_pid_suffix(event.pid)}: {_describe_exit(event)}"
         case Scaled():
-            return f"{workers(event.max)} wanted, at least {event.min}"
+            return f"{format_worker_count(event.max)} wanted, at least {event.min}"
         case Stalled():
-            return f"stalled{_because(event.reason)}"
+            return f"stalled{_reason_suffix(event.reason)}"
         case StallEnded():
-            return f"goes on after {duration(event.seconds)}{_because(event.reason)}"
+            return f"goes on after {format_duration(event.seconds)}{_reason_suffix(event.reason)}"
         case JobEnded():
-            return f"job {event.phase.lower()}{_because(event.reason.partition(chr(10))[0])}"
+            return f"job {event.phase.lower()}{_reason_suffix(event.reason.partition(chr(10))[0])}"
         case Warned():
             return f"warning: {event.message}"
         case CallbackDecided():
             return f"step {event.step:,}: {event.decision}"
         case Exported():
             return f"model exported to {event.path}" + (f"; load it with {event.loading}" if event.loading else "")
-    return _of_records(event) or _of_parameters(event) or event.kind.replace("_", " ")
+    return _describe_record_event(event) or _describe_parameter_event(event) or event.kind.replace("_", " ")
 
 
-def _of_records(event: Event) -> str | None:
+def _describe_record_event(event: Event) -> str | None:
     match event:
         case LeaseRevoked():
-            return f"lease on {_range(event)} revoked from {_worker(event.worker)}{_because(event.reason)}"
+            return (
+                f"lease on {_describe_range(event)} revoked from"
+                f" {_worker_or_nobody(event.worker)}{_reason_suffix(event.reason)}"
+            )
         case RecordsReturned():
-            what = "the export" if event.source == EXPORT else _range(event)
-            return f"{what} of {_worker(event.worker)} back in the queue{_because(event.reason)}"
+            what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
+            return f"{what} of {_worker_or_nobody(event.worker)} back in the queue{_reason_suffix(event.reason)}"
         case RecordsLeased():
-            what = "the export" if event.source == EXPORT else _range(event)
-            return f"{what} leased again by {_worker(event.worker)}"
+            what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
+            return f"{what} leased again by {_worker_or_nobody(event.worker)}"
         case Quarantined():
-            return f"{_range(event)} left out{_because(event.reason)}"
+            return f"{_describe_range(event)} left out{_reason_suffix(event.reason)}"
     return None
 
 
-def _of_parameters(event: Event) -> str | None:
+def _describe_parameter_event(event: Event) -> str | None:
     match event:
         case EvaluationStarted():
             return f"evaluation of step {event.step:,} started"
         case EvaluationEnded():
-            return f"evaluation of step {event.step:,}: {measures(event.metrics) or 'done'}"
+            return f"evaluation of step {event.step:,}: {format_metrics(event.metrics) or 'done'}"
         case CheckpointSaved():
             waited = f"updates waited at most {event.pause_seconds:.3f} s"
             return f"checkpoint {event.cut} at step {event.step:,} saved, {waited}"
         case RolledBack():
             to = "the start" if event.to_cut is None else f"checkpoint {event.to_cut}"
             lost = f", {event.updates:,} updates lost" if event.updates else ""
-            return f"rolled back to {to}: {event.records:,} records again{lost}{_because(event.reason)}"
+            return f"rolled back to {to}: {event.records:,} records again{lost}{_reason_suffix(event.reason)}"
     return None
 
 
-def headline(status: Status) -> str:
+def status_headline(status: Status) -> str:
     """Where the job is, in one line."""
     share = 100 * status.records_done // status.records_total if status.records_total else 0
     parts = [f"{status.phase.lower()}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
     if status.epochs > 1 and status.epoch:
         parts.append(f"epoch {status.epoch}/{status.epochs}")
-    parts += measurements(status)
-    live = sum(worker.state not in _NOT_READY for worker in status.workers)
-    parts.append(f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else workers(live))
+    parts += format_measurements(status)
+    live = sum(worker.state not in _NOT_READY_STATES for worker in status.workers)
+    parts.append(
+        f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else format_worker_count(live)
+    )
     return ", ".join(parts)
 
 
-def measurements(status: Status) -> list[str]:
+def format_measurements(status: Status) -> list[str]:
     """Training loss, metrics of the newest evaluation, pace and time left, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
     parts += [
-        f"evaluated {one_line(name)} {measure(value)}" for name, value in status.metrics.items() if name != "loss"
+        f"evaluated {to_single_line(name)} {format_metric(value)}"
+        for name, value in status.metrics.items()
+        if name != "loss"
     ]
-    if status.samples_per_second and status.phase in _AT_WORK:
+    if status.samples_per_second and status.phase in _WORKING_PHASES:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
-    if status.seconds_left is not None and status.phase in _AT_WORK:
-        parts.append(f"{duration(status.seconds_left)} left")
+    if status.seconds_left is not None and status.phase in _WORKING_PHASES:
+        parts.append(f"{format_duration(status.seconds_left)} left")
     return parts
 
 
-def earlier_evaluations(ended: Sequence[EvaluationEnded]) -> str:
+def format_earlier_evaluations(ended: Sequence[EvaluationEnded]) -> str:
     """The evaluations before the newest, newest first, in a line; empty where there are none."""
     told = []
     for each in reversed(ended[:-1]):
         shown = {name: value for name, value in each.metrics.items() if name != "loss"} or each.metrics
         if shown:
-            told.append(f"step {each.step:,} {measures(shown)}")
+            told.append(f"step {each.step:,} {format_metrics(shown)}")
     return "earlier: " + "   ".join(told) if told else ""
 
 
-def served(told: ParametersStatus | None) -> str:
+def describe_served_tables(told: ParametersStatus | None) -> str:
     """Which embedding tables the parameter servers have; empty when there are none, or none is known yet."""
     if told is None or not told.tables:
         return ""
-    names = ", ".join(one_line(table.name) for table in told.tables[:_TABLES])
-    more = f" and {told.tables_total - _TABLES} more" if told.tables_total > _TABLES else ""
-    return f"{tables(told.tables_total)} served by the parameter servers: {names}{more}"
+    names = ", ".join(to_single_line(table.name) for table in told.tables[:_MAX_TABLES])
+    more = f" and {told.tables_total - _MAX_TABLES} more" if told.tables_total > _MAX_TABLES else ""
+    return f"{format_table_count(told.tables_total)} served by the parameter servers: {names}{more}"
 
 
-def tables(count: int) -> str:
+def format_table_count(count: int) -> str:
     """So many tables."""
     return "1 table" if count == 1 else f"{count} tables"
 
 
-def clock(moment: float) -> str:
+def format_local_time(moment: float) -> str:
     """The local time of day of unix seconds."""
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-def role(name: str, index: int) -> str:
+def format_role(name: str, index: int) -> str:
     """A process by its role; there is one master and one supervisor, they have no number."""
     return f"{name} {index}" if name in ("worker", "ps") else name
 
 
-def workers(count: int) -> str:
+def format_worker_count(count: int) -> str:
     """So many workers."""
     return "1 worker" if count == 1 else f"{count} workers"
 
 
-def _pid(pid: int | None) -> str:
+def _pid_suffix(pid: int | None) -> str:
     return f" (pid {pid})" if pid else ""
 
 
-def _ending(event: RoleEnded) -> str:
+def _describe_exit(event: RoleEnded) -> str:
     reason = event.reason or "no reason known"
-    own = event.exit_code is not None and 0 < event.exit_code <= _LARGEST_OWN_EXIT and event.reason != "Deleted"
+    own = event.exit_code is not None and 0 < event.exit_code <= _LARGEST_OWN_EXIT_CODE and event.reason != "Deleted"
     return f"{reason}, exit code {event.exit_code}" if own else reason
 
 
-def _because(reason: str) -> str:
+def _reason_suffix(reason: str) -> str:
     return f": {' '.join(reason.split())}" if reason else ""
 
 
-def _worker(index: int | None) -> str:
+def _worker_or_nobody(index: int | None) -> str:
     return "nobody" if index is None else f"worker {index}"
 
 
-def _range(event: LeaseRevoked | RecordsReturned | RecordsLeased | Quarantined) -> str:
+def _describe_range(event: LeaseRevoked | RecordsReturned | RecordsLeased | Quarantined) -> str:
     return f"records {event.start:,} to {event.end:,} of {PurePosixPath(event.source).name}"

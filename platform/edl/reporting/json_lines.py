@@ -9,16 +9,16 @@ from typing import Any, Self, TextIO
 from edl.api.events import Event
 from edl.api.status import Status
 from edl.jobfile.json_object import to_json
-from edl.reporting.run_info import Undertaking
-from edl.reporting.run_outcome import Outcome
-from edl.reporting.run_progress import Progress
-from edl.reporting.run_summary import complaint
+from edl.reporting.run_info import RunInfo
+from edl.reporting.run_outcome import RunOutcome
+from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_summary import failure_text
 
 STATUS_SECONDS = 0.5
 """Between two status lines, unless the phase or the roles change."""
 
 
-class JsonLines:
+class JsonLinesRenderer:
     """Each event as ``edl.jobfile.event_json`` writes it, ``{"event": "status", …}`` now and then, and the summary."""
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
@@ -31,17 +31,17 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: Undertaking) -> None:
+    def planned(self, plan: RunInfo) -> None:
         """Nothing: the first event names the run."""
 
-    def happened(self, event: Event, progress: Progress) -> None:
+    def happened(self, event: Event, progress: RunProgress) -> None:
         """A line."""
         self._write(to_json(event))
 
-    def refresh(self, progress: Progress, now: float) -> None:
+    def refresh(self, progress: RunProgress, now: float) -> None:
         """A line when there is something new to say."""
         status = progress.status
-        if status is not None and is_due(self._last, status):
+        if status is not None and is_status_due(self._last, status):
             self._last = status
             self._write({"event": "status", **to_json(status)})
 
@@ -49,10 +49,10 @@ class JsonLines:
         """For people, who look at standard error."""
         print(text, file=self._errors, flush=True)
 
-    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
         if outcome.phase == "Failed":
-            self.notice(complaint(outcome))
+            self.notice(failure_text(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
         self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
 
@@ -61,7 +61,7 @@ class JsonLines:
         self._out.flush()
 
 
-def is_due(last: Status | None, status: Status) -> bool:
+def is_status_due(last: Status | None, status: Status) -> bool:
     """Whether ``status`` says enough that ``last`` did not."""
     if last is None or last.phase != status.phase or (last.workers, last.ps) != (status.workers, status.ps):
         return True

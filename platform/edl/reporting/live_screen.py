@@ -11,54 +11,69 @@ from rich.text import Text
 
 from edl.api.events import RoleEnded
 from edl.api.status import Status
-from edl.reporting.event_text import clock, earlier_evaluations, measurements, role, sentence, tables
-from edl.reporting.run_progress import Progress
-from edl.reporting.summary_text import duration
-from edl.reporting.terminal_text import one_line
+from edl.reporting.event_text import (
+    describe_event,
+    format_earlier_evaluations,
+    format_local_time,
+    format_measurements,
+    format_role,
+    format_table_count,
+)
+from edl.reporting.run_progress import RunProgress
+from edl.reporting.summary_text import format_duration
+from edl.reporting.terminal_text import to_single_line
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
 _BAR_TEXT = 42
 """Characters beside the bar."""
 
-_STATES = {"training": "green", "serving": "green", "predicting": "green", "evaluating": "cyan", "starting": "yellow"}
-_PHASES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bold yellow"}
+_STATE_STYLES = {
+    "training": "green",
+    "serving": "green",
+    "predicting": "green",
+    "evaluating": "cyan",
+    "starting": "yellow",
+}
+_PHASE_STYLES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bold yellow"}
 
 
-def screen(progress: Progress, width: int, height: int, now: float, notice: str = "") -> RenderableType:
+def render_screen(progress: RunProgress, width: int, height: int, now: float, notice: str = "") -> RenderableType:
     """The picture of ``progress`` at ``now`` for a terminal of ``width`` by ``height`` characters."""
-    earlier = earlier_evaluations(progress.evaluations)
+    earlier = format_earlier_evaluations(progress.evaluations)
     room = max(4, height - FRAME_LINES - bool(earlier))
-    roles = list(_roles(progress))
+    roles = list(_role_rows(progress))
     shown = roles if len(roles) <= room - 3 else roles[: room - 4]
-    table = _table(shown, len(roles) - len(shown), progress.status)
+    table = _role_table(shown, len(roles) - len(shown), progress.status)
     events = progress.recent[-max(1, room - table.row_count) :]
-    lines = [_line(f"{clock(event.time)}  {sentence(event)}") for event in events]
+    lines = [_text_line(f"{format_local_time(event.time)}  {describe_event(event)}") for event in events]
     parts = [
-        _title(progress, now),
-        _bar(progress, width),
-        _measurements(progress),
-        *([_line(earlier)] if earlier else []),
+        _title_text(progress, now),
+        _progress_bar(progress, width),
+        _measurements_text(progress),
+        *([_text_line(earlier)] if earlier else []),
         Text(),
         table,
         Text(),
         *lines,
     ]
-    return Group(*parts, *([_line(notice, "bold yellow")] if notice else []))
+    return Group(*parts, *([_text_line(notice, "bold yellow")] if notice else []))
 
 
-def _title(progress: Progress, now: float) -> Text:
+def _title_text(progress: RunProgress, now: float) -> Text:
     status = progress.status
-    title = Text.assemble((progress.phase, _PHASES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis")
+    title = Text.assemble(
+        (progress.phase, _PHASE_STYLES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis"
+    )
     if status is None:
-        return title.append(f"  {duration(now - progress.began)}")
+        return title.append(f"  {format_duration(now - progress.began)}")
     title.append(f"  {status.job} {status.run}")
     if status.epochs > 1:
         title.append(f"  epoch {status.epoch} of {status.epochs}")
-    return title.append(f"  step {status.step:,}  {duration(now - progress.began)}")
+    return title.append(f"  step {status.step:,}  {format_duration(now - progress.began)}")
 
 
-def _bar(progress: Progress, width: int) -> RenderableType:
+def _progress_bar(progress: RunProgress, width: int) -> RenderableType:
     status = progress.status
     done, total = (status.records_done, status.records_total) if status else (0, 0)
     bar = ProgressBar(total=max(1, total), completed=done, width=max(10, width - _BAR_TEXT), finished_style="green")
@@ -67,17 +82,19 @@ def _bar(progress: Progress, width: int) -> RenderableType:
     return grid
 
 
-def _measurements(progress: Progress) -> Text:
+def _measurements_text(progress: RunProgress) -> Text:
     status = progress.status
     if status is None:
         again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent)
-        return _line("the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim")
+        return _text_line(
+            "the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim"
+        )
     if status.phase == "Starting" and progress.ended is None:
-        return _line("workers import the model", "dim")
-    return _line("   ".join(measurements(status)))
+        return _text_line("workers import the model", "dim")
+    return _text_line("   ".join(format_measurements(status)))
 
 
-def _roles(progress: Progress) -> Iterator[tuple[str, str, str, str]]:
+def _role_rows(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
     """Each process with its pid, what it does, and the pace of a worker that has one."""
     if progress.master_pid is not None:
         yield "master", str(progress.master_pid), "coordinating", ""
@@ -85,28 +102,35 @@ def _roles(progress: Progress) -> Iterator[tuple[str, str, str, str]]:
     for name, members in (("ps", status.ps), ("worker", status.workers)) if status else ():
         for member in members:
             pace = "" if not member.samples_per_second else f"{member.samples_per_second:,.0f}"
-            yield role(name, member.index), str(member.pid or ""), member.state, pace
+            yield format_role(name, member.index), str(member.pid or ""), member.state, pace
 
 
-def _said(state: str, status: Status | None) -> str:
+def _state_text(state: str, status: Status | None) -> str:
     """A state, and how many tables those serve that serve any."""
     told = status.parameters if status else None
-    return f"{state} {tables(told.tables_total)}" if state == "serving" and told and told.tables_total else state
+    return (
+        f"{state} {format_table_count(told.tables_total)}"
+        if state == "serving" and told and told.tables_total
+        else state
+    )
 
 
-def _table(rows: list[tuple[str, str, str, str]], hidden: int, status: Status | None) -> Table:
+def _role_table(rows: list[tuple[str, str, str, str]], hidden: int, status: Status | None) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     paced = any(pace for *_, pace in rows)
     for heading in ("process", "pid", "state", *(["samples/s"] if paced else [])) if rows else ():
         table.add_column(heading, justify="right" if heading in ("pid", "samples/s") else "left", no_wrap=True)
     for name, pid, state, pace in rows:
         table.add_row(
-            name, pid, Text(one_line(_said(state, status)), _STATES.get(state, "")), *([pace] if paced else [])
+            name,
+            pid,
+            Text(to_single_line(_state_text(state, status)), _STATE_STYLES.get(state, "")),
+            *([pace] if paced else []),
         )
     if hidden:
         table.add_row(f"{hidden} more")
     return table
 
 
-def _line(text: str, style: str = "") -> Text:
-    return Text(one_line(text), style, no_wrap=True, overflow="ellipsis")
+def _text_line(text: str, style: str = "") -> Text:
+    return Text(to_single_line(text), style, no_wrap=True, overflow="ellipsis")

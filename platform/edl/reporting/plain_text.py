@@ -7,20 +7,20 @@ from typing import Self, TextIO
 
 from edl.api.events import Event
 from edl.api.status import Status
-from edl.reporting.event_text import clock, headline, sentence, served
-from edl.reporting.run_info import Undertaking
-from edl.reporting.run_outcome import Outcome
-from edl.reporting.run_progress import Progress
-from edl.reporting.run_summary import closing, complaint
-from edl.reporting.terminal_text import one_line
+from edl.reporting.event_text import describe_event, describe_served_tables, format_local_time, status_headline
+from edl.reporting.run_info import RunInfo
+from edl.reporting.run_outcome import RunOutcome
+from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_summary import failure_text, summary_lines
+from edl.reporting.terminal_text import to_single_line
 
 STATUS_SECONDS = 5.0
 """Between two status lines, unless much was done."""
-MUCH = 0.1
+PROGRESS_SHARE = 0.1
 """Share of all records that is worth a line."""
 
 
-class Lines:
+class PlainTextRenderer:
     """Plain text: nothing is ever rewritten."""
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
@@ -34,44 +34,44 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: Undertaking) -> None:
+    def planned(self, plan: RunInfo) -> None:
         """The plan."""
         for line in plan.lines():
-            self._print(one_line(line))
+            self._print(to_single_line(line))
 
-    def happened(self, event: Event, progress: Progress) -> None:
+    def happened(self, event: Event, progress: RunProgress) -> None:
         """A line with the time."""
-        self._print(f"{clock(event.time)}  {sentence(event)}")
+        self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
 
-    def refresh(self, progress: Progress, now: float) -> None:
+    def refresh(self, progress: RunProgress, now: float) -> None:
         """A line when there is something new to say."""
         status = progress.status
-        if status is not None and is_due(self._last, status):
+        if status is not None and is_status_due(self._last, status):
             self._last = status
-            self._print(f"{clock(status.updated)}  {headline(status)}")
-            if not self._served and (told := served(status.parameters)):
+            self._print(f"{format_local_time(status.updated)}  {status_headline(status)}")
+            if not self._served and (told := describe_served_tables(status.parameters)):
                 self._served = told
-                self._print(f"{clock(status.updated)}  {told}")
+                self._print(f"{format_local_time(status.updated)}  {told}")
 
     def notice(self, text: str) -> None:
         """A line."""
         self._print(text)
 
-    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary."""
         if outcome.phase == "Failed":
-            print(complaint(outcome), file=self._errors, flush=True)
-        self._print("\n".join(closing(plan, outcome)))
+            print(failure_text(outcome), file=self._errors, flush=True)
+        self._print("\n".join(summary_lines(plan, outcome)))
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
 
-def is_due(last: Status | None, status: Status) -> bool:
+def is_status_due(last: Status | None, status: Status) -> bool:
     """Whether ``status`` says enough that ``last`` did not."""
     if last is None or last.phase != status.phase:
         return True
     done = status.records_done - last.records_done
-    if status.records_total and done / status.records_total >= MUCH and status.updated - last.updated >= 1.0:
+    if status.records_total and done / status.records_total >= PROGRESS_SHARE and status.updated - last.updated >= 1.0:
         return True
     return status.updated - last.updated >= STATUS_SECONDS and status != last

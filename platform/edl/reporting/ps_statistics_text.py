@@ -11,34 +11,34 @@ _UNIT = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def rows(told: ParametersStatus) -> list[tuple[str, str]]:
+def push_rows(told: ParametersStatus) -> list[tuple[str, str]]:
     """How pushes became updates and what became of them, as names and values."""
-    found = [("mode", f"{mode(told.strategy)}{_staleness(told)}")]
+    found = [("mode", f"{describe_strategy(told.strategy)}{_describe_staleness(told)}")]
     if told.strategy.mode == "sync" and told.pushes + told.refused:
-        found.append(("pushes", _pushes(told)))
+        found.append(("pushes", _describe_pushes(told)))
     return found
 
 
 def table_rows(told: ParametersStatus, most: int) -> list[tuple[str, str]]:
     """The tables, the first of them under a name."""
-    texts = [f"{table.name}: {_table(table)}" for table in told.tables[:most]]
+    texts = [f"{table.name}: {_describe_table(table)}" for table in told.tables[:most]]
     if (more := told.tables_total - len(texts)) > 0 and texts:
         texts.append(f"and {more} more")
     return [("" if index else "tables", text) for index, text in enumerate(texts)]
 
 
-def mode(strategy: Strategy) -> str:
+def describe_strategy(strategy: Strategy) -> str:
     """``sync, 2 gradients an update, tolerance 0``."""
-    return ", ".join([strategy.mode, *_of_mode(strategy)])
+    return ", ".join([strategy.mode, *_strategy_details(strategy)])
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
     number = min(100 * share, 99.0) if share < 1 else 100 * share
     return f"{number:.1f} %" if 0 < number < 1 else f"{number:.0f} %"
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes as people say them: ``312 KiB``, ``6.4 GiB``."""
     number, units = float(count), iter(_UNITS)
     unit = next(units)
@@ -47,7 +47,7 @@ def size(count: int) -> str:
     return f"{number:.1f} {unit}" if unit != "bytes" and number < 10 else f"{number:,.0f} {unit}"
 
 
-def _of_mode(strategy: Strategy) -> Iterator[str]:
+def _strategy_details(strategy: Strategy) -> Iterator[str]:
     if strategy.mode == "sync":
         wanted = strategy.grads_to_wait
         yield f"{wanted} gradient{'s' if wanted > 1 else ''} an update"
@@ -60,7 +60,7 @@ def _of_mode(strategy: Strategy) -> Iterator[str]:
         yield f"{strategy.get_model_steps} steps between pulls"
 
 
-def _staleness(told: ParametersStatus) -> str:
+def _describe_staleness(told: ParametersStatus) -> str:
     if told.staleness is None:
         return ""
     if not told.stalest:
@@ -68,17 +68,19 @@ def _staleness(told: ParametersStatus) -> str:
     return f"; {told.staleness:.1f} updates stale on average, {told.stalest:,} at most"
 
 
-def _pushes(told: ParametersStatus) -> str:
+def _describe_pushes(told: ParametersStatus) -> str:
     made = f"{told.pushes:,} in {told.updates:,} updates"
     if not told.refused:
         return f"{made}, none refused"
-    return f"{made}; {told.refused:,} more were too old and computed again ({percent(told.refused_share)} of all)"
+    return (
+        f"{made}; {told.refused:,} more were too old and computed again ({format_percent(told.refused_share)} of all)"
+    )
 
 
-def _table(table: TableStatus) -> str:
-    parts = [f"{table.rows:,} rows", size(table.bytes)]
+def _describe_table(table: TableStatus) -> str:
+    parts = [f"{table.rows:,} rows", format_bytes(table.bytes)]
     if table.full is not None:
-        parts.append(f"{percent(table.full)} of ps.max_rows")
+        parts.append(f"{format_percent(table.full)} of ps.max_rows")
     if table.evicted:
         parts.append(f"{table.evicted:,} evicted")
     return ", ".join(parts)

@@ -9,16 +9,16 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from edl.reporting.terminal_text import printable, unguarded
+from edl.reporting.terminal_text import raw_stream, strip_control_characters
 
 
 class _PrintableConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments, each text of them printable; control segments are Rich's own."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+            yield segment if segment.control else Segment(strip_control_characters(segment.text), segment.style)
 
 
-def console(stream: TextIO | None = None, *, width: int | None = None) -> Console:
+def make_console(stream: TextIO | None = None, *, width: int | None = None) -> Console:
     """A console for ``stream``, by default standard output, without highlighting."""
-    return _PrintableConsole(file=unguarded(stream or sys.stdout), highlight=False, width=width)
+    return _PrintableConsole(file=raw_stream(stream or sys.stdout), highlight=False, width=width)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl.reporting.run_outcome import Outcome
+from edl.reporting.run_outcome import RunOutcome
 
 
-class Undertaking(Protocol):
+class RunInfo(Protocol):
     """One run, planned: on this machine, ``edl.ops.local_run_plan``; on a cluster, ``edl.ops.job_following``."""
 
     @property
@@ -34,6 +34,6 @@ class Undertaking(Protocol):
         """The plan, for people."""
         ...
 
-    def next_steps(self, outcome: Outcome) -> list[str]:
+    def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What people may do after the end."""
         ...

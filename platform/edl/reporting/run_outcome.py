@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from edl.api.events import JobEnded
 from edl.api.status import Summary
 
-INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
+INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT = 130, 141, 143
 """Exit codes after Ctrl-C, after the reader of the output left, and after SIGTERM, as shells expect them."""
 
-_STOPS = {INTERRUPTED: "Ctrl-C", UNREAD: "nobody reads the output any more", TERMINATED: "SIGTERM"}
+_STOP_REASONS = {
+    INTERRUPTED_EXIT: "Ctrl-C",
+    OUTPUT_CLOSED_EXIT: "nobody reads the output any more",
+    SIGTERM_EXIT: "SIGTERM",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RunFailure:
     """What the master says about a failed job.
 
     Attributes:
@@ -27,7 +31,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended, and with which exit code ``edl run`` tells it."""
 
     phase: str
@@ -37,7 +41,7 @@ class Outcome:
     detail: str = ""
 
 
-def decide(ended: JobEnded, failure: Failure, stopped_by: int | None) -> Outcome:
+def decide_outcome(ended: JobEnded, failure: RunFailure, stopped_by: int | None) -> RunOutcome:
     """The outcome of a run whose last event is known.
 
     Args:
@@ -47,18 +51,18 @@ def decide(ended: JobEnded, failure: Failure, stopped_by: int | None) -> Outcome
     """
     code = 0 if ended.phase == "Done" else 1
     if ended.phase == "Interrupted":
-        code = stopped_by or INTERRUPTED
+        code = stopped_by or INTERRUPTED_EXIT
     elif ended.phase == "Failed" and failure.kind == "input":
         code = 2
-    return Outcome(ended.phase, ended.reason, ended.summary, code, failure.detail if ended.phase == "Failed" else "")
+    return RunOutcome(ended.phase, ended.reason, ended.summary, code, failure.detail if ended.phase == "Failed" else "")
 
 
-def unexplained(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
+def explain_missing_end(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
     """Phase and reason of a run whose master did not end it."""
     if stopped_by is not None:
-        return "Interrupted", _STOPS[stopped_by]
+        return "Interrupted", _STOP_REASONS[stopped_by]
     if supervisor_exit < 0:  # its roles are tied to it
         return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
-    if supervisor_exit in (INTERRUPTED, TERMINATED):
+    if supervisor_exit in (INTERRUPTED_EXIT, SIGTERM_EXIT):
         return "Interrupted", "the supervisor was told to stop"
     return "Failed", "the master could not go on; the logs of supervisor and master say why"

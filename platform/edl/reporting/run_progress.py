@@ -15,20 +15,20 @@ from edl.api.events import (
     RunStarted,
 )
 from edl.api.status import Status, Summary
-from edl.reporting.event_text import EXPORT
+from edl.reporting.event_text import EXPORT_SOURCE
 
 RECENT_EVENTS = 12
 """Newest events that are kept for a view."""
 
-EVALUATIONS = 6
+RECENT_EVALUATIONS = 6
 """Newest evaluations that are kept for a view."""
 
-NOT_LOST = ("Completed", "Deleted")
+NORMAL_END_REASONS = ("Completed", "Deleted")
 """Reasons for which a worker ends when there is no more for it to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """What is known of a run.
 
     Attributes:
@@ -57,31 +57,31 @@ class Progress:
     evaluations: tuple[EvaluationEnded, ...] = ()
     ended: JobEnded | None = None
 
-    def after(self, event: Event) -> Progress:
+    def after(self, event: Event) -> RunProgress:
         """The progress once ``event`` has happened; each start of a run counts anew."""
         known = replace(self, recent=(*self.recent, event)[-RECENT_EVENTS:])
         match event:
             case RunStarted():
-                return Progress(self.began, recent=known.recent)  # a run that goes on publishes its earlier end, too
+                return RunProgress(self.began, recent=known.recent)  # a run that goes on publishes its earlier end, too
             case RoleStarted(role="master"):
                 return replace(known, master_pid=event.pid)
             case RoleEnded(role="master"):
                 return replace(known, master_pid=None)
-            case RoleEnded(role="worker") if event.reason not in NOT_LOST:
+            case RoleEnded(role="worker") if event.reason not in NORMAL_END_REASONS:
                 return replace(known, workers_lost=self.workers_lost + 1)
-            case RecordsReturned() if event.source != EXPORT:
+            case RecordsReturned() if event.source != EXPORT_SOURCE:
                 return replace(known, repeated=self.repeated + event.end - event.start)
             case RolledBack():
                 updates = self.updates_rolled_back + event.updates
                 return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
             case EvaluationEnded():
-                known = replace(known, evaluations=(*self.evaluations, event)[-EVALUATIONS:])
+                known = replace(known, evaluations=(*self.evaluations, event)[-RECENT_EVALUATIONS:])
                 return replace(known, status=known._evaluated(self.status) if self.status else None)
             case JobEnded():
                 return replace(known, ended=event)
         return known
 
-    def at(self, status: Status) -> Progress:
+    def at(self, status: Status) -> RunProgress:
         """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
         if status.updated < self.began or (self.status and status.updated <= self.status.updated):
             return self

@@ -7,12 +7,12 @@ import sys
 from typing import Protocol, Self
 
 from edl.api.events import Event
-from edl.reporting.run_info import Undertaking
-from edl.reporting.run_outcome import Outcome
-from edl.reporting.run_progress import Progress
+from edl.reporting.run_info import RunInfo
+from edl.reporting.run_outcome import RunOutcome
+from edl.reporting.run_progress import RunProgress
 
 
-class Face(Protocol):
+class RunRenderer(Protocol):
     """Shows a run. A context manager: what it changed about the terminal is undone on exit, however that comes."""
 
     def __enter__(self) -> Self:
@@ -21,32 +21,32 @@ class Face(Protocol):
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was found."""
 
-    def planned(self, plan: Undertaking) -> None:
+    def planned(self, plan: RunInfo) -> None:
         """What will run."""
 
-    def happened(self, event: Event, progress: Progress) -> None:
+    def happened(self, event: Event, progress: RunProgress) -> None:
         """An event, and the progress with it."""
 
-    def refresh(self, progress: Progress, now: float) -> None:
+    def refresh(self, progress: RunProgress, now: float) -> None:
         """The progress at ``now`` (unix seconds); called several times a second."""
 
     def notice(self, text: str) -> None:
         """Something about ``edl run`` itself."""
 
-    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """The end, after everything of the job is gone."""
 
 
-def choose(*, as_json: bool) -> Face:
+def choose_renderer(*, as_json: bool) -> RunRenderer:
     """The face for where standard output goes."""
     if as_json:
-        from edl.reporting.json_lines import JsonLines
+        from edl.reporting.json_lines import JsonLinesRenderer
 
-        return JsonLines()
+        return JsonLinesRenderer()
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        from edl.reporting.live_view import LiveView  # rich, 60 ms
+        from edl.reporting.live_view import LiveRenderer  # rich, 60 ms
 
-        return LiveView()
-    from edl.reporting.plain_text import Lines
+        return LiveRenderer()
+    from edl.reporting.plain_text import PlainTextRenderer
 
-    return Lines()
+    return PlainTextRenderer()

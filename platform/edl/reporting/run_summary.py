@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edl.reporting.run_info import Undertaking
-from edl.reporting.run_outcome import Outcome
-from edl.reporting.summary_text import block, heading, rows
+from edl.reporting.run_info import RunInfo
+from edl.reporting.run_outcome import RunOutcome
+from edl.reporting.summary_text import format_block, summary_heading, summary_rows
 
 
-def closing(plan: Undertaking, outcome: Outcome) -> list[str]:
+def summary_lines(plan: RunInfo, outcome: RunOutcome) -> list[str]:
     """The summary, for people.
 
     A job that failed, or whose module takes predictions itself, leaves none where its command said that they go.
     """
     summary = replace(outcome.summary, logs=plan.logs or outcome.summary.logs)
     output = plan.output if plan.output and any(Path(plan.output).glob("*.npz")) else None
-    return [*block(heading(outcome.phase, summary), rows(summary, output=output)), *plan.next_steps(outcome)]
+    return [
+        *format_block(summary_heading(outcome.phase, summary), summary_rows(summary, output=output)),
+        *plan.next_steps(outcome),
+    ]
 
 
-def complaint(outcome: Outcome) -> str:
+def failure_text(outcome: RunOutcome) -> str:
     """Why the run is not done: the user's own traceback first."""
     return f"{outcome.detail.rstrip()}\n\n{outcome.reason}".strip()

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edl.reporting.terminal_text import printable, unguarded
+from edl.reporting.terminal_text import raw_stream, strip_control_characters
 
 NOTICE_SECONDS = 2.0
 """A silence that is worth a word."""
 
-Later = Callable[[float, Callable[[], None]], Callable[[], object]]
+CallLater = Callable[[float, Callable[[], None]], Callable[[], object]]
 """Calls something after so many seconds, unless what it returns is called before."""
 
 
-def later(seconds: float, call: Callable[[], None]) -> Callable[[], object]:
+def call_later(seconds: float, call: Callable[[], None]) -> Callable[[], object]:
     """In a thread of its own, which holds up no exit."""
     timer = threading.Timer(seconds, call)
     timer.daemon = True
@@ -24,13 +24,13 @@ def later(seconds: float, call: Callable[[], None]) -> Callable[[], object]:
     return timer.cancel
 
 
-class Notice:
+class SlowResponseNotice:
     """For one command: says once, on standard error, whom it waits for; silent for good after the first answer.
 
     Safe to use from several threads, which ask for different things at once.
     """
 
-    def __init__(self, later: Later = later) -> None:
+    def __init__(self, later: CallLater = call_later) -> None:
         self._later, self._lock = later, threading.Lock()
         self._said = self._answered = False
 
@@ -53,5 +53,5 @@ class Notice:
                 return
             self._said = True
         clean = "\r\x1b[K" if sys.stderr.isatty() else ""
-        text = printable(f"waiting for an answer of {host} …")
-        print(f"{clean}{text}", file=unguarded(sys.stderr), flush=True)
+        text = strip_control_characters(f"waiting for an answer of {host} …")
+        print(f"{clean}{text}", file=raw_stream(sys.stderr), flush=True)

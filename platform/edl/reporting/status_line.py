@@ -6,10 +6,10 @@ import shutil
 import sys
 from typing import Self, TextIO
 
-from edl.reporting.terminal_text import printable, unguarded
+from edl.reporting.terminal_text import raw_stream, strip_control_characters
 
 
-class Ticker:
+class StatusLine:
     """Says where something is; on a terminal nothing of it stays.
 
     Args:
@@ -17,7 +17,7 @@ class Ticker:
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self._out = unguarded(out or sys.stderr)
+        self._out = raw_stream(out or sys.stderr)
         self._rewrites = self._out.isatty()
         self._last = ""
 
@@ -30,7 +30,7 @@ class Ticker:
 
     def say(self, text: str, *, lasting: bool = True) -> None:
         """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
-        line = " ".join(printable(text).split())
+        line = " ".join(strip_control_characters(text).split())
         if line == self._last or not (lasting or self._rewrites):
             return
         self._last = line

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from textwrap import TextWrapper
 
-from edl.reporting.terminal_text import one_line
+from edl.reporting.terminal_text import to_single_line
 
-_LABEL = 10
+_LABEL_WIDTH = 10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Each row as one line; columns as wide as their widest cell, those in ``right`` aligned to the right."""
     if not rows:
         return []
-    rows = [[one_line(cell) for cell in row] for row in rows]
+    rows = [[to_single_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["   ".join(_cell(row, at, widths[at], at in right) for at in range(len(widths))).rstrip() for row in rows]
+    return [
+        "   ".join(_pad_cell(row, at, widths[at], at in right) for at in range(len(widths))).rstrip() for row in rows
+    ]
 
 
-def wrapped(text: str, width: int, *, first: str = "", then: str = "") -> list[str]:
+def wrap_text(text: str, width: int, *, first: str = "", then: str = "") -> list[str]:
     """A text as lines of ``width`` characters, broken between words only: a path can be copied, and may be longer.
 
     Args:
@@ -33,13 +35,13 @@ def wrapped(text: str, width: int, *, first: str = "", then: str = "") -> list[s
     return lines.wrap(text)
 
 
-def labelled(label: str, text: str, width: int) -> list[str]:
+def wrap_labelled(label: str, text: str, width: int) -> list[str]:
     """A text beside what it is, as lines."""
-    head = f"  {label:<{_LABEL}}"
-    return wrapped(text, width, first=head, then=" " * len(head))
+    head = f"  {label:<{_LABEL_WIDTH}}"
+    return wrap_text(text, width, first=head, then=" " * len(head))
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """How long ago, as kubectl says it: ``45s``, ``12m``, ``3h``, ``2d``."""
     whole = max(0, int(seconds))
     for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
@@ -48,5 +50,5 @@ def age(seconds: float) -> str:
     return f"{whole}s"
 
 
-def _cell(row: Sequence[str], at: int, width: int, right: bool) -> str:
+def _pad_cell(row: Sequence[str], at: int, width: int, right: bool) -> str:
     return row[at].rjust(width) if right else row[at].ljust(width)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edl.jobfile.published_status import Moment
-from edl.reporting.summary_text import duration
+from edl.jobfile.published_status import TimelinePoint
+from edl.reporting.summary_text import format_duration
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_WAITING = "░"
-LARGEST_HEIGHT = 6
+_WAITING_CELL = "░"
+MAX_HEIGHT = 6
 
 
-def plot(moments: Sequence[Moment], wanted: int, width: int, now: float | None = None) -> list[str]:
+def plot_workers(moments: Sequence[TimelinePoint], wanted: int, width: int, now: float | None = None) -> list[str]:
     """Lines of at most ``width`` characters; empty when there is nothing to draw yet.
 
     Args:
@@ -27,22 +27,23 @@ def plot(moments: Sequence[Moment], wanted: int, width: int, now: float | None =
     top = max(wanted, *(moment.workers + moment.pending for moment in moments), 1)
     label = len(str(top)) + 2
     columns = max(8, min(width - label, 72))
-    running = averages(moments, begin, end, columns, lambda moment: moment.workers)
-    asked = averages(moments, begin, end, columns, lambda moment: moment.workers + moment.pending)
-    height = min(top, LARGEST_HEIGHT)
+    running = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
+    asked = column_averages(moments, begin, end, columns, lambda moment: moment.workers + moment.pending)
+    height = min(top, MAX_HEIGHT)
     lines = [
         "".join(
-            _cell(height * run / top - row, height * ask / top - row) for run, ask in zip(running, asked, strict=True)
+            _plot_cell(height * run / top - row, height * ask / top - row)
+            for run, ask in zip(running, asked, strict=True)
         )
         for row in reversed(range(height))
     ]
     marks = [str(top), *[""] * (height - 1)]
     drawn = [f"{mark:>{label - 2}} ┤{line}".rstrip() for mark, line in zip(marks, lines, strict=True)]
-    return [*drawn, f"{0:>{label - 2}} └{'─' * columns}", f"{'':{label}}{_times(end - begin, columns)}"]
+    return [*drawn, f"{0:>{label - 2}} └{'─' * columns}", f"{'':{label}}{_time_axis(end - begin, columns)}"]
 
 
-def averages(
-    moments: Sequence[Moment], begin: float, end: float, columns: int, value: Callable[[Moment], int]
+def column_averages(
+    moments: Sequence[TimelinePoint], begin: float, end: float, columns: int, value: Callable[[TimelinePoint], int]
 ) -> list[float]:
     """The value of each column: how much it was on average in that part of the time."""
     step = (end - begin) / columns or 1.0
@@ -58,16 +59,16 @@ def averages(
     return [each / step for each in sums]
 
 
-def _cell(running: float, asked: float) -> str:
+def _plot_cell(running: float, asked: float) -> str:
     """One character: what of it is filled, 1 being all of it."""
     if running >= 1:
         return "█"
     if running > 1 / 16:
         return _EIGHTHS[min(8, max(1, round(8 * running)))]
-    return _WAITING if asked >= 0.5 else " "
+    return _WAITING_CELL if asked >= 0.5 else " "
 
 
-def _times(seconds: float, columns: int) -> str:
+def _time_axis(seconds: float, columns: int) -> str:
     """Under the plot: how long ago it begins, and where it ends."""
-    left = f"{duration(seconds)} ago"
+    left = f"{format_duration(seconds)} ago"
     return f"{left}{'now':>{max(4, columns - len(left))}}"

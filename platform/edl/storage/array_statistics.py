@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl.storage.durable_files import translated
+from edl.storage.durable_files import translate_os_errors
 from edl.storage.safetensors_header import StoredArray
-from edl.storage.safetensors_writer import Array
+from edl.storage.safetensors_writer import AnyArray
 
-PIECE = 1 << 20
+PIECE_ELEMENTS = 1 << 20
 """Elements that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ArrayStatistics:
     """Of the values of one array or of several.
 
     Attributes:
@@ -34,7 +34,7 @@ class Statistics:
     infinite: int
 
 
-def mapped(array: StoredArray) -> Array:
+def map_stored_array(array: StoredArray) -> AnyArray:
     """A stored array as a view of its file, of which only what is used is read.
 
     Raises:
@@ -43,11 +43,13 @@ def mapped(array: StoredArray) -> Array:
     if not array.nbytes:
         return np.empty(array.shape, array.dtype)
     dtype = np.dtype(array.dtype).newbyteorder("<")
-    with translated(array.path, "read a checkpoint"):
+    with translate_os_errors(array.path, "read a checkpoint"):
         return np.memmap(array.path, dtype, mode="r", offset=array.start, shape=array.shape)
 
 
-def statistics(arrays: Iterable[StoredArray], on_read: Callable[[int], None] = lambda _: None) -> Statistics:
+def compute_statistics(
+    arrays: Iterable[StoredArray], on_read: Callable[[int], None] = lambda _: None
+) -> ArrayStatistics:
     """Of all values of ``arrays`` together.
 
     Args:
@@ -59,7 +61,7 @@ def statistics(arrays: Iterable[StoredArray], on_read: Callable[[int], None] = l
     """
     count = nan = infinite = 0
     total, low, high = 0.0, np.inf, -np.inf
-    for piece in (piece for array in arrays for piece in _pieces(array)):
+    for piece in (piece for array in arrays for piece in _iter_pieces(array)):
         values = piece.astype(np.float64)
         finite = values[np.isfinite(values)]
         missing = int(np.isnan(values).sum())
@@ -69,11 +71,11 @@ def statistics(arrays: Iterable[StoredArray], on_read: Callable[[int], None] = l
         on_read(piece.nbytes)
     known = count - nan - infinite
     if not known:
-        return Statistics(count, None, None, None, nan, infinite)
-    return Statistics(count, float(low), total / known, float(high), nan, infinite)
+        return ArrayStatistics(count, None, None, None, nan, infinite)
+    return ArrayStatistics(count, float(low), total / known, float(high), nan, infinite)
 
 
-def _pieces(array: StoredArray) -> Iterator[Array]:
-    flat = mapped(array).reshape(-1)
-    for start in range(0, flat.size, PIECE):
-        yield flat[start : start + PIECE]
+def _iter_pieces(array: StoredArray) -> Iterator[AnyArray]:
+    flat = map_stored_array(array).reshape(-1)
+    for start in range(0, flat.size, PIECE_ELEMENTS):
+        yield flat[start : start + PIECE_ELEMENTS]

@@ -8,25 +8,32 @@ from __future__ import annotations
 from pathlib import Path
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory, cuts_in, load_manifest
-from edl.storage.durable_files import sync_directory, translated
+from edl.storage.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    ShardInfo,
+    cut_directory,
+    list_cuts,
+    load_manifest,
+)
+from edl.storage.durable_files import sync_directory, translate_os_errors
 from edl.storage.json_files import write_json
 
 
-def commit(directory: Path, manifest: Manifest) -> None:
+def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
     """Make the cut in ``directory`` real: from here on it survives, and ``newest`` finds it.
 
     Raises:
         StorageError: a shard is missing or of another size, or the manifest cannot be written: the cut never happened.
     """
     for shard in manifest.shards:
-        check_size(directory, shard)
-    with translated(directory, "commit a checkpoint"):
+        check_shard_size(directory, shard)
+    with translate_os_errors(directory, "commit a checkpoint"):
         sync_directory(directory.parent)
-    write_json(directory / MANIFEST, manifest.to_json(), fsync=True)
+    write_json(directory / MANIFEST_NAME, manifest.to_json(), fsync=True)
 
 
-def prune(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] = frozenset()) -> list[int]:
+def prune_checkpoints(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] = frozenset()) -> list[int]:
     """Remove all but the ``keep`` newest committed cuts, and what older unfinished ones left behind.
 
     Unfinished cuts newer than the newest committed one are being written, and stay.
@@ -44,51 +51,51 @@ def prune(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] =
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
-    cuts = cuts_in(checkpoints_dir)
-    committed = committed_in(checkpoints_dir)
+    cuts = list_cuts(checkpoints_dir)
+    committed = committed_cuts(checkpoints_dir)
     if not committed:
         return []
     stay = {*committed[-keep:], *protect}
     removed = [cut for cut in cuts if cut < committed[-1] and cut not in stay]
     for cut in removed:
-        _remove(cut_directory(checkpoints_dir, cut))
+        _remove_cut(cut_directory(checkpoints_dir, cut))
     return removed
 
 
-def remove_unfinished(checkpoints_dir: Path, below: int) -> list[int]:
+def remove_unfinished_cuts(checkpoints_dir: Path, below: int) -> list[int]:
     """Remove cuts that were never committed and have a lower number than ``below``; returns their numbers.
 
     Raises:
         StorageError: one cannot be removed.
     """
-    older = [cut for cut in cuts_in(checkpoints_dir) if cut < below]
+    older = [cut for cut in list_cuts(checkpoints_dir) if cut < below]
     # One whose manifest is damaged was committed once: it is not taken for unfinished.
-    unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST).exists()]
+    unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST_NAME).exists()]
     for cut in unfinished:
-        _remove(cut_directory(checkpoints_dir, cut))
+        _remove_cut(cut_directory(checkpoints_dir, cut))
     return unfinished
 
 
-def committed_in(checkpoints_dir: Path) -> list[int]:
+def committed_cuts(checkpoints_dir: Path) -> list[int]:
     """The numbers of the cuts with an intact manifest, oldest first."""
-    found = cuts_in(checkpoints_dir)
-    return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), Manifest)]
+    found = list_cuts(checkpoints_dir)
+    return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), CheckpointManifest)]
 
 
-def _remove(directory: Path) -> None:
+def _remove_cut(directory: Path) -> None:
     """The manifest goes first: a crash in between leaves an unfinished cut, not a damaged one."""
-    with translated(directory, "remove an old checkpoint"):
-        (directory / MANIFEST).unlink(missing_ok=True)
+    with translate_os_errors(directory, "remove an old checkpoint"):
+        (directory / MANIFEST_NAME).unlink(missing_ok=True)
         sync_directory(directory)
         for path in directory.iterdir():
             path.unlink()
         directory.rmdir()
 
 
-def check_size(directory: Path, shard: ShardInfo) -> None:
+def check_shard_size(directory: Path, shard: ShardInfo) -> None:
     """Raise StorageError unless the shard is there and as large as the manifest says."""
     path = directory / shard.file
-    with translated(path, "read a checkpoint"):
+    with translate_os_errors(path, "read a checkpoint"):
         try:
             size = path.stat().st_size
         except FileNotFoundError as error:

@@ -15,11 +15,11 @@ from typing import Any
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.storage.safetensors_header import Header, StoredArray, read_header
+from edl.storage.safetensors_header import SafetensorsHeader, StoredArray, read_safetensors_header
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class StoredVariable:
     """A dense variable.
 
     Attributes:
@@ -34,7 +34,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePart:
+class TableShard:
     """The rows of a table in one shard.
 
     Attributes:
@@ -49,7 +49,7 @@ class TablePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class StoredTable:
     """An embedding table: the rows that were ever trained.
 
     Attributes:
@@ -60,7 +60,7 @@ class Table:
 
     name: str
     spec: TableSpec | None
-    parts: tuple[TablePart, ...]
+    parts: tuple[TableShard, ...]
 
     @property
     def rows(self) -> int:
@@ -84,7 +84,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class CheckpointContents:
     """All of it.
 
     Attributes:
@@ -94,32 +94,32 @@ class Contents:
         optimizer: name and hyperparameters; None when the shards do not say (strategy Local).
     """
 
-    variables: tuple[Variable, ...]
-    tables: tuple[Table, ...]
+    variables: tuple[StoredVariable, ...]
+    tables: tuple[StoredTable, ...]
     others: tuple[StoredArray, ...] = ()
     optimizer: Mapping[str, Any] | None = None
 
 
-def contents_of(shards: Iterable[Path]) -> Contents:
+def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     """What the shards of one checkpoint hold together.
 
     Raises:
         StorageError: one cannot be read or is not a shard, they are of two models, or do not fit together.
     """
-    found = [_Shard.of(read_header(path)) for path in shards]
-    _check_one_model(found)
+    found = [_ShardArrays.of(read_safetensors_header(path)) for path in shards]
+    _check_same_model(found)
     variables = sorted((one for shard in found for one in shard.variables()), key=lambda one: one.spec.name)
     for one, other in pairwise(variables):
         if one.spec.name == other.spec.name:
             problem = f"holds variable '{one.spec.name}', and so does {one.values.path.name}"
             raise StorageError(problem, where=str(other.values.path))
     names = sorted({name for shard in found for name in shard.rows})
-    tables = tuple(_table(name, [shard for shard in found if name in shard.rows]) for name in names)
+    tables = tuple(_merge_table_shards(name, [shard for shard in found if name in shard.rows]) for name in names)
     others = tuple(array for shard in found for array in shard.others)
-    return Contents(tuple(variables), tables, others, found[0].declared.optimizer if found else None)
+    return CheckpointContents(tuple(variables), tables, others, found[0].declared.optimizer if found else None)
 
 
-def variables_in(directory: Path, ps_index: int) -> list[str]:
+def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
     """The variables and tables in a parameter server's part of the cut in ``directory``, sorted.
 
     A shard that is not there any more has none.
@@ -129,7 +129,7 @@ def variables_in(directory: Path, ps_index: int) -> list[str]:
     """
     path = directory / f"ps-{ps_index}.safetensors"
     try:
-        shard = _Shard.of(read_header(path))
+        shard = _ShardArrays.of(read_safetensors_header(path))
     except StorageError:
         if not path.exists():
             return []
@@ -147,7 +147,7 @@ class _Declared:
     fingerprint: str
 
     @classmethod
-    def of(cls, header: Header) -> _Declared:
+    def of(cls, header: SafetensorsHeader) -> _Declared:
         try:
             value = json.loads(header.strings.get("declaration", "{}"))
             return cls(
@@ -166,7 +166,7 @@ class _Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class _ShardArrays:
     """The arrays of a header, sorted by their names: see :mod:`edl.ps.shard_restore` for these."""
 
     path: Path
@@ -177,7 +177,7 @@ class _Shard:
     others: list[StoredArray] = field(default_factory=list)
 
     @classmethod
-    def of(cls, header: Header) -> _Shard:
+    def of(cls, header: SafetensorsHeader) -> _ShardArrays:
         shard = cls(header.path, _Declared.of(header))
         for array in header.arrays.values():
             shard._sort_in(array)
@@ -191,12 +191,12 @@ class _Shard:
         elif kind == "slot" and variable:
             self.slots.setdefault(variable, {})[slot] = array
         elif kind == "rows":
-            table, part = _row_array(rest)
+            table, part = _split_row_array_name(rest)
             self.rows.setdefault(table, {})[part] = array
         else:
             self.others.append(array)
 
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[StoredVariable]:
         """Raises StorageError if a declared variable or the values of a slot variable are not there."""
         declared = {spec.name: spec for spec in self.declared.dense}
         for name in sorted({*self.slots, *declared}):
@@ -207,11 +207,11 @@ class _Shard:
             if any(array.shape != self.dense[name].shape for array in slots.values()):
                 raise StorageError(f"has slots of another shape than variable '{name}'", where=str(self.path))
         return [
-            Variable(declared.get(name, VariableSpec(name, array.shape)), array, self.slots.get(name, {}))
+            StoredVariable(declared.get(name, VariableSpec(name, array.shape)), array, self.slots.get(name, {}))
             for name, array in self.dense.items()
         ]
 
-    def part(self, table: str) -> TablePart:
+    def part(self, table: str) -> TableShard:
         """Raises StorageError if the arrays of a table do not fit together."""
         arrays = dict(self.rows[table])
         ids, values = arrays.pop("ids", None), arrays.pop("values", None)
@@ -220,10 +220,10 @@ class _Shard:
         if any(array.shape[:1] != ids.shape for array in (values, *arrays.values())):
             raise StorageError(f"does not hold whole rows of table '{table}'", where=str(self.path))
         arrays.pop("seen", None)
-        return TablePart(ids, values, {name.removeprefix("slot/"): array for name, array in arrays.items()})
+        return TableShard(ids, values, {name.removeprefix("slot/"): array for name, array in arrays.items()})
 
 
-def _row_array(rest: str) -> tuple[str, str]:
+def _split_row_array_name(rest: str) -> tuple[str, str]:
     """Table, and ``ids``, ``values``, ``seen`` or ``slot/<slot>``, of what follows ``rows/``."""
     table, _, last = rest.rpartition("/")
     if last in ("ids", "values") or (last == "seen" and not table.endswith("/slot")):
@@ -231,26 +231,26 @@ def _row_array(rest: str) -> tuple[str, str]:
     return table.removesuffix("/slot"), f"slot/{last}"
 
 
-def _table(name: str, shards: list[_Shard]) -> Table:
+def _merge_table_shards(name: str, shards: list[_ShardArrays]) -> StoredTable:
     parts = tuple(shard.part(name) for shard in shards)
     first = parts[0]
     for shard, part in zip(shards, parts, strict=True):
-        if _kind(part) != _kind(first):
+        if _row_signature(part) != _row_signature(first):
             problem = f"holds rows of table '{name}' of another kind than {shards[0].path.name}"
             raise StorageError(problem, where=str(shard.path))
     spec = next((spec for spec in shards[0].declared.tables if spec.name == name), None)
-    table = Table(name, spec, parts)
+    table = StoredTable(name, spec, parts)
     if spec is not None and spec.dim != table.width:
         raise StorageError(f"does not hold rows of table '{name}' as it declares them", where=str(shards[0].path))
     return table
 
 
-def _kind(part: TablePart) -> Mapping[str, object]:
+def _row_signature(part: TableShard) -> Mapping[str, object]:
     """What the parts of a table have in common: shape and type of a row, by array."""
     return {name: (array.shape[1:], array.dtype) for name, array in {"": part.values, **part.slots}.items()}
 
 
-def _check_one_model(shards: list[_Shard]) -> None:
+def _check_same_model(shards: list[_ShardArrays]) -> None:
     for shard in shards[1:]:
         if not shard.declared.is_same_model(shards[0].declared):
             raise StorageError(f"is of another model than {shards[0].path.name}", where=str(shard.path))

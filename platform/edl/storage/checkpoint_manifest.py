@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import translated
+from edl.storage.durable_files import translate_os_errors
 
-MANIFEST = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
-DATASET = "dataset"
+DATASET_KEY = "dataset"
 """Key of the ledger under which a manifest says what the journal's ``dataset`` entry does; absent in old ones."""
-_LARGEST = 256 << 20
+_MAX_MANIFEST_BYTES = 256 << 20
 """Bytes of a manifest: as many as the journal takes for one entry, which carries the same ledger."""
-_CUT = re.compile(r"cut-([0-9]{8,})")
+_CUT_NAME = re.compile(r"cut-([0-9]{8,})")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """A cut that happened."""
 
     cut: int
@@ -62,7 +62,7 @@ class Manifest:
             "ledger": self.ledger,
         }
         plain = json.loads(json.dumps(body))  # what a reader will see: keys are strings, tuples are lists
-        return {**plain, "crc32": _checksum(plain)}
+        return {**plain, "crc32": _body_checksum(plain)}
 
     @property
     def step(self) -> int:
@@ -78,7 +78,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedCheckpoint:
     """A cut that cannot be used, and why."""
 
     cut: int
@@ -91,41 +91,43 @@ def cut_directory(checkpoints_dir: Path, cut: int) -> Path:
     return checkpoints_dir / f"cut-{cut:08d}"
 
 
-def cuts_in(checkpoints_dir: Path) -> list[int]:
+def list_cuts(checkpoints_dir: Path) -> list[int]:
     """The numbers of all cuts, committed or not, that have a folder; ascending."""
-    with translated(checkpoints_dir, "list the checkpoints"):
+    with translate_os_errors(checkpoints_dir, "list the checkpoints"):
         try:
             names = os.listdir(checkpoints_dir)
         except FileNotFoundError:
             return []
-    return sorted(int(match[1]) for name in names if (match := _CUT.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := _CUT_NAME.fullmatch(name)))
 
 
-def load_manifest(directory: Path) -> Manifest | Skipped:
+def load_manifest(directory: Path) -> CheckpointManifest | SkippedCheckpoint:
     """The manifest of the cut in ``directory``, or why there is none.
 
     Raises:
         StorageError: it cannot be read, or another version of the format wrote it (both are named).
     """
-    match = _CUT.fullmatch(directory.name)
+    match = _CUT_NAME.fullmatch(directory.name)
     cut = int(match[1]) if match else -1
-    path = directory / MANIFEST
-    with translated(path, "read a checkpoint"):
+    path = directory / MANIFEST_NAME
+    with translate_os_errors(path, "read a checkpoint"):
         try:
             with path.open("rb") as file:
-                data = file.read(_LARGEST + 1)
+                data = file.read(_MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError:
-            return Skipped(cut, directory, "it was never completed: it has no manifest")
-    if len(data) > _LARGEST:
-        return Skipped(cut, directory, f"its manifest is damaged: it has more than {_LARGEST >> 20} MiB")
+            return SkippedCheckpoint(cut, directory, "it was never completed: it has no manifest")
+    if len(data) > _MAX_MANIFEST_BYTES:
+        return SkippedCheckpoint(
+            cut, directory, f"its manifest is damaged: it has more than {_MAX_MANIFEST_BYTES >> 20} MiB"
+        )
     try:
-        return _parse(json.loads(data), path)
+        return _parse_manifest(json.loads(data), path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Skipped(cut, directory, f"its manifest is damaged: {error}")
+        return SkippedCheckpoint(cut, directory, f"its manifest is damaged: {error}")
 
 
-def _parse(value: dict[str, Any], path: Path) -> Manifest:
-    if value.pop("crc32") != _checksum(value):
+def _parse_manifest(value: dict[str, Any], path: Path) -> CheckpointManifest:
+    if value.pop("crc32") != _body_checksum(value):
         raise ValueError("the checksum is wrong")
     if value["format_version"] != FORMAT_VERSION:
         raise StorageError(
@@ -139,7 +141,7 @@ def _parse(value: dict[str, Any], path: Path) -> Manifest:
         or not isinstance(value["created"], str)
     ):
         raise TypeError("cut, version or time are of another type")
-    return Manifest(
+    return CheckpointManifest(
         cut=value["cut"],
         version=value["version"],
         created=value["created"],
@@ -149,5 +151,5 @@ def _parse(value: dict[str, Any], path: Path) -> Manifest:
     )
 
 
-def _checksum(body: dict[str, Any]) -> int:
+def _body_checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -19,18 +19,18 @@ from edl.api.errors import BadInputError, StorageError
 from edl.api.status import Status
 from edl.jobfile.json_object import from_json
 from edl.jobfile.problems import SpecError
-from edl.storage.checkpoint_manifest import DATASET, Manifest, Skipped, cuts_in
-from edl.storage.checkpoint_verification import newest
-from edl.storage.durable_files import sync_directory, translated
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, SkippedCheckpoint, list_cuts
+from edl.storage.checkpoint_verification import newest_intact_checkpoint
+from edl.storage.durable_files import sync_directory, translate_os_errors
 from edl.storage.file_lock import FileLock
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.json_files import read_json
-from edl.storage.run_directory import RunDir
-from edl.storage.segment_format import SegmentId, encode, segments_in
+from edl.storage.run_directory import RunDirectory
+from edl.storage.segment_format import SegmentId, encode_record, list_segments
 from edl.storage.segment_writer import SegmentWriter
 
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
-_ONE_WRITER = "A journal has one writer. Stop the job first."
+_ONE_WRITER_HINT = "A journal has one writer. Stop the job first."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class CheckpointRestart:
         skipped: newer checkpoints that cannot be used.
     """
 
-    run: RunDir
-    checkpoint: Manifest
+    run: RunDirectory
+    checkpoint: CheckpointManifest
     records: int
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
     @property
     def step(self) -> int:
@@ -66,7 +66,7 @@ class CheckpointRestart:
 
 
 @contextmanager
-def explained(run: RunDir) -> Iterator[None]:
+def explain_journal_damage(run: RunDirectory) -> Iterator[None]:
     """Opens the run's journal: one that is damaged is told with what going back to a checkpoint would cost.
 
     Who resumes a run on a cluster sees no more of its volume than this before they decide.
@@ -81,15 +81,15 @@ def explained(run: RunDir) -> Iterator[None]:
         raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {costs}") from error
 
 
-def plan_restart(run: RunDir) -> CheckpointRestart:
+def plan_restart(run: RunDirectory) -> CheckpointRestart:
     """Find the checkpoint to go back to; changes nothing.
 
     Raises:
         BadInputError: there is none that is intact, or it does not say what the data set is.
         StorageError: the folder cannot be read.
     """
-    skipped: list[Skipped] = []
-    found = newest(run.checkpoints, skipped.append)
+    skipped: list[SkippedCheckpoint] = []
+    found = newest_intact_checkpoint(run.checkpoints, skipped.append)
     if found is None:
         told = "".join(f"\n  checkpoint {one.cut}: {one.reason}" for one in skipped)
         raise BadInputError(
@@ -97,13 +97,13 @@ def plan_restart(run: RunDir) -> CheckpointRestart:
             where=str(run.checkpoints),
             hint="Start a new run, without --resume.",
         )
-    if not found.ledger.get(DATASET):
+    if not found.ledger.get(DATASET_KEY):
         raise BadInputError(
             f"checkpoint {found.cut} was written by a version of EDL that did not note the data set in it",
             where=str(found.directory),
             hint="Resume with the journal, without --from-checkpoint, or start a new run.",
         )
-    return CheckpointRestart(run, found, max(0, _done_records(run) - found.ledger["done_records"]), tuple(skipped))
+    return CheckpointRestart(run, found, max(0, _read_done_records(run) - found.ledger["done_records"]), tuple(skipped))
 
 
 def restart_journal(planned: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
@@ -121,19 +121,19 @@ def restart_journal(planned: CheckpointRestart, holder: str, *, exclusive: bool 
         StorageError: it cannot be written; the old journal is as it was.
     """
     run = planned.run
-    lock = FileLock(run.journal / "LOCK", holder, what="the journal", hint=_ONE_WRITER) if exclusive else None
+    lock = FileLock(run.journal / "LOCK", holder, what="the journal", hint=_ONE_WRITER_HINT) if exclusive else None
     try:
-        old = segments_in(run.journal)
+        old = list_segments(run.journal)
         segment = SegmentId(old[-1].incarnation + 1 if old else 1, 1)
-        entries = b"".join(encode(entry) for entry in _entries(planned))
-        SegmentWriter(run.journal, segment, encode({"holder": holder, "fence": {}}), entries).close()
-        return _move_aside(run, old, segment)
+        entries = b"".join(encode_record(entry) for entry in _initial_entries(planned))
+        SegmentWriter(run.journal, segment, encode_record({"holder": holder, "fence": {}}), entries).close()
+        return _move_segments_aside(run, old, segment)
     finally:
         if lock is not None:
             lock.close()
 
 
-def _entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
+def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
     """What a master would have journaled that had lost everything but this checkpoint."""
     from edl.api.journal_entries import (  # 15 ms that only such a run needs
         CheckpointReplaced,
@@ -145,12 +145,12 @@ def _entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
     )
 
     found, run = planned.checkpoint, planned.run
-    ledger = {name: value for name, value in found.ledger.items() if name != DATASET}
+    ledger = {name: value for name, value in found.ledger.items() if name != DATASET_KEY}
     reason = "the run goes on from this checkpoint, without its journal"
     workers = [int(match[1]) for path in run.logs.glob("worker-*.log") if (match := _WORKER_LOG.fullmatch(path.name))]
     written: list[JournalEntry] = [
-        DatasetEntered.from_fields(found.ledger[DATASET]),
-        CutCalledOff(cut=max(cuts_in(run.checkpoints)), reason=reason),  # so far numbers are used
+        DatasetEntered.from_fields(found.ledger[DATASET_KEY]),
+        CutCalledOff(cut=max(list_cuts(run.checkpoints)), reason=reason),  # so far numbers are used
         *(WorkerChanged(index=max(workers)) for _ in workers[:1]),
         CheckpointReplaced(cut=found.cut, step=planned.step, version=found.version, ledger=ledger, reason=reason),
         ParametersRolledBack(cut=found.cut, records=planned.records, ledger=ledger, reason=reason),
@@ -158,9 +158,9 @@ def _entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
     return [entry.to_json() for entry in written]
 
 
-def _move_aside(run: RunDir, old: list[SegmentId], segment: SegmentId) -> Path:
+def _move_segments_aside(run: RunDirectory, old: list[SegmentId], segment: SegmentId) -> Path:
     aside = run.path / f"journal-set-aside-{segment.incarnation:06d}"
-    with translated(aside, "move the old journal aside"):
+    with translate_os_errors(aside, "move the old journal aside"):
         if old:
             aside.mkdir(exist_ok=True)
         for one in old:
@@ -170,7 +170,7 @@ def _move_aside(run: RunDir, old: list[SegmentId], segment: SegmentId) -> Path:
     return aside
 
 
-def _done_records(run: RunDir) -> int:
+def _read_done_records(run: RunDirectory) -> int:
     """Records that the run had done, as its status says; 0 where that cannot be read."""
     with suppress(StorageError, SpecError):
         if run.status.exists():

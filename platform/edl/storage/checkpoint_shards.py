@@ -11,26 +11,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_commit import commit, prune
-from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, load_manifest
-from edl.storage.checkpoint_verification import check_bytes, newest, verify
-from edl.storage.safetensors_file import read_arrays, write_arrays
-from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
+from edl.storage.checkpoint_commit import commit_checkpoint, prune_checkpoints
+from edl.storage.checkpoint_manifest import (
+    CheckpointManifest,
+    ShardInfo,
+    SkippedCheckpoint,
+    cut_directory,
+    load_manifest,
+)
+from edl.storage.checkpoint_verification import check_shard_bytes, newest_intact_checkpoint, verify_checkpoint
+from edl.storage.safetensors_file import read_array_file, write_array_file
+from edl.storage.safetensors_writer import AnyArray, ArrayShape, write_array_parts
 
 __all__ = [
-    "Array",
+    "AnyArray",
     "ArrayShape",
-    "Manifest",
+    "CheckpointManifest",
     "ShardInfo",
-    "Skipped",
-    "commit",
+    "SkippedCheckpoint",
+    "commit_checkpoint",
     "cut_directory",
     "load_manifest",
-    "newest",
-    "prune",
+    "newest_intact_checkpoint",
+    "prune_checkpoints",
     "read_shard",
     "shard_path",
-    "verify",
+    "verify_checkpoint",
     "write_shard",
     "write_shard_parts",
 ]
@@ -42,7 +48,7 @@ def shard_path(directory: Path, ps_index: int) -> Path:
 
 
 def write_shard(
-    directory: Path, ps_index: int, arrays: Mapping[str, Array], meta: Mapping[str, str] | None = None
+    directory: Path, ps_index: int, arrays: Mapping[str, AnyArray], meta: Mapping[str, str] | None = None
 ) -> ShardInfo:
     """Write one parameter server's part of a cut, durable under its name when this returns.
 
@@ -59,7 +65,7 @@ def write_shard(
         ValueError: an array's dtype cannot be stored.
     """
     path = shard_path(directory, ps_index)
-    size, checksum = write_arrays(path, arrays, meta or {})
+    size, checksum = write_array_file(path, arrays, meta or {})
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
@@ -67,26 +73,26 @@ def write_shard_parts(
     directory: Path,
     ps_index: int,
     arrays: Sequence[ArrayShape],
-    parts: Iterable[tuple[str, Array]],
+    parts: Iterable[tuple[str, AnyArray]],
     meta: Mapping[str, str],
 ) -> ShardInfo:
-    """The same of arrays that come in parts: see :func:`edl.storage.safetensors_writer.write_parts`."""
+    """The same of arrays that come in parts: see :func:`edl.storage.safetensors_writer.write_array_parts`."""
     path = shard_path(directory, ps_index)
-    size, checksum = write_parts(path, arrays, parts, meta)
+    size, checksum = write_array_parts(path, arrays, parts, meta)
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
-def read_shard(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+def read_shard(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
     """The arrays and the strings of a committed shard, after its checksum was compared with the manifest beside it.
 
     Raises:
         StorageError: there is no manifest, the file is not as it was written, or it cannot be read.
     """
     manifest = load_manifest(path.parent)
-    if isinstance(manifest, Skipped):
+    if isinstance(manifest, SkippedCheckpoint):
         raise StorageError(f"cannot be used: {manifest.reason}", where=str(path.parent))
     expected = [shard for shard in manifest.shards if shard.file == path.name]
     if not expected:
         raise StorageError("the manifest of this checkpoint does not name this file", where=str(path))
-    check_bytes(path.parent, expected[0])
-    return read_arrays(path)
+    check_shard_bytes(path.parent, expected[0])
+    return read_array_file(path)

@@ -19,19 +19,19 @@ from typing import Any, NamedTuple, Protocol
 
 from edl.api.errors import RefusedError
 
-REQUEST, ANSWER, DATA, ERROR, BUSY = b"Q", b"A", b"D", b"X", b"K"
-LARGEST = 1 << 20
+REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME = b"Q", b"A", b"D", b"X", b"K"
+MAX_PAYLOAD_BYTES = 1 << 20
 """Bytes of a payload."""
-CHUNK = 256 << 10
+CHUNK_BYTES = 256 << 10
 """Bytes of a file in one frame: small enough that progress moves, large enough that frames cost nothing."""
 BUSY_SECONDS = 5.0
 """The other end says at least this often that it is still at it."""
 
-_HEAD = struct.Struct(">cI")
-_KINDS = (REQUEST, ANSWER, DATA, ERROR, BUSY)
+_FRAME_HEAD = struct.Struct(">cI")
+_FRAME_KINDS = (REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME)
 
 
-class Frame(NamedTuple):
+class CopyFrame(NamedTuple):
     """One message."""
 
     kind: bytes
@@ -48,7 +48,7 @@ class Frame(NamedTuple):
         return value
 
 
-class Pipe(Protocol):
+class ProcessPipe(Protocol):
     """Bytes to and from another process."""
 
     @property
@@ -69,32 +69,32 @@ class Pipe(Protocol):
         ...
 
 
-def frame(kind: bytes, payload: bytes = b"") -> bytes:
+def encode_frame(kind: bytes, payload: bytes = b"") -> bytes:
     """A frame as bytes; ``payload`` is at most LARGEST."""
-    assert len(payload) <= LARGEST
-    return _HEAD.pack(kind, len(payload)) + payload
+    assert len(payload) <= MAX_PAYLOAD_BYTES
+    return _FRAME_HEAD.pack(kind, len(payload)) + payload
 
 
-def message(kind: bytes, value: dict[str, Any]) -> bytes:
+def encode_json_frame(kind: bytes, value: dict[str, Any]) -> bytes:
     """A frame of JSON; names that are not UTF-8 survive."""
-    return frame(kind, json.dumps(value).encode())
+    return encode_frame(kind, json.dumps(value).encode())
 
 
-def read_frame(read: Callable[[int], bytes]) -> Frame | None:
+def read_frame(read: Callable[[int], bytes]) -> CopyFrame | None:
     """The next frame; None when the other end has ended between two of them.
 
     Raises:
         RefusedError: what arrives is no frame, or one that is cut off.
     """
-    head = read(_HEAD.size)
+    head = read(_FRAME_HEAD.size)
     if not head:
         return None
-    if len(head) < _HEAD.size:
+    if len(head) < _FRAME_HEAD.size:
         raise RefusedError("The other end ended in the middle of a message")
-    kind, size = _HEAD.unpack(head)
-    if kind not in _KINDS or size > LARGEST:
+    kind, size = _FRAME_HEAD.unpack(head)
+    if kind not in _FRAME_KINDS or size > MAX_PAYLOAD_BYTES:
         raise RefusedError(f"The other end sends what is no message: {head!r}")
     payload = read(size) if size else b""
     if len(payload) < size:
         raise RefusedError("The other end ended in the middle of a message")
-    return Frame(kind, payload)
+    return CopyFrame(kind, payload)

@@ -13,7 +13,7 @@ _BYTE = _ONE >> 8
 """x^8: one byte further."""
 
 
-def combined(front: int, back: int, length: int) -> int:
+def combine_crc32(front: int, back: int, length: int) -> int:
     """The crc32 of two pieces of bytes behind each other.
 
     Args:
@@ -21,10 +21,10 @@ def combined(front: int, back: int, length: int) -> int:
         back: crc32 of the second one.
         length: bytes of the second one.
     """
-    return _product(_power(_BYTE, length), front) ^ back
+    return _multiply_polynomials(_raise_polynomial(_BYTE, length), front) ^ back
 
 
-def _product(one: int, other: int) -> int:
+def _multiply_polynomials(one: int, other: int) -> int:
     result = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:
@@ -33,11 +33,11 @@ def _product(one: int, other: int) -> int:
     return result
 
 
-def _power(base: int, exponent: int) -> int:
+def _raise_polynomial(base: int, exponent: int) -> int:
     result = _ONE
     while exponent:
         if exponent & 1:
-            result = _product(result, base)
-        base = _product(base, base)
+            result = _multiply_polynomials(result, base)
+        base = _multiply_polynomials(base, base)
         exponent >>= 1
     return result

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl.storage.checkpoint_commit import committed_in, prune, remove_unfinished
-from edl.storage.checkpoint_verification import newest
+from edl.storage.checkpoint_commit import committed_cuts, prune_checkpoints, remove_unfinished_cuts
+from edl.storage.checkpoint_verification import newest_intact_checkpoint
 
 
-def make_room(checkpoints_dir: Path, keep: int, protect: set[int], *, failed: int) -> list[int]:
+def prune_for_full_disk(checkpoints_dir: Path, keep: int, protect: set[int], *, failed: int) -> list[int]:
     """Remove what a full disk need not hold, after a cut could not be written.
 
     These are the unfinished cuts up to the one that failed, each of which may hold whole shards, and of the committed
@@ -26,9 +26,11 @@ def make_room(checkpoints_dir: Path, keep: int, protect: set[int], *, failed: in
     Raises:
         StorageError: one cannot be removed.
     """
-    removed = remove_unfinished(checkpoints_dir, failed + 1)
+    removed = remove_unfinished_cuts(checkpoints_dir, failed + 1)
     stay = max(1, keep - 1)
-    if len(committed_in(checkpoints_dir)) > stay:
-        intact = newest(checkpoints_dir)  # reads all bytes of it: only when something is there to be removed
-        removed += prune(checkpoints_dir, stay, protect | ({intact.cut} if intact else set()))
+    if len(committed_cuts(checkpoints_dir)) > stay:
+        intact = newest_intact_checkpoint(
+            checkpoints_dir
+        )  # reads all bytes of it: only when something is there to be removed
+        removed += prune_checkpoints(checkpoints_dir, stay, protect | ({intact.cut} if intact else set()))
     return sorted(removed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edl.api.errors import StorageError
 
-_HINTS = {
+_ERRNO_HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or set storage.path to a larger volume.",
     errno.EDQUOT: "The quota is used up: free some space, or set storage.path to another volume.",
     errno.EFBIG: "The file may not grow further: raise the file size limit (ulimit -f) of this process.",
@@ -18,23 +18,25 @@ _HINTS = {
     errno.EACCES: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
     errno.EPERM: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
 }
-_OTHER = "Look at the disk and its mount; what was stored before is still valid."
+_OTHER_HINT = "Look at the disk and its mount; what was stored before is still valid."
 
 
-def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
+def to_storage_error(error: OSError, path: Path, doing: str) -> StorageError:
     """Translate ``error``, met while ``doing`` something ("write a journal group") to ``path``."""
     return StorageError(
-        f"cannot {doing}: {error.strerror or error}", where=str(path), hint=_HINTS.get(error.errno or 0, _OTHER)
+        f"cannot {doing}: {error.strerror or error}",
+        where=str(path),
+        hint=_ERRNO_HINTS.get(error.errno or 0, _OTHER_HINT),
     )
 
 
 @contextlib.contextmanager
-def translated(path: Path, doing: str) -> Iterator[None]:
+def translate_os_errors(path: Path, doing: str) -> Iterator[None]:
     """Raise every OSError of the block as a StorageError that names ``path``."""
     try:
         yield
     except OSError as error:
-        raise storage_error(error, path, doing) from error
+        raise to_storage_error(error, path, doing) from error
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -48,7 +50,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def set_mode(target: Path | int, mode: int) -> None:
+def set_file_mode(target: Path | int, mode: int) -> None:
     """Set the mode of a path or an open file, as far as the volume has modes and this user may set them.
 
     Network volumes may have one mode for all files, which says who mounts them, and answer with an error.
@@ -79,14 +81,14 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish(temporary: Path, final: Path) -> None:
+def rename_durably(temporary: Path, final: Path) -> None:
     """Give a file that is written and synced its name: whoever sees the name sees the whole file."""
     os.rename(temporary, final)
     sync_directory(final.parent)
 
 
 @contextlib.contextmanager
-def removed_on_error(path: Path) -> Iterator[None]:
+def remove_on_error(path: Path) -> Iterator[None]:
     """Remove the half-made file at ``path`` when the block fails, so that a full disk gets its space back."""
     try:
         yield

@@ -10,19 +10,19 @@ from edl.api.errors import EdlError, RetryableError
 
 
 @dataclass(frozen=True)
-class _Waiter:
+class _LsnWaiter:
     """Somebody who waits for ``lsn``; ``release`` is called once, when it is reached or never will be."""
 
     lsn: int
     release: Callable[[], object]
 
 
-class CommitPoint:
+class DurablePosition:
     """An lsn that only grows, until it fails for good."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[_LsnWaiter] = []
         self._lsn = 0
         self._failure: EdlError | None = None
 
@@ -73,5 +73,5 @@ class CommitPoint:
         with self._mutex:
             if lsn <= self._lsn or self._failure is not None:
                 return False
-            self._waiters.append(_Waiter(lsn, release))
+            self._waiters.append(_LsnWaiter(lsn, release))
         return True

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 
 from edl.api.errors import BadInputError, RefusedError
-from edl.storage.durable_files import translated, write_all
+from edl.storage.durable_files import translate_os_errors, write_all
 
 _HOLDER_LIMIT = 4096  # bytes of holder text shown; a lock file holds one line
 
 
-class HeldError(RefusedError, BadInputError):
+class LockHeldError(RefusedError, BadInputError):
     """Another process holds the lock; the message names it (exit code 2)."""
 
     exit_code = 2
@@ -36,19 +36,19 @@ class FileLock:
             hint: what the user can do when another holds it.
 
         Raises:
-            HeldError: another process (or another lock in this one) holds it.
+            LockHeldError: another process (or another lock in this one) holds it.
             StorageError: the file cannot be created or locked.
         """
         self.path = path
-        with translated(path, "lock"):
+        with translate_os_errors(path, "lock"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                other = _holder_of(self._descriptor)
+                other = _read_holder(self._descriptor)
                 os.close(self._descriptor)
-                raise HeldError(f"{what} is in use by {other}", where=str(path), hint=hint) from None
+                raise LockHeldError(f"{what} is in use by {other}", where=str(path), hint=hint) from None
             except OSError:
                 os.close(self._descriptor)
                 raise
@@ -56,7 +56,7 @@ class FileLock:
 
     def describe(self, holder: str) -> None:
         """Replace the holder's text."""
-        with translated(self.path, "write the holder's name"):
+        with translate_os_errors(self.path, "write the holder's name"):
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             write_all(self._descriptor, holder.encode() + b"\n")
@@ -77,6 +77,6 @@ class FileLock:
         self.close()
 
 
-def _holder_of(descriptor: int) -> str:
+def _read_holder(descriptor: int) -> str:
     text = os.pread(descriptor, _HOLDER_LIMIT, 0).decode(errors="replace").strip()
     return text or "a process that has not written its name yet"

@@ -15,7 +15,7 @@ RESERVE_SHARE = 0.01
 """What is left to the journal: the lesser of both, in bytes and as a share of the file system."""
 
 
-def ensure_room(folder: Path, size: int) -> None:
+def ensure_free_space(folder: Path, size: int) -> None:
     """Refuse to write ``size`` bytes to a disk that has not so many and a reserve.
 
     A file system that does not say how large it is passes: writing will tell.

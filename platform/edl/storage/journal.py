@@ -15,18 +15,18 @@ from statistics import median
 from typing import Any
 
 from edl.api.errors import EdlError, StorageError
-from edl.storage.durable_position import CommitPoint
+from edl.storage.durable_position import DurablePosition
 from edl.storage.file_lock import FileLock
-from edl.storage.journal_replay import Replay, replay
-from edl.storage.segment_chain import SegmentChain, remove_unfinished
-from edl.storage.segment_format import encode
+from edl.storage.journal_replay import JournalReplay, replay_journal
+from edl.storage.segment_chain import SegmentChain, remove_unfinished_segments
+from edl.storage.segment_format import encode_record
 
-_SYNCS_KEPT = 1024
-_HELD = "A journal has one writer. Stop the other process, or wait until it has ended."
+_MAX_FSYNC_SAMPLES = 1024
+_LOCK_HELD_HINT = "A journal has one writer. Stop the other process, or wait until it has ended."
 
 
 @dataclass(frozen=True)
-class SyncSeconds:
+class FsyncLatency:
     """How long the last fdatasync calls took, in seconds; zeros when there was none yet."""
 
     count: int
@@ -35,7 +35,7 @@ class SyncSeconds:
 
 
 @dataclass(frozen=True)
-class _NewSegment:
+class _SegmentStart:
     """A place in the queue where a segment begins; ``opening`` is its encoded opening record."""
 
     opening: bytes
@@ -50,13 +50,13 @@ class Journal:
         self._lock = lock
         self._chain = chain
         self._mutex = threading.Lock()  # guards _queue, _next, _size and _closing; never held during I/O
-        self._queue: list[bytes | _NewSegment] = []
+        self._queue: list[bytes | _SegmentStart] = []
         self._next = 1
         self._size = size_bytes
         self._closing = False
         self._wake = threading.Event()
-        self._committed = CommitPoint()
-        self._syncs: deque[float] = deque(maxlen=_SYNCS_KEPT)
+        self._committed = DurablePosition()
+        self._syncs: deque[float] = deque(maxlen=_MAX_FSYNC_SAMPLES)
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -68,8 +68,8 @@ class Journal:
         holder: str,
         exclusive: bool = True,
         at_least: int = 0,
-        check: Callable[[Replay], object] = lambda found: None,
-    ) -> tuple[Journal, Replay]:
+        check: Callable[[JournalReplay], object] = lambda found: None,
+    ) -> tuple[Journal, JournalReplay]:
         """Lock the journal, read it, and begin a new incarnation of it.
 
         The new segment's fence notes exactly what was read, so nothing that an earlier incarnation still writes counts.
@@ -86,11 +86,11 @@ class Journal:
             RefusedError: another process has it open; its holder is named.
             StorageError: it cannot be read or written.
         """
-        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD) if exclusive else None
+        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_LOCK_HELD_HINT) if exclusive else None
         try:
-            found = replay(directory)
+            found = replay_journal(directory)
             check(found)
-            remove_unfinished(directory)
+            remove_unfinished_segments(directory)
             incarnation = max(found.incarnation + 1, at_least)
             chain = SegmentChain(directory, incarnation, found.fence, holder)
         except BaseException:
@@ -115,12 +115,12 @@ class Journal:
         return self._size
 
     @property
-    def fsync_seconds(self) -> SyncSeconds:
+    def fsync_seconds(self) -> FsyncLatency:
         """The latency of fdatasync over the last thousand groups."""
         syncs = sorted(self._syncs.copy())
         if not syncs:
-            return SyncSeconds(0, 0.0, 0.0)
-        return SyncSeconds(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
+            return FsyncLatency(0, 0.0, 0.0)
+        return FsyncLatency(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
 
     def append(self, entry: Mapping[str, Any]) -> int:
         """Queue ``entry`` and return its lsn; it is durable when ``wait`` has returned. Entries keep the order of lsn.
@@ -129,7 +129,7 @@ class Journal:
             StorageError, RefusedError: the journal has failed earlier, as ``wait`` told.
             TypeError, ValueError: ``entry`` is not JSON (NaN is not), or too large.
         """
-        return self._enqueue(encode(entry))
+        return self._enqueue(encode_record(entry))
 
     def compact(self, snapshot: Mapping[str, Any]) -> int:
         """Let ``snapshot`` stand for every entry appended before this call; returns its lsn, for ``wait``.
@@ -143,7 +143,7 @@ class Journal:
             StorageError, RefusedError: the journal has failed earlier.
             TypeError, ValueError: ``snapshot`` is not JSON, or too large.
         """
-        return self._enqueue(_NewSegment(encode({"fence": {}, "snapshot": snapshot})))
+        return self._enqueue(_SegmentStart(encode_record({"fence": {}, "snapshot": snapshot})))
 
     def wait(self, lsn: int, timeout: float | None = None) -> None:
         """Block until everything up to ``lsn`` is written and synced.
@@ -179,7 +179,7 @@ class Journal:
         if self._lock is not None:
             self._lock.close()
 
-    def _enqueue(self, item: bytes | _NewSegment) -> int:
+    def _enqueue(self, item: bytes | _SegmentStart) -> int:
         with self._mutex:
             if self.failure is not None:
                 raise self.failure
@@ -203,7 +203,7 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
             self._committed.fail(StorageError(f"the journal's writer failed: {error!r}", where=str(self._directory)))
 
-    def _gathered(self) -> list[bytes | _NewSegment] | None:
+    def _gathered(self) -> list[bytes | _SegmentStart] | None:
         """Wait for items and take them; None when the journal is closed and all is written."""
         self._wake.wait()
         with self._mutex:
@@ -212,7 +212,7 @@ class Journal:
                 self._wake.clear()
             return None if self._closing and not items else items
 
-    def _commit(self, items: list[bytes | _NewSegment]) -> None:
+    def _commit(self, items: list[bytes | _SegmentStart]) -> None:
         group: list[bytes] = []
         for item in items:
             if isinstance(item, bytes):

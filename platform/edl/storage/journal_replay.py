@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import storage_error
+from edl.storage.durable_files import to_storage_error
 from edl.storage.segment_format import (
-    GROUP,
-    HEADER,
-    RECORD,
-    BadRecord,
+    GROUP_START_FLAG,
+    HEADER_STRUCT,
+    RECORD_STRUCT,
+    BadRecordError,
     SegmentId,
-    check_header,
-    group_after,
-    record_end,
-    segments_in,
+    check_segment_header,
+    find_group_start,
+    find_record_end,
+    list_segments,
 )
 
-_DAMAGED = (
+_DAMAGED_HINT = (
     "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes back "
     "to the newest checkpoint; or bring back a copy of this file."
 )
@@ -39,10 +39,10 @@ class JournalDamagedError(StorageError):
 
 
 @dataclass(frozen=True)
-class Entries:
+class JournalEntries:
     """The entries of some segments in the order of their lsn; decoded anew, one at a time, by every iteration."""
 
-    _segments: tuple[_Segment, ...]
+    _segments: tuple[_SegmentData, ...]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for segment in self._segments:
@@ -53,12 +53,12 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Replay:
+class JournalReplay:
     """What a journal says. Holds the bytes of the segments: drop it when its entries have been applied."""
 
     snapshot: dict[str, Any] | None
     """The state that the entries start from; None when nothing was compacted yet."""
-    entries: Entries
+    entries: JournalEntries
     incarnation: int
     """The highest that ever wrote here; 0 for an empty journal."""
     torn_bytes: int
@@ -69,27 +69,29 @@ class Replay:
     """Name and length in bytes of every segment that was read, oldest first."""
 
 
-def replay(directory: Path) -> Replay:
+def replay_journal(directory: Path) -> JournalReplay:
     """Read the journal in ``directory``; changes nothing, and may run while the journal is written.
 
     Raises:
         StorageError: a segment is missing, of another format version, or damaged; names the file and the byte.
     """
     while True:
-        segments = segments_in(directory)
+        segments = list_segments(directory)
         if not segments:
-            return Replay(None, Entries(()), 0, 0)
+            return JournalReplay(None, JournalEntries(()), 0, 0)
         try:
-            return _read(directory, segments[-1])
+            return _read_journal(directory, segments[-1])
         except FileNotFoundError as error:
-            if segments_in(directory)[-1:] == segments[-1:]:
+            if list_segments(directory)[-1:] == segments[-1:]:
                 path = Path(error.filename)
-                raise JournalDamagedError("this journal segment is missing", where=str(path), hint=_DAMAGED) from error
+                raise JournalDamagedError(
+                    "this journal segment is missing", where=str(path), hint=_DAMAGED_HINT
+                ) from error
             # A compaction replaced what was being read: begin again with its snapshot.
 
 
 @dataclass(frozen=True)
-class _Segment:
+class _SegmentData:
     """One file's bytes, checked up to ``end``. The opening record is not among the entries."""
 
     path: Path
@@ -102,19 +104,19 @@ class _Segment:
     def entries(self) -> Iterator[dict[str, Any]]:
         offset = self.begin
         while offset < self.end:
-            end = offset + RECORD.size + (RECORD.unpack_from(self.data, offset)[0] & ~GROUP)
-            yield _decode(self.data, offset, end, self.path)
+            end = offset + RECORD_STRUCT.size + (RECORD_STRUCT.unpack_from(self.data, offset)[0] & ~GROUP_START_FLAG)
+            yield _decode_record(self.data, offset, end, self.path)
             offset = end
 
 
-def _read(directory: Path, newest: SegmentId) -> Replay:
-    last = _load(directory, newest, None)
-    fence = _fence(last)
-    older = [_load(directory, _segment_named(name, last), length) for name, length in fence.items()]
+def _read_journal(directory: Path, newest: SegmentId) -> JournalReplay:
+    last = _load_segment(directory, newest, None)
+    fence = _read_fence(last)
+    older = [_load_segment(directory, _segment_id(name, last), length) for name, length in fence.items()]
     chain = (*older, last)
-    return Replay(
+    return JournalReplay(
         snapshot=chain[0].opening.get("snapshot"),
-        entries=Entries(chain),
+        entries=JournalEntries(chain),
         incarnation=newest.incarnation,
         torn_bytes=len(last.data) - last.end,
         size_bytes=sum(segment.end - segment.begin for segment in chain),
@@ -122,69 +124,71 @@ def _read(directory: Path, newest: SegmentId) -> Replay:
     )
 
 
-def _fence(last: _Segment) -> dict[str, int]:
+def _read_fence(last: _SegmentData) -> dict[str, int]:
     fence = last.opening.get("fence")
     if not isinstance(fence, dict) or not all(isinstance(length, int) for length in fence.values()):
-        raise _damaged(last.path, BadRecord(HEADER.size, "the opening record has no fence"))
+        raise _damaged_error(last.path, BadRecordError(HEADER_STRUCT.size, "the opening record has no fence"))
     return fence
 
 
-def _segment_named(name: str, last: _Segment) -> SegmentId:
+def _segment_id(name: str, last: _SegmentData) -> SegmentId:
     segment = SegmentId.parse(name)
     if segment is None:
-        raise _damaged(last.path, BadRecord(HEADER.size, f"the fence names {name!r}, which is no segment"))
+        raise _damaged_error(
+            last.path, BadRecordError(HEADER_STRUCT.size, f"the fence names {name!r}, which is no segment")
+        )
     return segment
 
 
-def _load(directory: Path, segment: SegmentId, fenced: int | None) -> _Segment:
+def _load_segment(directory: Path, segment: SegmentId, fenced: int | None) -> _SegmentData:
     """Read one file: up to its fenced length, where all must be intact, or, without one, up to the torn tail."""
     path = directory / segment.name
-    data = _bytes_of(path)
+    data = _read_segment_bytes(path)
     view = memoryview(data)
-    check_header(view, segment, path)
+    check_segment_header(view, segment, path)
     limit = len(data) if fenced is None else fenced
     if limit > len(data):
-        raise _damaged(path, BadRecord(len(data), f"the file ends; it was {limit} bytes long"))
+        raise _damaged_error(path, BadRecordError(len(data), f"the file ends; it was {limit} bytes long"))
     try:
-        begin = record_end(view, HEADER.size, limit)
-    except BadRecord as bad:
-        raise _damaged(path, bad) from None
-    end, count, bad_record = _intact(view, begin, limit)
-    if bad_record is not None and (fenced is not None or group_after(data, end) is not None):
-        raise _damaged(path, bad_record)
-    return _Segment(path, view, _decode(view, HEADER.size, begin, path), begin, end, count)
+        begin = find_record_end(view, HEADER_STRUCT.size, limit)
+    except BadRecordError as bad:
+        raise _damaged_error(path, bad) from None
+    end, count, bad_record = _scan_intact_records(view, begin, limit)
+    if bad_record is not None and (fenced is not None or find_group_start(data, end) is not None):
+        raise _damaged_error(path, bad_record)
+    return _SegmentData(path, view, _decode_record(view, HEADER_STRUCT.size, begin, path), begin, end, count)
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_segment_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise storage_error(error, path, "read the journal") from error
+        raise to_storage_error(error, path, "read the journal") from error
 
 
-def _intact(view: memoryview, offset: int, limit: int) -> tuple[int, int, BadRecord | None]:
+def _scan_intact_records(view: memoryview, offset: int, limit: int) -> tuple[int, int, BadRecordError | None]:
     """Where the intact records from ``offset`` on end, how many they are, and what stands there if not ``limit``."""
     count = 0
     try:
         while offset < limit:
-            offset = record_end(view, offset, limit)
+            offset = find_record_end(view, offset, limit)
             count += 1
-    except BadRecord as bad:
+    except BadRecordError as bad:
         return offset, count, bad
     return offset, count, None
 
 
-def _decode(view: memoryview, offset: int, end: int, path: Path) -> dict[str, Any]:
+def _decode_record(view: memoryview, offset: int, end: int, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(bytes(view[offset + RECORD.size : end]))
+        value = json.loads(bytes(view[offset + RECORD_STRUCT.size : end]))
     except ValueError as error:
-        raise _damaged(path, BadRecord(offset, f"a record is not JSON ({error})")) from None
+        raise _damaged_error(path, BadRecordError(offset, f"a record is not JSON ({error})")) from None
     if not isinstance(value, dict):
-        raise _damaged(path, BadRecord(offset, "a record is not a JSON object"))
+        raise _damaged_error(path, BadRecordError(offset, "a record is not a JSON object"))
     return cast("dict[str, Any]", value)
 
 
-def _damaged(path: Path, bad: BadRecord) -> JournalDamagedError:
-    return JournalDamagedError(f"the journal is damaged: {bad}", where=str(path), hint=_DAMAGED)
+def _damaged_error(path: Path, bad: BadRecordError) -> JournalDamagedError:
+    return JournalDamagedError(f"the journal is damaged: {bad}", where=str(path), hint=_DAMAGED_HINT)

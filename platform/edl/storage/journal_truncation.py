@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Self
 
 from edl.api.errors import StorageError
-from edl.core.saved_checkpoint import Checkpoint
-from edl.storage.checkpoint_manifest import Manifest, cut_directory, cuts_in, load_manifest
-from edl.storage.journal_replay import JournalDamagedError, Replay
-from edl.storage.run_directory import RunDir
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.storage.checkpoint_manifest import CheckpointManifest, cut_directory, list_cuts, load_manifest
+from edl.storage.journal_replay import JournalDamagedError, JournalReplay
+from edl.storage.run_directory import RunDirectory
 
-_LOST = (
+_TRUNCATED_HINT = (
     "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes on "
     "from the newest checkpoint; or bring back the whole file."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCuts:
+class JournaledCuts:
     """What a journal says of cuts.
 
     Attributes:
@@ -32,53 +32,53 @@ class KnownCuts:
         highest: number of the last cut that was announced.
     """
 
-    checkpoint: Checkpoint | None
+    checkpoint: SavedCheckpoint | None
     highest: int
 
     @classmethod
-    def of(cls, told: Replay) -> Self:
+    def of(cls, told: JournalReplay) -> Self:
         """From all entries of a journal."""
         # 45 ms that the start of a new run does not need
         from edl.api import journal_entries as entries
-        from edl.core.compaction import cut_number
+        from edl.core.compaction import snapshot_cut_number
 
         saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
         numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}
         was = told.snapshot["checkpoint"] if told.snapshot else None
-        found = Checkpoint(*was) if was else None
-        highest = cut_number(told.snapshot) if told.snapshot else 0
+        found = SavedCheckpoint(*was) if was else None
+        highest = snapshot_cut_number(told.snapshot) if told.snapshot else 0
         for entry in told.entries:
             if entry["kind"] in saved:
-                found = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
+                found = SavedCheckpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
             if entry["kind"] in numbered:
                 highest = max(highest, entry["cut"])
         return cls(found, highest)
 
 
-def check_end(run: RunDir, told: Replay) -> KnownCuts:
+def check_not_truncated(run: RunDirectory, told: JournalReplay) -> JournaledCuts:
     """Refuse to go on with a journal that lost its end; returns what it knows.
 
     Raises:
         JournalDamagedError: there are checkpoints that it cannot have left behind.
         StorageError: the checkpoint that it names is not there, nor is any other; or the folder cannot be read.
     """
-    known, there = KnownCuts.of(told), cuts_in(run.checkpoints)
+    known, there = JournaledCuts.of(told), list_cuts(run.checkpoints)
     newer = [cut for cut in there if cut > known.highest]
     if newer:
         knows = f"it knows of no checkpoint after {known.highest}" if known.highest else "it knows of no checkpoint"
         raise JournalDamagedError(
-            f"the journal lost its end: {knows}, and there is {newer[-1]}", where=str(run.journal), hint=_LOST
+            f"the journal lost its end: {knows}, and there is {newer[-1]}", where=str(run.journal), hint=_TRUNCATED_HINT
         )
     named = known.checkpoint
-    if named is None or _complete(run, named.cut):
+    if named is None or _has_manifest(run, named.cut):
         return known
-    complete = [cut for cut in there if _complete(run, cut)]
+    complete = [cut for cut in there if _has_manifest(run, cut)]
     if complete and complete[-1] > named.cut:
         raise JournalDamagedError(
             f"the journal goes on from checkpoint {named.cut}, which cannot be used, and does not know of "
             f"{complete[-1]}",
             where=str(run.journal),
-            hint=_LOST,
+            hint=_TRUNCATED_HINT,
         )
     if not complete:
         raise StorageError(
@@ -89,17 +89,21 @@ def check_end(run: RunDir, told: Replay) -> KnownCuts:
     return known
 
 
-def stands_in(run: RunDir, named: Checkpoint) -> Checkpoint:
+def usable_checkpoint(run: RunDirectory, named: SavedCheckpoint) -> SavedCheckpoint:
     """The checkpoint that a run goes on from when its journal names this one: an older one, if its manifest is gone.
 
     A damaged byte in a file is found later, when it is loaded.
     """
-    if _complete(run, named.cut):
+    if _has_manifest(run, named.cut):
         return named
-    older = [cut for cut in cuts_in(run.checkpoints) if cut < named.cut and _complete(run, cut)]
+    older = [cut for cut in list_cuts(run.checkpoints) if cut < named.cut and _has_manifest(run, cut)]
     found = load_manifest(cut_directory(run.checkpoints, older[-1])) if older else None
-    return Checkpoint(found.cut, found.step, found.version, found.ledger) if isinstance(found, Manifest) else named
+    return (
+        SavedCheckpoint(found.cut, found.step, found.version, found.ledger)
+        if isinstance(found, CheckpointManifest)
+        else named
+    )
 
 
-def _complete(run: RunDir, cut: int) -> bool:
-    return isinstance(load_manifest(cut_directory(run.checkpoints, cut)), Manifest)
+def _has_manifest(run: RunDirectory, cut: int) -> bool:
+    return isinstance(load_manifest(cut_directory(run.checkpoints, cut)), CheckpointManifest)

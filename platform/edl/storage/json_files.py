@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import removed_on_error, set_mode, sync_directory, translated, write_all
+from edl.storage.durable_files import remove_on_error, set_file_mode, sync_directory, translate_os_errors, write_all
 
 
 def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None = None) -> None:
@@ -27,11 +27,11 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
     """
     data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with translated(path, "write"), removed_on_error(temporary):
+    with translate_os_errors(path, "write"), remove_on_error(temporary):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644 if mode is None else mode)
         try:
             if mode is not None:
-                set_mode(descriptor, mode)
+                set_file_mode(descriptor, mode)
             write_all(descriptor, data)
             if fsync:
                 os.fsync(descriptor)
@@ -48,7 +48,7 @@ def read_json(path: Path) -> Any:
     Raises:
         StorageError: it is missing, cannot be read or is not JSON.
     """
-    with translated(path, "read"):
+    with translate_os_errors(path, "read"):
         data = path.read_bytes()
     try:
         return json.loads(data)
@@ -56,25 +56,25 @@ def read_json(path: Path) -> Any:
         raise StorageError(f"is not JSON: {error}", where=str(path)) from error
 
 
-def append_line(path: Path, value: Mapping[str, Any]) -> None:
+def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add ``value`` as one line. One process writes a file; a line that does not fit on the disk leaves nothing behind.
 
     Raises:
         StorageError: it cannot be written.
     """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    with translated(path, "append"):
+    with translate_os_errors(path, "append"):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             length = os.fstat(descriptor).st_size
-            with _shortened_on_error(descriptor, length):
+            with _truncate_on_error(descriptor, length):
                 write_all(descriptor, line)
         finally:
             os.close(descriptor)
 
 
 @contextlib.contextmanager
-def _shortened_on_error(descriptor: int, length: int) -> Iterator[None]:
+def _truncate_on_error(descriptor: int, length: int) -> Iterator[None]:
     try:
         yield
     except OSError:
@@ -82,7 +82,7 @@ def _shortened_on_error(descriptor: int, length: int) -> Iterator[None]:
         raise
 
 
-class Tail:
+class JsonLinesTail:
     """Follows a file of JSON lines that another process appends to."""
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class Tail:
         Raises:
             StorageError: the file exists and cannot be read.
         """
-        with translated(self.path, "read"):
+        with translate_os_errors(self.path, "read"):
             try:
                 with self.path.open("rb") as file:
                     file.seek(self._offset)
@@ -107,17 +107,17 @@ class Tail:
                 return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        values = [_object(line) for line in complete.splitlines()]
+        values = [_parse_object(line) for line in complete.splitlines()]
         self.damaged += values.count(None)
         return [value for value in values if value is not None]
 
 
-def tail(path: Path) -> Tail:
+def follow_json_lines(path: Path) -> JsonLinesTail:
     """Follow the JSON lines of ``path`` from its start."""
-    return Tail(path)
+    return JsonLinesTail(path)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
     except ValueError:

@@ -17,11 +17,11 @@ from typing import Self
 
 from edl.storage.durable_files import write_all
 
-STEP_BYTES = 32 << 20
+SYNC_STEP_BYTES = 32 << 20
 """Written before the disk is waited for."""
 
 
-class SteadyFile:
+class PacedWriter:
     """A new file, as a context.
 
     Args:
@@ -32,7 +32,7 @@ class SteadyFile:
         OSError: from each method, as the system reports it; a part may have been written.
     """
 
-    def __init__(self, path: Path, step: int = STEP_BYTES) -> None:
+    def __init__(self, path: Path, step: int = SYNC_STEP_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._step = step
         self._waiting = 0

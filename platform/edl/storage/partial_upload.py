@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Self
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import publish, removed_on_error, translated
+from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
 
-def no_tick() -> None:
+def ignore_progress() -> None:
     """For callers who need not be told that hashing goes on."""
 
 
-def digest(path: Path, tick: Callable[[], None] = no_tick, *, limit: int | None = None) -> str:
+def file_sha256(path: Path, tick: Callable[[], None] = ignore_progress, *, limit: int | None = None) -> str:
     """SHA-256 of a file, or of its first ``limit`` bytes, in hex; ``tick`` is called after each MiB.
 
     Raises:
         StorageError: the file cannot be read.
     """
-    return _hashed(path, tick, limit).hexdigest()
+    return _hash_file(path, tick, limit).hexdigest()
 
 
-class Incoming:
+class PartialUpload:
     """One file on its way; a context manager that keeps what has arrived.
 
     Args:
@@ -44,10 +44,10 @@ class Incoming:
         StorageError: it cannot be written here.
     """
 
-    def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = no_tick) -> None:
+    def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = ignore_progress) -> None:
         self._final, self._size, self._sha256 = final, size, sha256
-        self._part = part_of(final, sha256)
-        with translated(final, "write"):
+        self._part = partial_upload_path(final, sha256)
+        with translate_os_errors(final, "write"):
             final.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._part, os.O_CREAT | os.O_RDWR, 0o666)
             arrived = os.fstat(self._descriptor).st_size
@@ -55,7 +55,7 @@ class Incoming:
                 os.ftruncate(self._descriptor, 0)
                 arrived = 0
             os.lseek(self._descriptor, arrived, os.SEEK_SET)
-        self._arrived, self._hash = arrived, _hashed(self._part, tick, arrived)
+        self._arrived, self._hash = arrived, _hash_file(self._part, tick, arrived)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +79,7 @@ class Incoming:
         """The next bytes; raises StorageError when they cannot be written, or are too many."""
         if len(data) > self.missing:
             raise StorageError("more arrives than was announced", where=str(self._final))
-        with translated(self._final, "write"):
+        with translate_os_errors(self._final, "write"):
             view = memoryview(data)
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -94,27 +94,27 @@ class Incoming:
         """
         if self.missing:
             raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final))
-        with removed_on_error(self._part):
+        with remove_on_error(self._part):
             if self._hash.hexdigest() != self._sha256:
                 raise StorageError(
                     "the checksum is wrong: it was changed on its way, or while it was read",
                     where=str(self._final),
                     hint="Copy it once more; nothing of it was kept.",
                 )
-        with translated(self._final, "write"):
+        with translate_os_errors(self._final, "write"):
             os.fsync(self._descriptor)
-            publish(self._part, self._final)
+            rename_durably(self._part, self._final)
 
 
-def part_of(final: Path, sha256: str) -> Path:
+def partial_upload_path(final: Path, sha256: str) -> Path:
     """Where the bytes of a file of this content lie until it is whole."""
     return final.with_name(f".{final.name}.{sha256[:16]}.part")
 
 
-def _hashed(path: Path, tick: Callable[[], None], limit: int | None) -> hashlib._Hash:
+def _hash_file(path: Path, tick: Callable[[], None], limit: int | None) -> hashlib._Hash:
     found, left = hashlib.sha256(), limit
-    with translated(path, "read"), path.open("rb") as file:
-        while block := file.read(_BLOCK if left is None else min(_BLOCK, left)):
+    with translate_os_errors(path, "read"), path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left)):
             found.update(block)
             left = None if left is None else left - len(block)
             tick()

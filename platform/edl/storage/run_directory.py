@@ -15,42 +15,42 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.storage.durable_files import set_mode, sync_directory, translated
-from edl.storage.file_lock import FileLock, HeldError
-from edl.storage.json_files import Tail, append_line, read_json, tail, write_json
+from edl.storage.durable_files import set_file_mode, sync_directory, translate_os_errors
+from edl.storage.file_lock import FileLock, LockHeldError
+from edl.storage.json_files import JsonLinesTail, append_json_line, follow_json_lines, read_json, write_json
 
 __all__ = [
     "LOCAL_NAMESPACE",
-    "HeldError",
     "JobLock",
-    "RunDir",
-    "Tail",
-    "append_line",
-    "create",
-    "job_dir",
-    "latest",
-    "make",
+    "JsonLinesTail",
+    "LockHeldError",
+    "RunDirectory",
+    "append_json_line",
+    "create_run",
+    "find_run",
+    "follow_json_lines",
+    "list_numbered_runs",
+    "list_submitted_runs",
+    "locate_job_dir",
+    "make_run_directory",
+    "newest_run",
     "read_json",
-    "resolve",
-    "runs",
-    "submitted",
-    "tail",
     "write_json",
-    "write_spec",
+    "write_run_spec",
 ]
 
-PRIVATE, OF_GROUP = 0o700, 0o750
+PRIVATE_MODE, GROUP_MODE = 0o700, 0o750
 """Modes of a run's folder: on this machine its user's alone, on a claim also of the job's group, as its pods run."""
-_SPEC_MODE = 0o640
+_SPEC_MODE_MASK = 0o640
 LOCAL_NAMESPACE = "local"
-_NUMBERED = re.compile(r"r([1-9][0-9]*)")
-_BUSY = (
+_RUN_NAME = re.compile(r"r([1-9][0-9]*)")
+_JOB_BUSY_HINT = (
     "One process runs a job at a time. Wait until it has ended, stop it (Ctrl-C there), or give this job another name."
 )
 
 
 @dataclass(frozen=True)
-class RunDir:
+class RunDirectory:
     """The folder of one run. Only names: nothing here looks at the disk."""
 
     path: Path
@@ -106,36 +106,38 @@ class RunDir:
         return self.path / "spec.json"
 
 
-def job_dir(storage: Path, job: str, namespace: str = LOCAL_NAMESPACE) -> Path:
+def locate_job_dir(storage: Path, job: str, namespace: str = LOCAL_NAMESPACE) -> Path:
     """The folder of all runs of ``job``."""
     return storage / namespace / job
 
 
-def runs(job_dir: Path) -> list[RunDir]:
-    """The numbered runs in ``job_dir``, oldest first."""
-    with translated(job_dir, "list the runs"):
+def list_numbered_runs(job_dir: Path) -> list[RunDirectory]:
+    """The numbered runs in ``locate_job_dir``, oldest first."""
+    with translate_os_errors(job_dir, "list the runs"):
         try:
             names = os.listdir(job_dir)
         except FileNotFoundError:
             return []
-    numbered = sorted((int(match[1]), name) for name in names if (match := _NUMBERED.fullmatch(name)))
-    return [RunDir(job_dir / name) for _, name in numbered]
+    numbered = sorted((int(match[1]), name) for name in names if (match := _RUN_NAME.fullmatch(name)))
+    return [RunDirectory(job_dir / name) for _, name in numbered]
 
 
-def submitted(job_dir: Path) -> list[RunDir]:
-    """The runs in ``job_dir`` that have a spec, whatever their names; the one that was started or resumed last is last.
+def list_submitted_runs(job_dir: Path) -> list[RunDirectory]:
+    """The runs in ``locate_job_dir`` that have a spec, whatever their names.
+
+    The one that was started or resumed last is last.
 
     On Kubernetes names are uids, which say nothing of their order: the events of a run do.
 
     Raises:
         StorageError: they cannot be read.
     """
-    with translated(job_dir, "list the runs"):
-        found = [RunDir(path.parent) for path in job_dir.glob("*/spec.json")]
-        return sorted(found, key=lambda run: (_last_start(run), run.run_id))
+    with translate_os_errors(job_dir, "list the runs"):
+        found = [RunDirectory(path.parent) for path in job_dir.glob("*/spec.json")]
+        return sorted(found, key=lambda run: (_last_start_time(run), run.run_id))
 
 
-def _last_start(run: RunDir) -> float:
+def _last_start_time(run: RunDirectory) -> float:
     """When a run was started or resumed last, in unix seconds."""
     starts = [0.0]
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
@@ -146,20 +148,20 @@ def _last_start(run: RunDir) -> float:
     return max(starts) or run.path.stat().st_mtime
 
 
-def create(job_dir: Path) -> RunDir:
+def create_run(job_dir: Path) -> RunDirectory:
     """Make the next run's folder, with ``journal``, ``checkpoints`` and ``logs`` in it.
 
     Raises:
         StorageError: it cannot be made.
     """
-    with translated(job_dir, "create a run directory"):
+    with translate_os_errors(job_dir, "create a run directory"):
         job_dir.mkdir(parents=True, exist_ok=True)
-        run = _next(job_dir)
-    make(run)
+        run = _create_next_run(job_dir)
+    make_run_directory(run)
     return run
 
 
-def make(run: RunDir, mode: int = PRIVATE) -> None:
+def make_run_directory(run: RunDirectory, mode: int = PRIVATE_MODE) -> None:
     """Make a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they are not there.
 
     Args:
@@ -168,52 +170,52 @@ def make(run: RunDir, mode: int = PRIVATE) -> None:
     Raises:
         StorageError: it cannot be made.
     """
-    with translated(run.path, "create a run directory"):
+    with translate_os_errors(run.path, "create a run directory"):
         run.path.mkdir(mode=mode, parents=True, exist_ok=True)
-        set_mode(run.path, mode)
+        set_file_mode(run.path, mode)
         for folder in (run.journal, run.checkpoints, run.logs):
             folder.mkdir(parents=True, exist_ok=True)
         sync_directory(run.path)
         sync_directory(run.job_dir)
 
 
-def write_spec(run: RunDir, spec: Mapping[str, Any], *, fsync: bool = False) -> None:
+def write_run_spec(run: RunDirectory, spec: Mapping[str, Any], *, fsync: bool = False) -> None:
     """Write a run's JobSpec, for those who may read its folder: its user, and on a claim the job's group.
 
     Raises:
         StorageError: it cannot be written.
     """
-    with translated(run.path, "read the mode of"):
-        readable = stat.S_IMODE(run.path.stat().st_mode) & _SPEC_MODE
+    with translate_os_errors(run.path, "read the mode of"):
+        readable = stat.S_IMODE(run.path.stat().st_mode) & _SPEC_MODE_MASK
     write_json(run.spec, spec, fsync=fsync, mode=readable)
 
 
-def _next(job_dir: Path) -> RunDir:
-    existing = runs(job_dir)
+def _create_next_run(job_dir: Path) -> RunDirectory:
+    existing = list_numbered_runs(job_dir)
     number = int(existing[-1].run_id[1:]) + 1 if existing else 1
     while True:
-        run = RunDir(job_dir / f"r{number}")
+        run = RunDirectory(job_dir / f"r{number}")
         try:
-            run.path.mkdir(mode=PRIVATE)
+            run.path.mkdir(mode=PRIVATE_MODE)
         except FileExistsError:
             number += 1  # another process took it in between
         else:
             return run
 
 
-def latest(job_dir: Path) -> RunDir | None:
+def newest_run(job_dir: Path) -> RunDirectory | None:
     """The newest run; None when there is none."""
-    existing = runs(job_dir)
+    existing = list_numbered_runs(job_dir)
     return existing[-1] if existing else None
 
 
-def resolve(job_dir: Path, run_id: str | None) -> RunDir:
+def find_run(job_dir: Path, run_id: str | None) -> RunDirectory:
     """The run that the user means: ``run_id``, or the newest.
 
     Raises:
         BadInputError: there is no such run; names those that exist.
     """
-    existing = runs(job_dir)
+    existing = list_numbered_runs(job_dir)
     if not existing:
         raise BadInputError(
             "this job has no run yet",
@@ -235,11 +237,11 @@ class JobLock:
         """Take the lock ``<job_dir>/LOCK``.
 
         Raises:
-            HeldError: the job is running (exit code 2); names process, host, run and start.
+            LockHeldError: the job is running (exit code 2); names process, host, run and start.
             StorageError: the folder cannot be made or locked.
         """
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._lock = FileLock(job_dir / "LOCK", self._holder(run_id), what=f"job {job_dir.name!r}", hint=_BUSY)
+        self._lock = FileLock(job_dir / "LOCK", self._holder(run_id), what=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT)
 
     def describe(self, run_id: str) -> None:
         """Tell which run it is, once that is known."""

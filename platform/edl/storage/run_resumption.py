@@ -12,18 +12,18 @@ from functools import partial
 
 from edl.api.errors import BadInputError
 from edl.api.status import Status
-from edl.jobfile.document_tree import Json
+from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_object import from_json
-from edl.jobfile.loader import changes, load
-from edl.storage.durable_files import translated
-from edl.storage.run_directory import RunDir, read_json
-from edl.storage.segment_format import segments_in
+from edl.jobfile.loader import diff_job_specs, load_job_file
+from edl.storage.durable_files import translate_os_errors
+from edl.storage.run_directory import RunDirectory, read_json
+from edl.storage.segment_format import list_segments
 
-Change = tuple[str, Json, Json]
+FieldChange = tuple[str, JsonValue, JsonValue]
 """A field of the spec that is not as it was: its path, the old value, the new one."""
 
-FIXED = (
+FIXED_FIELDS = (
     "data.training",
     "data.reader",
     "train.minibatch_size",
@@ -37,30 +37,30 @@ FIXED = (
 """Fields that may not change: the ledger counts tasks cut by them, the checkpoints hold variables made by them."""
 
 
-def is_fixed(path: str) -> bool:
+def is_fixed_field(path: str) -> bool:
     """Whether a field may not change between two starts of a run."""
-    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED)
+    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED_FIELDS)
 
 
-def differences(run: RunDir, spec: JobSpec) -> Sequence[Change]:
+def check_resume_changes(run: RunDirectory, spec: JobSpec) -> Sequence[FieldChange]:
     """What ``spec`` changes about the run.
 
     Raises:
         BadInputError: it changes what the run's ledger or checkpoints are built on.
     """
-    return allowed(run.run_id, load(run.spec), spec)
+    return check_spec_changes(run.run_id, load_job_file(run.spec), spec)
 
 
-def allowed(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Change]:
+def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[FieldChange]:
     """What differs between the specs of two starts of a run.
 
     Raises:
         BadInputError: something that the run's ledger or checkpoints are built on.
     """
-    found = changes(old, new)
-    wrong = [change for change in found if is_fixed(change[0])]
+    found = diff_job_specs(old, new)
+    wrong = [change for change in found if is_fixed_field(change[0])]
     if wrong:
-        told = "\n".join(f"  {said(change)}" for change in wrong)
+        told = "\n".join(f"  {format_change(change)}" for change in wrong)
         raise BadInputError(
             f"run {run_id} cannot go on with this job file: its ledger is about other work\n{told}",
             hint="Change these fields back, or start a new run without --resume.",
@@ -68,13 +68,13 @@ def allowed(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Change]:
     return found
 
 
-def said(change: Change) -> str:
+def format_change(change: FieldChange) -> str:
     """A change in words."""
     path, old, new = change
-    return f"{path} was {_written(old)}, is {_written(new)}"
+    return f"{path} was {_format_value(old)}, is {_format_value(new)}"
 
 
-def nothing_left(status: Status, spec: JobSpec) -> str | None:
+def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
     """That a run is further already than ``spec`` lets it come, so that it ends at once; None: there is work.
 
     Args:
@@ -94,27 +94,27 @@ def nothing_left(status: Status, spec: JobSpec) -> str | None:
     )
 
 
-def begun(run: RunDir) -> bool:
+def has_journal(run: RunDirectory) -> bool:
     """Whether a master ever decided anything about the run: one that was only submitted holds no work.
 
     Raises:
         StorageError: its journal cannot be listed.
     """
-    return bool(segments_in(run.journal))
+    return bool(list_segments(run.journal))
 
 
-def status_of(run: RunDir) -> Status | None:
+def read_status(run: RunDirectory) -> Status | None:
     """The run's newest status; None when it never wrote one."""
     return from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
 
 
-def phase_of(run: RunDir) -> str | None:
+def read_phase(run: RunDirectory) -> str | None:
     """The phase in the run's status; None when it never wrote one."""
-    status = status_of(run)
+    status = read_status(run)
     return status.phase if status else None
 
 
-def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
+def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> None:
     """Make an ended run one that goes on: its next master reads so in the journal (strategy Local has neither).
 
     Args:
@@ -126,20 +126,22 @@ def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
         StorageError: a file cannot be written; the run stays ended.
     """
     from edl.api.journal_entries import JobResumed
-    from edl.storage.checkpoint_restart import explained
+    from edl.storage.checkpoint_restart import explain_journal_damage
     from edl.storage.journal import Journal  # 30 ms that only an ended run needs
-    from edl.storage.journal_truncation import check_end
+    from edl.storage.journal_truncation import check_not_truncated
 
-    if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
-        with explained(run):
-            journal, _ = Journal.open(run.journal, holder=holder, exclusive=exclusive, check=partial(check_end, run))
+    if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
+        with explain_journal_damage(run):
+            journal, _ = Journal.open(
+                run.journal, holder=holder, exclusive=exclusive, check=partial(check_not_truncated, run)
+            )
         with closing(journal):
             journal.wait(journal.append(JobResumed().to_json()))
-    with translated(run.path, "remove what told of the end"):
+    with translate_os_errors(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)
 
 
-def _written(value: Json) -> str:
+def _format_value(value: JsonValue) -> str:
     """A value as a job file has it."""
     return value if isinstance(value, str) else json.dumps(value)

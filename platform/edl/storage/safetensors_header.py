@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import translated
+from edl.storage.durable_files import translate_os_errors
 
-LARGEST_HEADER = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
 """Bytes; what the safetensors package itself accepts."""
-DTYPES = {
+DTYPE_CODES = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
     "float16": ("F16", 2),
@@ -33,8 +33,8 @@ DTYPES = {
     "bool": ("BOOL", 1),
 }
 """By NumPy's name: the format's name and the bytes of an element."""
-_NAMES = {code: name for name, (code, _) in DTYPES.items()}
-_MOST_DIMENSIONS = 32
+_DTYPE_NAMES = {code: name for name, (code, _) in DTYPE_CODES.items()}
+_MAX_DIMENSIONS = 32
 _LENGTH_BYTES = 8
 
 
@@ -59,11 +59,11 @@ class StoredArray:
     @property
     def nbytes(self) -> int:
         """Its bytes in the file."""
-        return prod(self.shape) * DTYPES[self.dtype][1]
+        return prod(self.shape) * DTYPE_CODES[self.dtype][1]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """What a file says of itself."""
 
     path: Path
@@ -71,26 +71,28 @@ class Header:
     strings: Mapping[str, str]
 
 
-def read_header(path: Path) -> Header:
+def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """The arrays and the strings that are in ``path``; of the arrays, where they are.
 
     Raises:
         StorageError: it cannot be read, is not in the format, or is cut off.
     """
-    with translated(path, "read a checkpoint"), path.open("rb") as file:
+    with translate_os_errors(path, "read a checkpoint"), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if size < _LENGTH_BYTES + length or not 0 < length <= LARGEST_HEADER:
+        if size < _LENGTH_BYTES + length or not 0 < length <= MAX_HEADER_BYTES:
             raise StorageError(f"is not a safetensors file, or cut off: it has {size} bytes", where=str(path))
         text = file.read(length)
     try:
-        return _parsed(path, text, size)
+        return _parse_header(path, text, size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"is not a safetensors file: {error}", where=str(path)) from error
 
 
-def header_of(arrays: Iterable[tuple[str, str, Sequence[int]]], strings: Mapping[str, str]) -> memoryview:
+def encode_safetensors_header(
+    arrays: Iterable[tuple[str, str, Sequence[int]]], strings: Mapping[str, str]
+) -> memoryview:
     """The head of a file whose arrays follow each other in this order.
 
     A uint64 length, then JSON padded by spaces so that the data begins at a multiple of 8 bytes.
@@ -102,7 +104,7 @@ def header_of(arrays: Iterable[tuple[str, str, Sequence[int]]], strings: Mapping
     fields: dict[str, object] = {"__metadata__": dict(strings)}
     offset = 0
     for name, dtype, shape in arrays:
-        code, width = DTYPES[dtype]
+        code, width = DTYPE_CODES[dtype]
         end = offset + prod(shape) * width
         fields[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
@@ -111,13 +113,15 @@ def header_of(arrays: Iterable[tuple[str, str, Sequence[int]]], strings: Mapping
     return memoryview(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
 
 
-def _parsed(path: Path, text: bytes, size: int) -> Header:
+def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
     fields: dict[str, Any] = json.loads(text)
     strings = fields.pop("__metadata__", {})
     if not all(isinstance(value, str) for value in strings.values()):
         raise ValueError("its metadata are not strings")
     data = _LENGTH_BYTES + len(text)
-    found = sorted((_array(name, field, path, data) for name, field in fields.items()), key=lambda one: one[0].start)
+    found = sorted(
+        (_parse_array_entry(name, field, path, data) for name, field in fields.items()), key=lambda one: one[0].start
+    )
     end = data
     for array, array_end in found:
         if array.start != end or array_end != end + array.nbytes:
@@ -125,18 +129,18 @@ def _parsed(path: Path, text: bytes, size: int) -> Header:
         end = array_end
     if end != size:
         raise StorageError(f"has {size} bytes where its header describes {end}", where=str(path))
-    return Header(path, {array.name: array for array, _ in found}, strings)
+    return SafetensorsHeader(path, {array.name: array for array, _ in found}, strings)
 
 
-def _array(name: str, field: Mapping[str, Any], path: Path, data: int) -> tuple[StoredArray, int]:
+def _parse_array_entry(name: str, field: Mapping[str, Any], path: Path, data: int) -> tuple[StoredArray, int]:
     """An array and where it ends."""
     code, shape, (start, end) = field["dtype"], field["shape"], field["data_offsets"]
-    if code not in _NAMES:
+    if code not in _DTYPE_NAMES:
         raise ValueError(f"array {name!r} is of the type {code!r}, which EDL does not write")
-    if len(shape) > _MOST_DIMENSIONS or not all(_is_count(number) for number in (*shape, start, end)):
+    if len(shape) > _MAX_DIMENSIONS or not all(_is_valid_count(number) for number in (*shape, start, end)):
         raise ValueError(f"array {name!r} has the shape {shape} and the place {[start, end]}")
-    return StoredArray(name, _NAMES[code], tuple(shape), path, data + start), data + end
+    return StoredArray(name, _DTYPE_NAMES[code], tuple(shape), path, data + start), data + end
 
 
-def _is_count(value: object) -> bool:
+def _is_valid_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62

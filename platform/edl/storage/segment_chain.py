@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edl.api.errors import RefusedError, StorageError
-from edl.storage.durable_files import storage_error, sync_directory, sync_file, translated
-from edl.storage.segment_format import SegmentId, encode, segments_in
+from edl.storage.durable_files import sync_directory, sync_file, to_storage_error, translate_os_errors
+from edl.storage.segment_format import SegmentId, encode_record, list_segments
 from edl.storage.segment_writer import SegmentWriter
 
-_TICK = 100_000_000  # ns; coarser than the time stamps of any file system in use
+_CLOCK_TICK_NS = 100_000_000  # ns; coarser than the time stamps of any file system in use
 
 
 class SegmentChain:
@@ -29,9 +29,9 @@ class SegmentChain:
         self._directory = directory
         self._name = os.fspath(directory)
         for name in fence:
-            with translated(directory / name, "sync the journal"):
+            with translate_os_errors(directory / name, "sync the journal"):
                 sync_file(directory / name)
-        opening = encode({"holder": holder, "fence": dict(fence)})
+        opening = encode_record({"holder": holder, "fence": dict(fence)})
         self._writer = SegmentWriter(directory, SegmentId(incarnation, 1), opening)
         self._seen = 0  # ns: when the folder had last changed and held no newer incarnation; 0: look at it
 
@@ -63,8 +63,8 @@ class SegmentChain:
         self._writer = SegmentWriter(self._directory, segment, opening)
         old.close()
         self._refuse_if_replaced()
-        with translated(self._directory, "remove compacted journal segments"):
-            for found in segments_in(self._directory):
+        with translate_os_errors(self._directory, "remove compacted journal segments"):
+            for found in list_segments(self._directory):
                 if found < segment:
                     (self._directory / found.name).unlink(missing_ok=True)
             sync_directory(self._directory)
@@ -78,10 +78,10 @@ class SegmentChain:
         try:  # once a group: pathlib and a context manager cost as much as the system call
             modified = os.stat(self._name).st_mtime_ns
         except OSError as error:
-            raise storage_error(error, self._directory, "look at the journal") from error
+            raise to_storage_error(error, self._directory, "look at the journal") from error
         if modified == self._seen:
             return
-        segments = segments_in(self._directory)
+        segments = list_segments(self._directory)
         if self._writer.segment not in segments:
             raise StorageError("the journal was removed while it was written", where=str(self._writer.path))
         if segments[-1].incarnation > self.incarnation:
@@ -91,15 +91,15 @@ class SegmentChain:
                 hint="Another master runs this job now; this one must end.",
             )
         # Within one tick of the file system's clock another file may still appear without a new time.
-        self._seen = modified if time.time_ns() - modified > _TICK else 0
+        self._seen = modified if time.time_ns() - modified > _CLOCK_TICK_NS else 0
 
 
-def remove_unfinished(directory: Path) -> None:
+def remove_unfinished_segments(directory: Path) -> None:
     """Remove segments that a crash left before they had their name.
 
     Raises:
         StorageError: one cannot be removed.
     """
-    with translated(directory, "remove an unfinished journal segment"):
+    with translate_os_errors(directory, "remove an unfinished journal segment"):
         for path in directory.glob("*.tmp"):
             path.unlink()

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from edl.storage.durable_files import publish, removed_on_error, storage_error, translated, write_all
-from edl.storage.segment_format import SegmentId, begin_group, encode_header
+from edl.storage.durable_files import remove_on_error, rename_durably, to_storage_error, translate_os_errors, write_all
+from edl.storage.segment_format import SegmentId, encode_segment_header, mark_group_start
 
 
 class SegmentWriter:
@@ -27,14 +27,14 @@ class SegmentWriter:
         """
         self.segment = segment
         self.path = directory / segment.name
-        first = encode_header(segment) + begin_group(opening) + entries
+        first = encode_segment_header(segment) + mark_group_start(opening) + entries
         temporary = self.path.with_suffix(".tmp")
-        with translated(self.path, "begin a journal segment"), removed_on_error(temporary):
+        with translate_os_errors(self.path, "begin a journal segment"), remove_on_error(temporary):
             self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 write_all(self._descriptor, first)
                 os.fsync(self._descriptor)
-                publish(temporary, self.path)
+                rename_durably(temporary, self.path)
             except BaseException:
                 os.close(self._descriptor)
                 raise
@@ -48,12 +48,12 @@ class SegmentWriter:
             StorageError: it cannot be written; the file ends where it ended before, and must not be appended to again.
         """
         try:
-            write_all(self._descriptor, begin_group(group))
+            write_all(self._descriptor, mark_group_start(group))
             began = time.perf_counter()
             os.fdatasync(self._descriptor)
         except OSError as error:
             self._cut_back()
-            raise storage_error(error, self.path, "write the journal") from error
+            raise to_storage_error(error, self.path, "write the journal") from error
         self.length += len(group)
         return time.perf_counter() - began
 

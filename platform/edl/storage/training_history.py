@@ -7,33 +7,33 @@ import logging
 from edl.api.errors import StorageError
 from edl.api.status import Status
 from edl.jobfile.json_object import to_json
-from edl.storage.run_directory import RunDir, append_line
+from edl.storage.run_directory import RunDirectory, append_json_line
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS = 5.0
+HISTORY_PERIOD_SECONDS = 5.0
 """Between two lines, of about 150 bytes: 2.6 MB a day."""
-_NOT_AT_WORK = ("pending", "leaving")
+_PENDING_STATES = ("pending", "leaving")
 
 
-class History:
+class TrainingHistory:
     """Appends to ``history.jsonl``; a run that goes on goes on with it. A full disk is logged and stops nothing.
 
     Args:
         run: whose.
     """
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._step, self._at = -1, float("-inf")
 
     def tell(self, status: Status) -> None:
         """A line, if there was a step since the last one, and ``PERIOD_SECONDS`` have passed or the job is over."""
         over = status.phase not in ("Starting", "Training")
-        if status.step == self._step or (status.updated - self._at < 0.9 * PERIOD_SECONDS and not over):
+        if status.step == self._step or (status.updated - self._at < 0.9 * HISTORY_PERIOD_SECONDS and not over):
             return
         self._step, self._at = status.step, status.updated
-        pending = sum(worker.state in _NOT_AT_WORK for worker in status.workers)
+        pending = sum(worker.state in _PENDING_STATES for worker in status.workers)
         line = {
             "time": status.updated,
             "step": status.step,
@@ -45,6 +45,6 @@ class History:
             "pending": pending,
         }
         try:
-            append_line(self._run.history, line)
+            append_json_line(self._run.history, line)
         except StorageError as error:
             log.error("%s", error)

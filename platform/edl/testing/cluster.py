@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role, Synced, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause, WatchSynced
 from edl.api.errors import BadInputError, EdlError, RetryableError
-from edl.cluster.local.exit_status import Ending
+from edl.cluster.local.exit_status import ExitStatus
 from edl.testing.clock import VirtualClock
 
 KILLED = -9
@@ -28,8 +28,8 @@ NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
 class _Pod:
     """A pod and how it will behave."""
 
-    seen: PodSeen
-    wish: Wish = PLAIN
+    seen: PodStatus
+    wish: PodOptions = DEFAULT_OPTIONS
     scheduled: bool = False
     deleting: bool = False
     on_sigterm: int | None = TERMINATED
@@ -65,31 +65,31 @@ class FakeCluster:
         self._used = 0
         self._numbers = itertools.count(1)
         self._refusal: EdlError | None = None
-        self._subscribers: list[Callable[[PodSeen], None]] = []
+        self._subscribers: list[Callable[[PodStatus], None]] = []
         self._lock = threading.RLock()
 
     def connect(self) -> FakeConnection:
         """Return the port, as one incarnation of a master has it."""
         return FakeConnection(self)
 
-    def pods(self) -> list[PodSeen]:
+    def pods(self) -> list[PodStatus]:
         """Return every pod that is not forgotten, the ended ones too."""
         with self._lock:
             return [pod.seen for pod in self._pods.values()]
 
-    def subscribe(self, call: Callable[[PodSeen], None]) -> list[PodSeen]:
+    def subscribe(self, call: Callable[[PodStatus], None]) -> list[PodStatus]:
         """Have every change told at once, in the thread that makes it; return the pods as they are now."""
         with self._lock:
             self._subscribers.append(call)
             return self.pods()
 
-    def unsubscribe(self, call: Callable[[PodSeen], None]) -> None:
+    def unsubscribe(self, call: Callable[[PodStatus], None]) -> None:
         """Tell changes no more."""
         with self._lock, suppress(ValueError):
             self._subscribers.remove(call)
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
-        """Accept a pod; see ``edl.api.cluster_port.Cluster.start``."""
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+        """Accept a pod; see ``edl.api.cluster_port.JobCluster.start``."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -121,7 +121,7 @@ class FakeCluster:
         with self._lock:
             self._terminate(uid, None)
 
-    def take(self, uid: str, cause: Cause, grace: float = 30.0) -> None:
+    def take(self, uid: str, cause: TerminationCause, grace: float = 30.0) -> None:
         """Somebody else than the master deletes a pod: the scheduler, an eviction, a person, a lost node."""
         with self._lock:
             pod = self._pods.get(uid)
@@ -140,10 +140,10 @@ class FakeCluster:
         """The kernel kills a pod that wants more memory than it may have."""
         with self._lock:
             if uid in self._pods and not self._pods[uid].seen.ended:
-                self._pods[uid].seen = replace(self._pods[uid].seen, cause=Cause.OUT_OF_MEMORY)
+                self._pods[uid].seen = replace(self._pods[uid].seen, cause=TerminationCause.OUT_OF_MEMORY)
                 self._end(uid, KILLED)
 
-    def wish(self, uid: str) -> Wish:
+    def wish(self, uid: str) -> PodOptions:
         """What a pod was asked for with."""
         with self._lock:
             return self._pods[uid].wish
@@ -167,7 +167,7 @@ class FakeCluster:
     def _delete(self, uid: str, grace: float) -> None:
         pod = self._pods[uid]
         pod.deleting = True
-        if pod.seen.phase == Phase.PENDING:
+        if pod.seen.phase == PodPhase.PENDING:
             self._end(uid, None)
         elif grace <= 0:
             self._end(uid, KILLED)
@@ -177,9 +177,9 @@ class FakeCluster:
                 pod.seen = replace(pod.seen, leaving=True)
                 self._change(pod, reason="Terminating")
 
-    def _accept(self, role: Role, index: int, wish: Wish) -> str:
+    def _accept(self, role: Role, index: int, wish: PodOptions) -> str:
         uid = f"{role}-{index}-{next(self._numbers):06x}"
-        seen = PodSeen(uid, role, index, Phase.PENDING, elevated=wish.elevated)
+        seen = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated)
         self._pods[uid] = _Pod(seen, wish, term_latency=self._term_latency)
         self._names[role, index] = uid
         self._waiting[uid] = None
@@ -188,7 +188,7 @@ class FakeCluster:
         if not pod.scheduled:
             pod.seen = replace(pod.seen, message=NO_ROOM)
             self._change(pod, reason="Unschedulable")
-        elif pod.seen.phase == Phase.PENDING:
+        elif pod.seen.phase == PodPhase.PENDING:
             self._change(pod, reason="Scheduled")
         return uid
 
@@ -208,7 +208,7 @@ class FakeCluster:
             pod = self._pods.get(uid)
             if pod is not None and not pod.seen.ended:
                 pod.seen = replace(pod.seen, message="", node="fake-node")
-                self._change(pod, phase=Phase.RUNNING, reason="Started")
+                self._change(pod, phase=PodPhase.RUNNING, reason="Started")
 
     def _terminate(self, uid: str, grace: float | None) -> None:
         pod = self._pods[uid]
@@ -230,11 +230,11 @@ class FakeCluster:
                 return
             self._give_room_back(uid, pod)
             pod.seen = replace(pod.seen, leaving=False)
-            ending = Ending.of(returncode) if returncode is not None else None
+            ending = ExitStatus.of(returncode) if returncode is not None else None
             exit_code = ending.exit_code if ending else None
             if pod.deleting or ending is None:
                 del self._pods[uid]
-                self._change(pod, phase=Phase.GONE, exit_code=exit_code, reason="Deleted")
+                self._change(pod, phase=PodPhase.GONE, exit_code=exit_code, reason="Deleted")
             else:
                 self._change(pod, phase=ending.phase, exit_code=exit_code, reason=ending.reason)
             self._schedule()
@@ -244,7 +244,7 @@ class FakeCluster:
         self._waiting.pop(uid, None)
         self._used -= pod.scheduled
 
-    def _change(self, pod: _Pod, *, reason: str, phase: Phase | None = None, exit_code: int | None = None) -> None:
+    def _change(self, pod: _Pod, *, reason: str, phase: PodPhase | None = None, exit_code: int | None = None) -> None:
         pod.seen = replace(pod.seen, phase=phase or pod.seen.phase, reason=reason, exit_code=exit_code)
         for call in list(self._subscribers):
             call(pod.seen)
@@ -255,10 +255,10 @@ class FakeConnection:
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
-        self._inboxes: list[SimpleQueue[PodSeen | None]] = []
+        self._inboxes: list[SimpleQueue[PodStatus | None]] = []
         self._closed = False
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
         """Ask for a pod."""
         self._require_open()
         return self._cluster.start(role, index, wish)
@@ -268,16 +268,16 @@ class FakeConnection:
         self._require_open()
         self._cluster.delete(uid, grace)
 
-    def watch(self) -> Iterator[PodSeen | Synced]:
+    def watch(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield pods and changes until closed."""
-        inbox: SimpleQueue[PodSeen | None] = SimpleQueue()
+        inbox: SimpleQueue[PodStatus | None] = SimpleQueue()
         self._inboxes.append(inbox)
         if self._closed:
             return
         listed = self._cluster.subscribe(inbox.put)
         try:
             yield from listed
-            yield Synced()
+            yield WatchSynced()
             while (pod := inbox.get()) is not None:
                 yield pod
         finally:

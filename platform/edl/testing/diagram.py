@@ -10,16 +10,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from edl.core.pod_lifecycle import TERMINAL, TRANSITIONS, Seen, State
+from edl.core.pod_lifecycle import TERMINAL_STATES, TRANSITIONS, PodObservation, PodState
 
 _BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
-def mermaid(transitions: Mapping[State, Mapping[Seen, State]] = TRANSITIONS) -> str:
+def mermaid(transitions: Mapping[PodState, Mapping[PodObservation, PodState]] = TRANSITIONS) -> str:
     """The diagram; what changes nothing is left out, and how every live pod can end is drawn once."""
-    live = {state: row for state, row in transitions.items() if state not in TERMINAL}
+    live = {state: row for state, row in transitions.items() if state not in TERMINAL_STATES}
     ends = _ends(live)
-    lines = ["stateDiagram-v2", "    state live {", f"        [*] --> {_name(State.ASKED)}"]
+    lines = ["stateDiagram-v2", "    state live {", f"        [*] --> {_name(PodState.ASKED)}"]
     lines += [
         f"        {_name(state)} --> {_name(becomes)}: {what}"
         for state, row in live.items()
@@ -27,18 +27,18 @@ def mermaid(transitions: Mapping[State, Mapping[Seen, State]] = TRANSITIONS) -> 
         if becomes is not state and (what, becomes) not in ends
     ]
     lines += ["    }", *(f"    live --> {_name(end)}: {what}" for what, end in ends)]
-    lines += [f"    {_name(end)} --> [*]" for end in State if end in {end for _, end in ends}]
+    lines += [f"    {_name(end)} --> [*]" for end in PodState if end in {end for _, end in ends}]
     return "\n".join(lines)
 
 
-def _ends(live: Mapping[State, Mapping[Seen, State]]) -> list[tuple[Seen, State]]:
+def _ends(live: Mapping[PodState, Mapping[PodObservation, PodState]]) -> list[tuple[PodObservation, PodState]]:
     """What ends a pod in the same way whatever it was before."""
     first = next(iter(live.values()))
-    common = [(what, end) for what, end in first.items() if end in TERMINAL]
+    common = [(what, end) for what, end in first.items() if end in TERMINAL_STATES]
     return [(what, end) for what, end in common if all(row.get(what) is end for row in live.values())]
 
 
-def _name(state: State) -> str:
+def _name(state: PodState) -> str:
     return state.value.replace(" ", "_")
 
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, EdlError, StorageError
-from edl.jobfile.loader import load
-from edl.jobfile.path_resolution import resolve_local
-from edl.storage.run_directory import RunDir, job_dir, latest, read_json, tail
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.path_resolution import resolve_local_paths
+from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
 from edl.testing.roster import Roster
 
 POLL_SECONDS = 0.02
@@ -102,16 +102,16 @@ class Watched:
 
     def __init__(self, folder: Path, since: float) -> None:
         self._folder, self._since = folder, since
-        self._run: RunDir | None = None
+        self._run: RunDirectory | None = None
         self.roster = Roster(since)
 
     def status(self) -> Mapping[str, Any] | None:
         """The job's status, with the roster brought up to date; None while the run has not told one."""
-        run = latest(self._folder)
+        run = newest_run(self._folder)
         if run is None:
             return None
         if self._run != run:
-            self._run, self.roster, self._events = run, Roster(self._since), tail(run.events)
+            self._run, self.roster, self._events = run, Roster(self._since), follow_json_lines(run.events)
         for event in self._events.poll():
             self.roster.see(event)
         if not run.status.exists():
@@ -161,9 +161,9 @@ def runs_of(command: Sequence[str], cwd: Path) -> Path:
     if not files:
         raise BadInputError("the command names no job file", hint="... -- edl run job.yaml")
     file = cwd / files[0]
-    spec = resolve_local(load(file, _overrides(command)), file.parent, cwd)
+    spec = resolve_local_paths(load_job_file(file, _overrides(command)), file.parent, cwd)
     assert spec.storage.path is not None
-    return job_dir(Path(spec.storage.path), spec.name)
+    return locate_job_dir(Path(spec.storage.path), spec.name)
 
 
 def _overrides(command: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edl.core.shuffle import SHUFFLED, EpochOrder, Order
+from edl.core.shuffle import SHUFFLED_SOURCE, EpochOrder, ShuffleOrder
 from edl.testing.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
 from edl.testing.journal_bytes import read_entries
 
@@ -39,7 +39,7 @@ class Recount:
     """
 
     sources: dict[str, int] = field(default_factory=dict)
-    order: Order | None = None
+    order: ShuffleOrder | None = None
     epochs: dict[int, EpochOrder] = field(default_factory=dict)
     leases: dict[int, LeasedRange] = field(default_factory=dict)
     cuts: dict[int, Steps] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Recount:
     def _dataset(self, entry: Mapping[str, Any]) -> None:
         self.sources = dict(entry.get("training") or ())
         if entry.get("order"):
-            self.order = Order.from_json(entry["training"], entry["order"])
+            self.order = ShuffleOrder.from_json(entry["training"], entry["order"])
 
     def _order_of(self, epoch: int) -> EpochOrder | None:
         if self.order is not None and epoch not in self.epochs:
@@ -193,7 +193,7 @@ def problems(found: Recount, epochs: int) -> list[str]:
     wrong: list[str] = []
     if found.order is not None:
         wrong += [text for epoch in range(epochs) for text in _not_in_order(found, epoch)]
-    sources = found.sources if found.order is None else {SHUFFLED: found.order.records}
+    sources = found.sources if found.order is None else {SHUFFLED_SOURCE: found.order.records}
     ranges = [(step.epoch, step.source, step.start, step.end) for step in found.counted] + found.quarantined
     for epoch in range(epochs):
         for source, records in sources.items():

@@ -11,10 +11,10 @@ from typing import Any
 from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
-from edl.core.job import JobState
+from edl.core.job import JobStateMachine
 from edl.core.ledger import Ledger
-from edl.core.scaling import work_waits
-from edl.core.task_kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
+from edl.core.scaling import has_waiting_work
+from edl.core.task_kinds import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
 
@@ -23,7 +23,7 @@ class BrokenPromiseError(AssertionError):
     """Something happened that the design rules out."""
 
 
-def journal_is_enough(live: JobState, replayed: JobState, last: Sequence[str]) -> None:
+def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Sequence[str]) -> None:
     """What replays the journal is where the live master is."""
     one, other = _essence(live), _essence(replayed)
     if one != other:
@@ -31,21 +31,23 @@ def journal_is_enough(live: JobState, replayed: JobState, last: Sequence[str]) -
         raise BrokenPromiseError(f"replay differs in {differing} after {last}")
 
 
-def no_more_than_wanted(master: JobState) -> None:
+def no_more_than_wanted(master: JobStateMachine) -> None:
     """Never more workers that stay than are wanted."""
     staying = len(master.fleet.staying(Role.WORKER))
     if master.synced and not master.ended and staying > master.workers_max:
         raise BrokenPromiseError(f"{staying} workers stay, {master.workers_max} are wanted")
 
 
-def asked_for_a_reason(master: JobState, role: Role) -> None:
+def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
     """Never more workers asked for than are wanted, and none for nothing; one is needed to come to an end."""
     there = master.fleet.wanted_now()
-    if role is Role.WORKER and (there > master.workers_max or (there > 1 and not work_waits(master))):
-        raise BrokenPromiseError(f"a worker is asked for, {there} are there with it, work waits: {work_waits(master)}")
+    if role is Role.WORKER and (there > master.workers_max or (there > 1 and not has_waiting_work(master))):
+        raise BrokenPromiseError(
+            f"a worker is asked for, {there} are there with it, work waits: {has_waiting_work(master)}"
+        )
 
 
-def granted_to_the_living(master: JobState, wanted: ev.LeaseWanted, granted: ev.Granted) -> None:
+def granted_to_the_living(master: JobStateMachine, wanted: ev.LeaseRequested, granted: ev.LeaseReply) -> None:
     """No work for a pod that has ended."""
     if not master.fleet.is_live(wanted.worker):
         raise BrokenPromiseError(f"{wanted.worker} has ended and got {granted}")
@@ -86,7 +88,7 @@ def applied_once(
         raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
 
 
-def all_is_done(master: JobState) -> None:
+def all_is_done(master: JobStateMachine) -> None:
     """No training record is left, but for those set aside."""
     training = master.ledgers[TRAINING]
     aside = sum(work.records for work in training.quarantined)
@@ -95,7 +97,7 @@ def all_is_done(master: JobState) -> None:
         raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
 
 
-def lacking_is_counted(master: JobState, index: int, applied: Collection[tuple[int, int]], done: Steps) -> None:
+def lacking_is_counted(master: JobStateMachine, index: int, applied: Collection[tuple[int, int]], done: Steps) -> None:
     """The summary says, to the update, what a PS lacks of the steps that are done; nobody lied about any."""
     lacking = sum((step.lease, step.step) not in applied for step in done)
     counted = master.counters.updates_of.get(str(index), 0)
@@ -105,7 +107,7 @@ def lacking_is_counted(master: JobState, index: int, applied: Collection[tuple[i
         raise BrokenPromiseError(f"{master.counters.steps_not_applied} steps are said not to be applied")
 
 
-def little_is_repeated(master: JobState, settled: Sequence[LeaseReturned]) -> None:
+def little_is_repeated(master: JobStateMachine, settled: Sequence[LeaseReturned]) -> None:
     """At most one minibatch for each lost worker, and what was sent to some PS only."""
     allowed = sum(master.settings.minibatch * (1 + entry.partial) for entry in settled if entry.repeated)
     if master.counters.repeated > allowed:
@@ -137,10 +139,10 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
                     yield epoch, shard.source, start
 
 
-def _essence(state: JobState) -> dict[str, Any]:
+def _essence(state: JobStateMachine) -> dict[str, Any]:
     """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
     snapshot: dict[str, Any] = json.loads(json.dumps(state.snapshot()))
-    for kind in (DESCRIBE, METRICS, EXPORT, BEST):
+    for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL):
         ledger = snapshot["ledgers"].get(kind)
         if ledger and not ledger["leases"] and not ledger["done_records"]:
             del snapshot["ledgers"][kind]

@@ -13,10 +13,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.core import events as ev
-from edl.core.job import JobState
-from edl.core.state import Settings
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
 
 Words = list[str]
 Fields = dict[str, str]
@@ -38,11 +38,11 @@ class Stage:
     """One job, and the masters that it has had."""
 
     def __init__(self) -> None:
-        self.settings = Settings(1, 1)
+        self.settings = JobSettings(1, 1)
         self.dataset: Fields = {}
-        self.job = JobState(self.settings)
+        self.job = JobStateMachine(self.settings)
         self.journal: list[str] = []
-        self.pods: dict[str, PodSeen] = {}
+        self.pods: dict[str, PodStatus] = {}
         self.masters = 1
 
     def play(self, line: str) -> list[str]:
@@ -64,18 +64,18 @@ class Stage:
     def _begin(self, fields: Fields) -> None:
         self.dataset = {name: fields.pop(name) for name in ("training", "validation") if name in fields}
         values: dict[str, Any] = {"seed": None, **{name: json.loads(value) for name, value in fields.items()}}
-        self.settings = Settings(**values)
-        self.job = JobState(self.settings)
+        self.settings = JobSettings(**values)
+        self.job = JobStateMachine(self.settings)
         self._carry_out(self.job.new_incarnation(1))
 
     def _restart(self) -> list[str]:
         """The master is killed; the next one has nothing but the journal."""
         self.masters += 1
-        self.job = JobState(self.settings)
+        self.job = JobStateMachine(self.settings)
         self.job.replay(None, [json.loads(line) for line in self.journal])
         return self._carry_out(self.job.new_incarnation(self.masters))
 
-    def _start(self) -> Iterator[ev.Event]:
+    def _start(self) -> Iterator[ev.CoreEvent]:
         servers = [f"ps-{i}" for i in range(self.settings.ps)]
         for name in [*servers, *(f"worker-{i}" for i in range(self.settings.workers))]:
             yield pod(self, [name, "running"], {})
@@ -88,38 +88,40 @@ class Stage:
         yield from (ev.CutPrepared(name, 1) for name in servers)
         yield from (ev.UpdatesHeld(name, 1, {}) for name in servers)
         yield from (ev.SnapshotTaken(name, 1, 0, 0.0) for name in servers)
-        yield ev.CheckpointSaved(1)
+        yield ev.CheckpointSaveFinished(1)
 
-    def _see(self, event: ev.Event, now: float) -> list[str]:
+    def _see(self, event: ev.CoreEvent, now: float) -> list[str]:
         return self._carry_out(self.job.handle(event, now))
 
-    def _carry_out(self, commands: list[ev.Command]) -> list[str]:
-        self.journal += [json.dumps(command.entry.to_json()) for command in commands if isinstance(command, ev.Record)]
+    def _carry_out(self, commands: list[ev.CoreCommand]) -> list[str]:
+        self.journal += [
+            json.dumps(command.entry.to_json()) for command in commands if isinstance(command, ev.RecordEntry)
+        ]
         return [shown(command) for command in commands]
 
 
 # ------------------------------------------------------------------------------------------------ events
 
 
-def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
+def pod(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
     """``pod worker-0 running``, ``... pending message="no room"``, ``... leaving cause=preempted``, ``... ended 137``,
     ``... gone``; ``leaving`` keeps the phase that it had, and the cause holds."""
     role, _, index = who[0].partition("-")
-    phases = {"pending": Phase.PENDING, "running": Phase.RUNNING, "gone": Phase.GONE, "ended": Phase.FAILED}
+    phases = {"pending": PodPhase.PENDING, "running": PodPhase.RUNNING, "gone": PodPhase.GONE, "ended": PodPhase.FAILED}
     code = int(who[2]) if len(who) > 2 else None
     before = stage.pods.get(who[0])
     if who[1] == "leaving":
-        phase = before.phase if before is not None else Phase.RUNNING
+        phase = before.phase if before is not None else PodPhase.RUNNING
     else:
-        phase = Phase.SUCCEEDED if code == 0 else phases[who[1]]
-    stage.pods[who[0]] = PodSeen(
+        phase = PodPhase.SUCCEEDED if code == 0 else phases[who[1]]
+    stage.pods[who[0]] = PodStatus(
         uid=fields.get("uid", who[0]),
         role=Role(role),
         index=int(index.rstrip("'")),
         phase=phase,
         exit_code=code,
         leaving=who[1] == "leaving",
-        cause=Cause(fields.get("cause", "")),
+        cause=TerminationCause(fields.get("cause", "")),
         message=fields.get("message", ""),
         elevated="elevated" in who,
         node=fields.get("node", ""),
@@ -128,7 +130,7 @@ def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
     return ev.PodChanged(stage.pods[who[0]])
 
 
-def dataset(stage: Stage, who: Words, fields: Fields) -> ev.Event:
+def dataset(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
     """``dataset``: as the job says."""
     parts = {name: _sources(value) for name, value in stage.dataset.items()}
     return ev.DatasetDescribed(training=parts.get("training", ()), validation=parts.get("validation", ()))
@@ -144,8 +146,8 @@ def _lease(text: str) -> int:
     return (int(incarnation) << 32) + int(counter)
 
 
-def _steps(fields: Fields) -> tuple[ev.Steps, ...]:
-    return tuple(ev.Steps(_lease(name), int(through)) for name, through in _leases(fields))
+def _steps(fields: Fields) -> tuple[ev.LeaseProgress, ...]:
+    return tuple(ev.LeaseProgress(_lease(name), int(through)) for name, through in _leases(fields))
 
 
 def _leases(fields: Fields) -> list[tuple[str, str]]:
@@ -160,12 +162,12 @@ def _whole(fields: Fields, name: str) -> int | None:
     return int(fields[name]) if name in fields else None
 
 
-def _report(who: Words, fields: Fields) -> ev.Event:
+def _report(who: Words, fields: Fields) -> ev.CoreEvent:
     result = json.loads(fields["result"]) if "result" in fields else None
     return ev.TaskReported(who[0], _lease(who[1]), None, result)
 
 
-_EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
+_EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.CoreEvent]] = {
     "pod": pod,
     "synced": lambda stage, who, fields: ev.PodsSynced(),
     "dataset": dataset,
@@ -174,25 +176,25 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
         who[0], "empty" not in who, int(fields.get("version", 0)), tuple(json.loads(fields.get("pins", "[]")))
     ),
     "declared": lambda stage, who, fields: ev.ModelDeclared(who[0]),
-    "wants": lambda stage, who, fields: ev.LeaseWanted(who[0]),
-    "progress": lambda stage, who, fields: ev.Progressed(who[0], _steps(fields)),
+    "wants": lambda stage, who, fields: ev.LeaseRequested(who[0]),
+    "progress": lambda stage, who, fields: ev.ProgressReported(who[0], _steps(fields)),
     "report": lambda stage, who, fields: _report(who, fields),
     "left": lambda stage, who, fields: ev.WorkerLeft(who[0], "told to go", _steps(fields)),
     "failed": lambda stage, who, fields: ev.WorkerFailed(who[0], who[1], " ".join(who[2:])),
-    "revoked": lambda stage, who, fields: ev.Revoked(who[0], _applied(fields)),
+    "revoked": lambda stage, who, fields: ev.LeasesRevoked(who[0], _applied(fields)),
     "prepared": lambda stage, who, fields: ev.CutPrepared(who[0], int(fields["cut"])),
     "held": lambda stage, who, fields: ev.UpdatesHeld(who[0], int(fields["cut"]), _applied(fields)),
     "snapshot": lambda stage, who, fields: ev.SnapshotTaken(
         who[0], int(fields["cut"]), int(fields.get("version", 0)), 0.0
     ),
     "refuses": lambda stage, who, fields: ev.PsRefused(who[0], "cut", fields["message"], int(fields["cut"])),
-    "saved": lambda stage, who, fields: ev.CheckpointSaved(int(fields["cut"]), fields.get("error", "")),
+    "saved": lambda stage, who, fields: ev.CheckpointSaveFinished(int(fields["cut"]), fields.get("error", "")),
     "refused": lambda stage, who, fields: ev.StartRefused(
         Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
     ),
-    "scale": lambda stage, who, fields: ev.ScaleWanted(_whole(fields, "min"), _whole(fields, "max")),
-    "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who), float(fields.get("seconds", "0"))),
-    "heard": lambda stage, who, fields: ev.PsHeard(who[0]),
+    "scale": lambda stage, who, fields: ev.ScaleRequested(_whole(fields, "min"), _whole(fields, "max")),
+    "stop": lambda stage, who, fields: ev.StopRequested(" ".join(who), float(fields.get("seconds", "0"))),
+    "heard": lambda stage, who, fields: ev.PsHeartbeat(who[0]),
     "told-to-go": lambda stage, who, fields: ev.PsLeaving(who[0]),
     "tick": lambda stage, who, fields: ev.Tick(),
 }
@@ -201,16 +203,16 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def shown(command: ev.Command) -> str:
+def shown(command: ev.CoreCommand) -> str:
     """One line for a command."""
     match command:
-        case ev.Record(entry):
+        case ev.RecordEntry(entry):
             written = entry.to_json()
             return f"journal  {written.pop('kind')} {_fields(written)}".rstrip()
         case ev.EmitEvent(event):
             told = {name: getattr(event, name) for name in _TOLD if hasattr(event, name)}
             return f"tell     {event.kind} {_fields(told)}".rstrip()
-        case ev.Granted(lease, kind, work, _, _, pin):
+        case ev.LeaseReply(lease, kind, work, _, _, pin):
             pinned = f" of cut {pin}" if pin else ""
             where = f"epoch {work.epoch} {work.source}[{work.start}:{work.end}]"
             alone = ", one by one" if command.one_by_one else ""
@@ -248,7 +250,7 @@ _TOLD = (
 """Fields of events that are shown, in their order."""
 
 
-def _wish(wish: Wish) -> str:
+def _wish(wish: PodOptions) -> str:
     memory = f" memory={wish.memory_factor:g}" if wish.memory_factor != 1 else ""
     return f"{memory}{' elevated' if wish.elevated else ''}"
 

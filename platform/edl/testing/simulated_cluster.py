@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 
 if TYPE_CHECKING:
     from edl.testing.clock import VirtualClock
@@ -33,21 +33,21 @@ class SimulatedCluster:
         capacity: int | None,
         *,
         tell: Callable[[str], None],
-        began: Callable[[PodSeen], None],
+        began: Callable[[PodStatus], None],
         asked_to_go: Callable[[str], None],
         died: Callable[[str], None],
     ) -> None:
         self._clock, self._capacity = clock, capacity
         self._tell, self._began, self._asked_to_go, self._died = tell, began, asked_to_go, died
-        self.pods: dict[str, PodSeen] = {}
+        self.pods: dict[str, PodStatus] = {}
         self.refusal = ""
         self._names = 0
 
-    def live(self, role: Role) -> list[PodSeen]:
+    def live(self, role: Role) -> list[PodStatus]:
         """Pods of a role that have not ended."""
         return [pod for pod in self.pods.values() if pod.role is role and not pod.ended]
 
-    def start(self, role: Role, index: int, wish: Wish) -> str:
+    def start(self, role: Role, index: int, wish: PodOptions) -> str:
         """Accept a pod; what is said instead if it is refused."""
         if any(pod.index == index for pod in self.live(role)):
             return ""  # as the port says: asking again for one that lives starts none
@@ -55,9 +55,9 @@ class SimulatedCluster:
             return self.refusal
         self._names += 1
         uid = f"{role}-{index}-{self._names}"
-        self.pods[uid] = PodSeen(uid, role, index, Phase.PENDING, elevated=wish.elevated, message="no room")
+        self.pods[uid] = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated, message="no room")
         self._schedule()
-        if self.pods[uid].phase is Phase.PENDING:
+        if self.pods[uid].phase is PodPhase.PENDING:
             self._tell(uid)
         return ""
 
@@ -68,25 +68,25 @@ class SimulatedCluster:
 
     def _schedule(self) -> None:
         for pod in list(self.pods.values()):
-            if pod.phase is Phase.PENDING and (pod.role is Role.PS or self._has_room()):
-                self.pods[pod.uid] = replace(pod, phase=Phase.RUNNING, message="", node="a-node")
+            if pod.phase is PodPhase.PENDING and (pod.role is Role.PS or self._has_room()):
+                self.pods[pod.uid] = replace(pod, phase=PodPhase.RUNNING, message="", node="a-node")
                 self._tell(pod.uid)
                 self._began(self.pods[pod.uid])
 
     def _has_room(self) -> bool:
-        running = sum(pod.phase is Phase.RUNNING for pod in self.live(Role.WORKER))
+        running = sum(pod.phase is PodPhase.RUNNING for pod in self.live(Role.WORKER))
         return self._capacity is None or running < self._capacity
 
     # ------------------------------------------------------------------ ends
 
-    def delete(self, uid: str, grace: float, cause: Cause = Cause.NONE) -> None:
+    def delete(self, uid: str, grace: float, cause: TerminationCause = TerminationCause.NONE) -> None:
         """Somebody wants a pod to go; it is killed after its grace."""
         pod = self.pods.get(uid)
         if pod is None or pod.ended:
             return
         self.pods[uid] = replace(pod, leaving=True, cause=pod.cause or cause)
-        if pod.phase is Phase.PENDING or grace <= 0:
-            self.end(uid, None if pod.phase is Phase.PENDING else 137)
+        if pod.phase is PodPhase.PENDING or grace <= 0:
+            self.end(uid, None if pod.phase is PodPhase.PENDING else 137)
             return
         self._tell(uid)
         self._asked_to_go(uid)
@@ -94,17 +94,17 @@ class SimulatedCluster:
 
     def lose(self, uid: str) -> None:
         """The node of a pod is gone: the process at once, the pod when somebody has noticed."""
-        if uid in self.pods and self.pods[uid].phase is Phase.RUNNING:
+        if uid in self.pods and self.pods[uid].phase is PodPhase.RUNNING:
             self._died(uid)
-            self._clock.after(NOTICED, lambda: self.delete(uid, NOTICED, Cause.NODE_LOST))
+            self._clock.after(NOTICED, lambda: self.delete(uid, NOTICED, TerminationCause.NODE_LOST))
 
-    def end(self, uid: str, exit_code: int | None, cause: Cause = Cause.NONE) -> None:
+    def end(self, uid: str, exit_code: int | None, cause: TerminationCause = TerminationCause.NONE) -> None:
         """A pod ends: 0, 143 (told to go), 137 (killed), an error, or without a code if nobody knows."""
         pod = self.pods.get(uid)
         if pod is None or pod.ended:
             return
-        failed = Phase.FAILED if exit_code else Phase.SUCCEEDED
-        phase = Phase.GONE if pod.leaving else failed
+        failed = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+        phase = PodPhase.GONE if pod.leaving else failed
         self.pods[uid] = replace(pod, phase=phase, exit_code=exit_code, leaving=False, cause=pod.cause or cause)
         self._died(uid)
         self._tell(uid)

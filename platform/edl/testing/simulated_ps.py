@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edl.core.ledger import Lease
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.cut_state import Cuts
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.cut_state import CutState
 
 Minibatch = tuple[int, str, int]
 """Epoch, source and first record: minibatches of a range keep their borders however often it is leased."""
@@ -56,8 +56,8 @@ class SimulatedPs:
     alive: bool = True
     initialized: bool = False
     version: int = 0
-    leases: Leases = field(default_factory=Leases)
-    cuts: Cuts[Copy] = field(default_factory=Cuts)
+    leases: AppliedSteps = field(default_factory=AppliedSteps)
+    cuts: CutState[Copy] = field(default_factory=CutState)
     applied: Counter[Minibatch] = field(default_factory=Counter)
     steps: set[tuple[int, int]] = field(default_factory=set)
     lacking: frozenset[Minibatch] = frozenset()
@@ -70,13 +70,15 @@ class SimulatedPs:
         if not self.initialized:
             return Answer.LATER
         decided = self.leases.decide(lease, step)
-        if decided is Admission.UNKNOWN_MASTER or (decided is Admission.APPLIED and self.cuts.keeps_out(lease, step)):
+        if decided is AdmissionOutcome.UNKNOWN_MASTER or (
+            decided is AdmissionOutcome.APPLIED and self.cuts.keeps_out(lease, step)
+        ):
             return Answer.LATER
-        if self.leases.admit(lease, step) is Admission.APPLIED:
+        if self.leases.admit(lease, step) is AdmissionOutcome.APPLIED:
             self.applied[what] += 1
             self.steps.add((lease, step))
             self.version += 1
-        return Answer.REVOKED if decided is Admission.REVOKED else Answer.IN
+        return Answer.REVOKED if decided is AdmissionOutcome.REVOKED else Answer.IN
 
     def snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> Copy:
         """Copy the state and let all pushes in, unless they are to be kept out."""

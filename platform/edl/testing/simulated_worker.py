@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edl.core.crashing_ranges import FED_AHEAD
+from edl.core.crashing_ranges import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
-    Event,
-    Granted,
-    LeaseWanted,
+    CoreEvent,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
     ModelDeclared,
-    Progressed,
-    Steps,
+    ProgressReported,
     StopWork,
     TaskReported,
     WorkerFailed,
@@ -35,7 +35,7 @@ RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
 class Held:
     """A lease in this worker's hands."""
 
-    granted: Granted
+    granted: LeaseReply
     lease: Lease
     through: int = 0
     told: int = -1
@@ -61,7 +61,7 @@ class SimulatedWorker:
     frozen_until: float = 0.0
     held: dict[int, Held] = field(default_factory=dict)
     declared: tuple[str, ...] = ()
-    wire: deque[tuple[Event, Callable[[Any], None]]] = field(default_factory=deque)
+    wire: deque[tuple[CoreEvent, Callable[[Any], None]]] = field(default_factory=deque)
 
     # ------------------------------------------------------------------ time and the wire
 
@@ -78,7 +78,7 @@ class SimulatedWorker:
 
         self.world.clock.after(seconds, go)
 
-    def say(self, event: Event, then: Callable[[Any], None]) -> None:
+    def say(self, event: CoreEvent, then: Callable[[Any], None]) -> None:
         """Tell the master, after everything that was said before."""
         self.wire.append((event, then))
         if len(self.wire) == 1:
@@ -117,7 +117,7 @@ class SimulatedWorker:
         if self.leaving:
             self._leave()
         elif len(self.held) < self.ahead:
-            self.world.ask(self, LeaseWanted(self.uid), self._granted)
+            self.world.ask(self, LeaseRequested(self.uid), self._granted)
         else:
             self._work()
 
@@ -128,7 +128,7 @@ class SimulatedWorker:
             self.world.ask(self, ModelDeclared(self.uid), lambda _: None)
 
     def _granted(self, answer: Any) -> None:
-        if isinstance(answer, Granted):
+        if isinstance(answer, LeaseReply):
             lease = Lease(answer.lease, answer.work, answer.minibatch, self.uid)
             self.held.setdefault(answer.lease, Held(answer, lease))
         elif isinstance(answer, StopWork):
@@ -142,7 +142,7 @@ class SimulatedWorker:
             self.later(POLL, self.next)
 
     def _leave(self) -> None:
-        steps = tuple(Steps(n, h.through) for n, h in self.held.items() if h.granted.kind == TRAINING)
+        steps = tuple(LeaseProgress(n, h.through) for n, h in self.held.items() if h.granted.kind == TRAINING)
         self.held.clear()
         self.say(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end(self.uid, 143))
 
@@ -153,13 +153,13 @@ class SimulatedWorker:
         self.later(HEARTBEAT, self._beat)
 
     def _tell(self) -> None:
-        steps = tuple(Steps(number, held.through, 1.0, 1) for number, held in self.held.items())
+        steps = tuple(LeaseProgress(number, held.through, 1.0, 1) for number, held in self.held.items())
 
         def answered(answer: Acknowledged) -> None:
             for number in answer.lost:
                 self.held.pop(number, None)
 
-        self.say(Progressed(self.uid, steps), answered)
+        self.say(ProgressReported(self.uid, steps), answered)
 
     # ------------------------------------------------------------------ work
 
@@ -183,7 +183,7 @@ class SimulatedWorker:
             (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.steps)
         ]
         steps = [(held, step) for held, step in steps if held.granted.kind == TRAINING]
-        ahead = [(held, step) for held, step in steps[1 : 1 + FED_AHEAD] if not held.granted.one_by_one]
+        ahead = [(held, step) for held, step in steps[1 : 1 + MAX_FED_AHEAD] if not held.granted.one_by_one]
         fed = steps[:1] if steps[0][0].granted.one_by_one else [*steps[:1], *ahead]
         return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
 
@@ -228,7 +228,7 @@ class SimulatedWorker:
 
     def _report(self, held: Held, result: Any) -> None:
         self.held.pop(held.granted.lease, None)
-        last = Steps(held.granted.lease, held.lease.steps)
+        last = LeaseProgress(held.granted.lease, held.lease.steps)
         self.say(TaskReported(self.uid, held.granted.lease, last, result), lambda _: None)
         self.next()
 
@@ -245,7 +245,7 @@ class SimulatedWorker:
         else:
             self._report(held, self._result(granted))
 
-    def _result(self, granted: Granted) -> Any:
+    def _result(self, granted: LeaseReply) -> Any:
         work = granted.work
         if granted.kind == EVALUATION:
             seen = {"additive": False, "states": [work.source, work.start, work.end]}

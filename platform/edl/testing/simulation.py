@@ -1,7 +1,7 @@
 """A whole job without processes: the real core, simulated workers and parameter servers, faults, on a virtual clock.
 
-What a run shows is a function of its seed. While it runs, and in ``check_end``, ``World`` checks what the design
-promises (module ``promises``), and that each request has one answer.
+What a run shows is a function of its seed. While it runs, and in ``check_end``, ``TrainingWorld`` checks what the
+design promises (module ``promises``), and that each request has one answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from edl.api.cluster_port import Cause, PodSeen, Role, Wish
+from edl.api.cluster_port import PodOptions, PodStatus, Role, TerminationCause
 from edl.api.events import Event
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
-from edl.core.job import JobState
-from edl.core.shuffle import Blocks
-from edl.core.state import TRAINING, Settings
+from edl.core.job import JobStateMachine
+from edl.core.shuffle import BlockLayout
+from edl.core.state import TRAINING, JobSettings
 from edl.ps.cut_state import CutError
 from edl.testing import promises
 from edl.testing.clock import VirtualClock
@@ -28,8 +28,8 @@ from edl.testing.simulated_cluster import SimulatedCluster
 from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
 from edl.testing.simulated_worker import SimulatedWorker
 
-ANSWERS = (ev.Granted, ev.WaitForWork, ev.StopWork, ev.Acknowledged, ev.MayEnd)
-REQUESTS = (ev.LeaseWanted, ev.Progressed, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed, ev.PsLeaving)
+ANSWERS = (ev.LeaseReply, ev.WaitForWork, ev.StopWork, ev.Acknowledged, ev.MayEnd)
+REQUESTS = (ev.LeaseRequested, ev.ProgressReported, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed, ev.PsLeaving)
 TICK, REGISTER, ASK_TO_END = 0.25, 0.5, 0.1
 
 
@@ -65,7 +65,7 @@ class World:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: JobSettings,
         training: tuple[tuple[str, int], ...],
         validation: tuple[tuple[str, int], ...] = (),
         *,
@@ -78,7 +78,7 @@ class World:
         forgets: bool = False,
         capacity: int | None = None,
         alone: float = 1.0,
-        blocks: Blocks | None = None,
+        blocks: BlockLayout | None = None,
     ) -> None:
         self.settings, self.network, self.pace = settings, network, pace
         self.poison, self.lethal, self.lethal_fed = poison, lethal, lethal_fed
@@ -88,8 +88,8 @@ class World:
         self.journal: list[str] = []
         self.history: list[Mapping[str, Any]] = []
         self.base: str | None = None
-        self.master: JobState | None = None
-        self.shadow = JobState(settings)
+        self.master: JobStateMachine | None = None
+        self.shadow = JobStateMachine(settings)
         self.incarnation = 0
         self.links: dict[str, int] = {}
         self.cluster = SimulatedCluster(
@@ -132,8 +132,8 @@ class World:
     def start_master(self) -> None:
         """A new process: replays, takes a number, looks at the cluster."""
         self.incarnation += 1
-        master = JobState(self.settings)
-        self.shadow = JobState(self.settings)
+        master = JobStateMachine(self.settings)
+        self.shadow = JobStateMachine(self.settings)
         for state in (master, self.shadow):  # each parses anew: they share nothing
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay(snapshot, [json.loads(line) for line in self.journal])
@@ -170,7 +170,7 @@ class World:
             self.post(ev.Tick())
             self.clock.after(TICK, lambda: self._tick(incarnation))
 
-    def post(self, *happened: ev.Event) -> None:
+    def post(self, *happened: ev.CoreEvent) -> None:
         """Let the master handle events that expect no answer, if there is one."""
         for event in happened:
             if self.master is not None:
@@ -179,7 +179,7 @@ class World:
                 except MasterLost:
                     return
 
-    def handle(self, event: ev.Event) -> Any:
+    def handle(self, event: ev.CoreEvent) -> Any:
         """Let the master decide, and carry out what it wants; returns its answer.
 
         Raises:
@@ -197,15 +197,15 @@ class World:
             self._carry_out(command)
         promises.journal_is_enough(self.master, self.shadow, self.journal[-3:])
         promises.no_more_than_wanted(self.master)
-        if answers and isinstance(answers[0], ev.Granted):
-            assert isinstance(event, ev.LeaseWanted)
+        if answers and isinstance(answers[0], ev.LeaseReply):
+            assert isinstance(event, ev.LeaseRequested)
             promises.granted_to_the_living(self.master, event, answers[0])
         return answers[0] if answers else None
 
-    def _die_torn(self, commands: list[ev.Command]) -> None:
+    def _die_torn(self, commands: list[ev.CoreCommand]) -> None:
         """Only some of the entries reach the disk, and nothing else happens."""
         self.die_at = None
-        entries = [command for command in commands if isinstance(command, ev.Record)]
+        entries = [command for command in commands if isinstance(command, ev.RecordEntry)]
         for command in entries[: self.rng.randint(0, len(entries))]:
             self._carry_out(command)
         self.kill_master(self.rng.uniform(0.1, 3.0))
@@ -218,9 +218,9 @@ class World:
 
     # ------------------------------------------------------------------ what the master wants
 
-    def _carry_out(self, command: ev.Command) -> None:
+    def _carry_out(self, command: ev.CoreCommand) -> None:
         match command:
-            case ev.Record(entry):
+            case ev.RecordEntry(entry):
                 self._record(entry)
             case ev.EmitEvent(event):
                 self.told.append(event)
@@ -255,7 +255,7 @@ class World:
         self.history.append(json.loads(line))
         self.shadow.apply(JournalEntry.from_json(json.loads(line)))
 
-    def _ask_ps(self, uid: str, command: ev.Command) -> None:
+    def _ask_ps(self, uid: str, command: ev.CoreCommand) -> None:
         """One PS carries out one command after the other, also those of a master that has died since."""
         ps, incarnation = self.servers[uid], self.incarnation
         ps.busy_until = max(self.clock.now() + self.latency(), ps.busy_until)
@@ -271,11 +271,11 @@ class World:
 
         self.clock.at(ps.busy_until, do)
 
-    def _back(self, incarnation: int, happened: ev.Event) -> None:
+    def _back(self, incarnation: int, happened: ev.CoreEvent) -> None:
         if incarnation == self.incarnation:
             self.post(happened)
 
-    def _on_ps(self, ps: SimulatedPs, command: ev.Command, incarnation: int) -> ev.Event | None:
+    def _on_ps(self, ps: SimulatedPs, command: ev.CoreCommand, incarnation: int) -> ev.CoreEvent | None:
         match command:
             case ev.AttachPs(uid, low, revoked, live, cut, restore, complete):
                 ps.incarnation = incarnation
@@ -289,7 +289,7 @@ class World:
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
                 first = ps.leases.first(leases)
-                return ev.Revoked(uid, ps.leases.revoke(leases, low), first)
+                return ev.LeasesRevoked(uid, ps.leases.revoke(leases, low), first)
             case ev.PrepareCut(cut):
                 return ev.CutPrepared(ps.uid, cut)
             case ev.HoldUpdates(cut):
@@ -302,14 +302,14 @@ class World:
                 return self._take(ps, command)
         return None
 
-    def _hold(self, ps: SimulatedPs, cut: int) -> ev.Event:
+    def _hold(self, ps: SimulatedPs, cut: int) -> ev.CoreEvent:
         try:
             ps.cuts.hold(cut, self.clock.now())
         except CutError as error:
             return ev.PsRefused(ps.uid, error.kind, error.message, cut)
         return ev.UpdatesHeld(ps.uid, cut, ps.leases.met())
 
-    def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.Event | None:
+    def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.CoreEvent | None:
         """None while a step of the cut has not come."""
         ps.cuts.expire(self.clock.now())
         try:
@@ -336,13 +336,15 @@ class World:
             whole = all(self.servers[uid].alive for uid in uids) and incarnation == self.incarnation
             if whole:
                 self.checkpoints[command.cut] = shards
-            self._back(incarnation, ev.CheckpointSaved(command.cut, "" if whole else "a parameter server was lost"))
+            self._back(
+                incarnation, ev.CheckpointSaveFinished(command.cut, "" if whole else "a parameter server was lost")
+            )
 
         self.clock.after(10 * self.latency(), save)
 
     # ------------------------------------------------------------------ pods
 
-    def _start(self, role: Role, index: int, wish: Wish) -> None:
+    def _start(self, role: Role, index: int, wish: PodOptions) -> None:
         refusal = self.cluster.start(role, index, wish)
         if refusal:
             self.post(ev.StartRefused(role, index, refusal, retry=True))
@@ -352,7 +354,7 @@ class World:
         show = lambda: self.post(ev.PodChanged(self.cluster.pods[uid])) if uid in self.cluster.pods else None  # noqa: E731
         self.clock.after(self.latency(), show)
 
-    def _began(self, pod: PodSeen) -> None:
+    def _began(self, pod: PodStatus) -> None:
         if pod.role is Role.PS:
             self.servers[pod.uid] = SimulatedPs(pod.uid, pod.index)
             self._register(self.servers[pod.uid])
@@ -400,7 +402,7 @@ class World:
             self.post(ev.PsRegistered(ps.uid))
         self.clock.after(REGISTER * self.rng.uniform(0.1, 1.0), lambda: self._register(ps))
 
-    def end(self, uid: str, exit_code: int, cause: Cause = Cause.NONE) -> None:
+    def end(self, uid: str, exit_code: int, cause: TerminationCause = TerminationCause.NONE) -> None:
         """A pod ends: 0, 143 (told to go), 137 (killed) or an error."""
         self.cluster.end(uid, exit_code, cause)
 
@@ -432,7 +434,7 @@ class World:
         servers = self.placed()
         return len(servers) == self.settings.ps and all(pin in ps.cuts.pins() for ps in servers)
 
-    def ask(self, worker: SimulatedWorker, event: ev.Event, then: Callable[[Any], None]) -> None:
+    def ask(self, worker: SimulatedWorker, event: ev.CoreEvent, then: Callable[[Any], None]) -> None:
         """Send a request until it is answered; requests and answers may be late, repeated or lost."""
 
         def deliver(first: bool) -> None:

@@ -35,24 +35,24 @@ class TcpAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-Address = UnixAddress | TcpAddress
+PeerAddress = UnixAddress | TcpAddress
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> PeerAddress:
     """Read an address.
 
     Raises:
         BadInputError: it is neither form, or a path longer than the kernel takes.
     """
     if text.startswith("unix:"):
-        return _unix(text)
+        return _parse_unix_address(text)
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise BadInputError("This is no address", where=text, hint="Write unix:<path> or <host>:<port>.")
     return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _unix(text: str) -> UnixAddress:
+def _parse_unix_address(text: str) -> UnixAddress:
     path = text.removeprefix("unix:")
     if not path:
         raise BadInputError("This address has no path", where=text)

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, RetryableError
-from edl.transport.address import UnixAddress, parse
-from edl.transport.bulk_connection import Connection, set_kernel_timeout
-from edl.transport.bulk_frames import ANSWERS, MAX_META, Answer, Frame, Kind, Limits
+from edl.transport.address import UnixAddress, parse_address
+from edl.transport.bulk_connection import BulkConnection, set_kernel_timeout
+from edl.transport.bulk_frames import MAX_META_BYTES, REPLY_KINDS, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
 from edl.transport.bulk_server import BulkServer
 from edl.transport.edl_pb2 import Refusal
-from edl.transport.message_validation import parse as parse_message
-from edl.transport.peer_errors import BulkRefused, Refused
+from edl.transport.message_validation import parse_message as parse_message
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Answer", "BulkClient", "BulkRefused", "BulkServer", "Frame", "Kind"]
+__all__ = ["BulkClient", "BulkRefusedError", "BulkServer", "FrameKind", "OutgoingFrame", "ReceivedFrame"]
 
-MAX_BODY = 1 << 34
+MAX_BODY_BYTES = 1 << 34
 """Bytes that a client takes in one answer unless told otherwise."""
 CONNECT_SECONDS = 3.0
 """How long a connection over TCP may take: the address of a pod that vanished answers nothing, not even a refusal."""
@@ -33,7 +33,7 @@ CONNECT_SECONDS = 3.0
 class BulkClient:
     """A connection to a bulk server, used by one thread at a time.
 
-    After a RetryableError the connection is closed: make a new client. After a BulkRefused it can be used on.
+    After a RetryableError the connection is closed: make a new client. After a BulkRefusedError it can be used on.
 
     Args:
         address: ``unix:<path>`` or ``host:port``.
@@ -43,26 +43,26 @@ class BulkClient:
 
     Raises:
         RetryableError: nobody listens there (now), or the peer is silent.
-        BulkRefused: the server does not take the token or this version of the protocol.
+        BulkRefusedError: the server does not take the token or this version of the protocol.
     """
 
-    def __init__(self, address: str, token: str, *, timeout: float, max_body: int = MAX_BODY) -> None:
+    def __init__(self, address: str, token: str, *, timeout: float, max_body: int = MAX_BODY_BYTES) -> None:
         self.address = address
-        self._connection = _connect(address, Limits(MAX_META, max_body), timeout)
+        self._connection = _open_connection(address, FrameLimits(MAX_META_BYTES, max_body), timeout)
         self._greet(token)
 
-    def send(self, kind: Kind, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, kind: FrameKind, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers are contiguous and may be changed when this returns.
 
         Raises:
             RetryableError: the peer is away; the connection is closed.
         """
         try:
-            self._connection.send(Answer(kind, meta, buffers))
+            self._connection.send(OutgoingFrame(kind, meta, buffers))
         except RetryableError as gone:
             self._end_with_last_word(gone)
 
-    def receive(self, into: memoryview | None = None) -> Frame:
+    def receive(self, into: memoryview | None = None) -> ReceivedFrame:
         """Wait for the next frame.
 
         Args:
@@ -70,37 +70,37 @@ class BulkClient:
 
         Raises:
             RetryableError: the peer is away or silent; the connection is closed.
-            BulkRefused: the peer's REFUSED, or bytes that are no acceptable frame (then the connection is closed).
+            BulkRefusedError: the peer's REFUSED, or bytes that are no acceptable frame (then the connection is closed).
         """
         try:
             frame = self._connection.receive(into)
         except RetryableError:
             self.close()
             raise
-        except Refused as error:
+        except PeerRefusedError as error:
             self.close()
-            raise BulkRefused(error.message, kind=error.kind, where=self.address, hint=error.hint) from error
-        if frame.kind is Kind.REFUSED:
+            raise BulkRefusedError(error.message, kind=error.kind, where=self.address, hint=error.hint) from error
+        if frame.kind is FrameKind.REFUSED:
             raise self._refusal(frame)
         return frame
 
     def request(
-        self, kind: Kind, meta: bytes, buffers: Sequence[Buffer] = (), *, into: memoryview | None = None
-    ) -> Frame:
+        self, kind: FrameKind, meta: bytes, buffers: Sequence[Buffer] = (), *, into: memoryview | None = None
+    ) -> ReceivedFrame:
         """Send a frame and wait for its answer; raises what ``send`` and ``receive`` raise."""
         self.send(kind, meta, buffers)
         return self.receive(into)
 
-    def check_answer(self, request: Kind, frame: Frame) -> Frame:
+    def check_answer(self, request: FrameKind, frame: ReceivedFrame) -> ReceivedFrame:
         """The frame, which must be the answer to a request of this kind.
 
         Raises:
-            BulkRefused: it is of another kind; the connection is closed.
+            BulkRefusedError: it is of another kind; the connection is closed.
         """
-        if frame.kind is not ANSWERS[request]:
+        if frame.kind is not REPLY_KINDS[request]:
             self.close()
-            raise BulkRefused(
-                f"The server answers {frame.kind.name} to {request.name}, not {ANSWERS[request].name}",
+            raise BulkRefusedError(
+                f"The server answers {frame.kind.name} to {request.name}, not {REPLY_KINDS[request].name}",
                 kind="bad",
                 where=self.address,
             )
@@ -118,8 +118,8 @@ class BulkClient:
 
     def _greet(self, token: str) -> None:
         try:
-            self.check_answer(Kind.HELLO, self.request(Kind.HELLO, token.encode()))
-        except BulkRefused:
+            self.check_answer(FrameKind.HELLO, self.request(FrameKind.HELLO, token.encode()))
+        except BulkRefusedError:
             self.close()
             raise
 
@@ -131,32 +131,34 @@ class BulkClient:
         except EdlError:
             raise gone from None
         else:
-            raise self._refusal(frame) if frame.kind is Kind.REFUSED else gone
+            raise self._refusal(frame) if frame.kind is FrameKind.REFUSED else gone
         finally:
             self.close()
 
-    def _refusal(self, frame: Frame) -> BulkRefused:
+    def _refusal(self, frame: ReceivedFrame) -> BulkRefusedError:
         try:
             refusal = parse_message(Refusal, frame.meta)
-        except Refused as error:
-            return BulkRefused(f"The peer refuses without a readable reason: {error}", kind="bad", where=self.address)
-        return BulkRefused(refusal.reason, kind=refusal.kind, where=self.address, hint=refusal.hint or None)
+        except PeerRefusedError as error:
+            return BulkRefusedError(
+                f"The peer refuses without a readable reason: {error}", kind="bad", where=self.address
+            )
+        return BulkRefusedError(refusal.reason, kind=refusal.kind, where=self.address, hint=refusal.hint or None)
 
 
-def _connect(address: str, limits: Limits, timeout: float) -> Connection:
-    target = parse(address)
+def _open_connection(address: str, limits: FrameLimits, timeout: float) -> BulkConnection:
+    target = parse_address(address)
     try:
         if isinstance(target, UnixAddress):
-            sock = _connect_unix(target.path, timeout)
+            sock = _open_unix_socket(target.path, timeout)
         else:
             sock = socket.create_connection((target.host, target.port), timeout=min(timeout, CONNECT_SECONDS))
             sock.settimeout(None)
     except OSError as error:
         raise RetryableError(f"The server cannot be reached: {error}", where=address) from error
-    return Connection(sock, address, limits, timeout)
+    return BulkConnection(sock, address, limits, timeout)
 
 
-def _connect_unix(path: str, timeout: float) -> socket.socket:
+def _open_unix_socket(path: str, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         set_kernel_timeout(sock, timeout)  # Python's own would fail at once when the server's queue is full

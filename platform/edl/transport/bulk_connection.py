@@ -17,23 +17,30 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_frames import HEAD_SIZE, Answer, Frame, Limits, decode_head, encode_head
+from edl.transport.bulk_frames import (
+    HEAD_SIZE,
+    FrameLimits,
+    OutgoingFrame,
+    ReceivedFrame,
+    decode_frame_head,
+    encode_frame_head,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _MAX_VECTORS = 512  # IOV_MAX is 1024 on Linux and the BSDs, 16 is all that POSIX promises
-_KEEPALIVE = 2  # seconds until a silent TCP peer is probed, and between probes
+_KEEPALIVE_SECONDS = 2  # seconds until a silent TCP peer is probed, and between probes
 _KEEPALIVE_PROBES = 3
-_UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
-_PARTING = 1.0  # seconds that a peer which was refused may go on sending
-_FIRST_BODY = 1 << 16  # bytes
-_SEND_BUFFER = 1 << 20  # bytes, of a Unix socket
-AHEAD = 1 << 20
+_USER_TIMEOUT_MS = 10_000  # milliseconds that sent bytes may stay unacknowledged
+_DRAIN_SECONDS = 1.0  # seconds that a peer which was refused may go on sending
+_FIRST_BODY_BYTES = 1 << 16  # bytes
+_SEND_BUFFER_BYTES = 1 << 20  # bytes, of a Unix socket
+READ_AHEAD_BYTES = 1 << 20
 """Bytes that a connection takes for a body before they have come."""
 
 
-class Connection:
+class BulkConnection:
     """A connected stream socket that carries frames.
 
     Args:
@@ -43,15 +50,15 @@ class Connection:
         timeout: seconds without a byte moving after which the peer counts as gone.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, limits: Limits, timeout: float) -> None:
+    def __init__(self, sock: socket.socket, peer: str, limits: FrameLimits, timeout: float) -> None:
         self.peer = peer
         self._sock = sock
         self._limits = limits
         self._head = bytearray(HEAD_SIZE)
         self._meta = bytearray(min(4096, limits.meta))
-        self._body = bytearray(min(_FIRST_BODY, limits.body))
+        self._body = bytearray(min(_FIRST_BODY_BYTES, limits.body))
         self._timeout = timeout
-        tune(sock)
+        set_socket_options(sock)
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:
@@ -59,25 +66,25 @@ class Connection:
         self._timeout = seconds
         set_kernel_timeout(self._sock, seconds)
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: FrameLimits) -> None:
         """Take frames up to these limits from now on."""
         self._limits = limits
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: OutgoingFrame) -> None:
         """Send a frame; returns when all its bytes are with the kernel.
 
         Raises:
             RetryableError: the peer is gone or does not read.
         """
         views = [view for view in (memoryview(buffer) for buffer in answer.buffers) if view.nbytes]
-        head = encode_head(answer.kind, len(answer.meta), sum(view.nbytes for view in views))
+        head = encode_frame_head(answer.kind, len(answer.meta), sum(view.nbytes for view in views))
         pieces: list[Buffer] = [head + answer.meta, *(view.cast("B") for view in views)]
         try:
-            send_all(self._sock, pieces)
+            send_buffers(self._sock, pieces)
         except OSError as error:
             raise self._gone("sending", error) from error
 
-    def receive(self, into: memoryview | None = None, *, within: float | None = None) -> Frame:
+    def receive(self, into: memoryview | None = None, *, within: float | None = None) -> ReceivedFrame:
         """Wait for the next frame; the body of the last one becomes invalid.
 
         Args:
@@ -91,7 +98,7 @@ class Connection:
         deadline = None if within is None else time.monotonic() + within
         try:
             self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
-            kind, meta_size, body_size = decode_head(self._head, self._limits)
+            kind, meta_size, body_size = decode_frame_head(self._head, self._limits)
             meta, body = self._room_for_meta(meta_size), self._room_for_body(body_size, into)
             if meta_size or body.nbytes:
                 self._fill([meta, body], meta_size + body.nbytes, deadline)
@@ -99,7 +106,7 @@ class Connection:
                 body = self._fill_more(body_size, deadline)
         except OSError as error:
             raise self._gone("receiving", error) from error
-        return Frame(kind, bytes(meta), body)
+        return ReceivedFrame(kind, bytes(meta), body)
 
     def wake(self) -> None:
         """End what another thread waits for on this connection; it sees the peer gone."""
@@ -109,7 +116,7 @@ class Connection:
             if error.errno not in (errno.ENOTCONN, errno.EBADF):
                 raise
 
-    def part(self, last: Answer) -> None:
+    def part(self, last: OutgoingFrame) -> None:
         """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
 
         Raises:
@@ -118,8 +125,8 @@ class Connection:
         self.send(last)
         try:
             self._sock.shutdown(socket.SHUT_WR)
-            self.set_timeout(_PARTING)
-            deadline = time.monotonic() + _PARTING
+            self.set_timeout(_DRAIN_SECONDS)
+            deadline = time.monotonic() + _DRAIN_SECONDS
             while self._sock.recv_into(self._body or self._meta) and time.monotonic() < deadline:
                 pass
         except OSError as error:
@@ -138,16 +145,16 @@ class Connection:
         """Memory for a body, or for its beginning if it is larger than any before."""
         if into is not None and size <= into.nbytes:
             return into.cast("B")[:size] if size else into[:0]
-        if len(self._body) < min(size, AHEAD):
-            self._body = bytearray(min(size, AHEAD))
+        if len(self._body) < min(size, READ_AHEAD_BYTES):
+            self._body = bytearray(min(size, READ_AHEAD_BYTES))
         return memoryview(self._body)[:size]
 
     def _fill_more(self, size: int, deadline: float | None) -> memoryview:
         """Receive the rest of a body of which as much has come as there was room for."""
-        arrived, piece = bytearray(self._body), memoryview(bytearray(AHEAD))
+        arrived, piece = bytearray(self._body), memoryview(bytearray(READ_AHEAD_BYTES))
         self._body = arrived
         while left := size - len(arrived):
-            self._fill([piece[:left]], min(left, AHEAD), deadline)
+            self._fill([piece[:left]], min(left, READ_AHEAD_BYTES), deadline)
             arrived += piece[:left]
         return memoryview(arrived)
 
@@ -161,7 +168,7 @@ class Connection:
             if size:
                 if deadline is not None and time.monotonic() > deadline:
                     raise BlockingIOError(errno.EAGAIN, "too slow")
-                views = remaining(views, count)
+                views = remaining_views(views, count)
 
     def _gone(self, doing: str, error: OSError) -> RetryableError:
         if isinstance(error, BlockingIOError):
@@ -169,16 +176,16 @@ class Connection:
         return RetryableError(f"The peer is gone: {doing} failed: {error.strerror or error}", where=self.peer)
 
 
-def send_all(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
+def send_buffers(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
     """Send all pieces in order, whatever part of them the kernel takes at a time."""
     views = [memoryview(piece) for piece in pieces]
     while views:
         batch = views[:_MAX_VECTORS]
         count = sock.sendmsg(batch)
-        views = remaining(batch, count) + views[_MAX_VECTORS:]
+        views = remaining_views(batch, count) + views[_MAX_VECTORS:]
 
 
-def remaining(views: Sequence[memoryview], count: int) -> list[memoryview]:
+def remaining_views(views: Sequence[memoryview], count: int) -> list[memoryview]:
     """Return what is left of byte views after ``count`` bytes of them were used; empty views are left out."""
     for position, view in enumerate(views):
         if count < view.nbytes:
@@ -187,22 +194,22 @@ def remaining(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def tune(sock: socket.socket) -> None:
+def set_socket_options(sock: socket.socket) -> None:
     """Set the options of a bulk socket: over TCP no delay, and a vanished peer is noticed.
 
     TCP tunes its buffers by itself, which fixed sizes would end. A Unix socket's holds 200 KB unless told otherwise:
     a step's frames are larger, and both sides would be woken several times for each.
     """
     if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # the kernel takes less if it must
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # the kernel takes less if it must
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE),
-        ("TCP_KEEPINTVL", _KEEPALIVE),
+        ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", _UNREACHABLE),
+        ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
     ):
         if hasattr(socket, name):  # each exists on Linux; macOS lacks some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

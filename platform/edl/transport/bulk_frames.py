@@ -21,21 +21,21 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from edl.transport.handshake import PROTOCOL_VERSION, check_version
-from edl.transport.peer_errors import Refused
+from edl.transport.handshake import PROTOCOL_VERSION, check_protocol_version
+from edl.transport.peer_errors import PeerRefusedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MAGIC = b"EDLB"
-MAX_META = 1 << 20
+FRAME_MAGIC = b"EDLB"
+MAX_META_BYTES = 1 << 20
 """Bytes."""
 
 _HEAD = struct.Struct("<4sHHIQ")
 HEAD_SIZE = _HEAD.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame means; the meta message that goes with it stands beside."""
 
     HELLO = 1  # the token's bytes
@@ -53,77 +53,77 @@ class Kind(IntEnum):
     SCANNED = 13  # ScannedRows
 
 
-ANSWERS = {
-    Kind.HELLO: Kind.WELCOME,
-    Kind.DECLARE: Kind.DECLARED,
-    Kind.PULL: Kind.PULLED,
-    Kind.PULL_ROWS: Kind.ROWS,
-    Kind.PUSH: Kind.PUSHED,
-    Kind.SCAN_ROWS: Kind.SCANNED,
+REPLY_KINDS = {
+    FrameKind.HELLO: FrameKind.WELCOME,
+    FrameKind.DECLARE: FrameKind.DECLARED,
+    FrameKind.PULL: FrameKind.PULLED,
+    FrameKind.PULL_ROWS: FrameKind.ROWS,
+    FrameKind.PUSH: FrameKind.PUSHED,
+    FrameKind.SCAN_ROWS: FrameKind.SCANNED,
 }
 """What a request is answered with, unless with REFUSED."""
 
-_KINDS = {int(kind): kind for kind in Kind}  # a lookup costs a tenth of calling the enum
+_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup costs a tenth of calling the enum
 
 
-class Frame(NamedTuple):
+class ReceivedFrame(NamedTuple):
     """A frame as it arrived; ``body`` is valid until the next receive on its connection."""
 
-    kind: Kind
+    kind: FrameKind
     meta: bytes
     body: memoryview
 
 
-class Answer(NamedTuple):
+class OutgoingFrame(NamedTuple):
     """A frame to send; the buffers (contiguous) are on the wire before the connection receives again."""
 
-    kind: Kind
+    kind: FrameKind
     meta: bytes = b""
     buffers: Sequence[Buffer] = ()
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """The fixed part of a frame, checked."""
 
-    kind: Kind
+    kind: FrameKind
     meta_size: int
     body_size: int
 
 
-class Limits(NamedTuple):
+class FrameLimits(NamedTuple):
     """The largest meta and body that a receiver takes, in bytes."""
 
     meta: int
     body: int
 
 
-def encode_head(kind: Kind, meta_size: int, body_size: int) -> bytes:
+def encode_frame_head(kind: FrameKind, meta_size: int, body_size: int) -> bytes:
     """Return the head of a frame.
 
     Raises:
         Refused: the meta message is larger than any receiver takes.
     """
-    if meta_size > MAX_META:
-        raise Refused(f"A bulk head of {meta_size} bytes is larger than {MAX_META}", kind="bad")
-    return _HEAD.pack(MAGIC, PROTOCOL_VERSION, kind, meta_size, body_size)
+    if meta_size > MAX_META_BYTES:
+        raise PeerRefusedError(f"A bulk head of {meta_size} bytes is larger than {MAX_META_BYTES}", kind="bad")
+    return _HEAD.pack(FRAME_MAGIC, PROTOCOL_VERSION, kind, meta_size, body_size)
 
 
-def decode_head(data: Buffer, limits: Limits) -> Head:
+def decode_frame_head(data: Buffer, limits: FrameLimits) -> FrameHead:
     """Read and check the ``HEAD_SIZE`` bytes of a head.
 
     Raises:
         Refused: another version of the protocol, no frame at all, or one larger than the limits.
     """
     magic, version, number, meta_size, body_size = _HEAD.unpack(data)
-    if magic != MAGIC:
-        raise Refused(f"This is not an EDL bulk frame: it begins with {magic!r}", kind="bad")
-    check_version(version)
+    if magic != FRAME_MAGIC:
+        raise PeerRefusedError(f"This is not an EDL bulk frame: it begins with {magic!r}", kind="bad")
+    check_protocol_version(version)
     kind = _KINDS.get(number)
     if kind is None:
-        raise Refused(f"There is no bulk frame of kind {number}", kind="bad")
+        raise PeerRefusedError(f"There is no bulk frame of kind {number}", kind="bad")
     if meta_size > limits.meta or body_size > limits.body:
-        raise Refused(
+        raise PeerRefusedError(
             f"A {kind.name} frame of {meta_size} + {body_size} bytes is larger than {limits.meta} + {limits.body}",
             kind="bad",
         )
-    return Head(kind, meta_size, body_size)
+    return FrameHead(kind, meta_size, body_size)

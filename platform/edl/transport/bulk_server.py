@@ -10,23 +10,23 @@ import time
 from collections.abc import Callable, Iterable
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.transport.bulk_connection import Connection
-from edl.transport.bulk_frames import MAX_META, Answer, Frame, Kind, Limits
+from edl.transport.bulk_connection import BulkConnection
+from edl.transport.bulk_frames import MAX_META_BYTES, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
 from edl.transport.edl_pb2 import Refusal
-from edl.transport.handshake import MAX_TOKEN, check_token
-from edl.transport.listener import Listener
-from edl.transport.peer_errors import Refused, kind_of, sendable
+from edl.transport.handshake import MAX_TOKEN_BYTES, check_job_token
+from edl.transport.listener import SocketListener
+from edl.transport.peer_errors import PeerRefusedError, refusal_kind, to_sendable_text
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Frame], Answer]
+FrameHandler = Callable[[ReceivedFrame], OutgoingFrame]
 
-_STRANGER = Limits(meta=MAX_TOKEN, body=0)
-_HANDSHAKE = 5.0  # seconds for the whole first frame
-_STOP = 5.0  # seconds that stop() waits for handlers
-_MORE_MEMORY = "give it more memory, or send less at once"
-_EXHAUSTED = 0.1  # seconds to wait when the process has no file descriptor left
-_TOLD_AGAIN = 10.0  # seconds from one warning about connections that had to go to the next
+_UNAUTHENTICATED_LIMITS = FrameLimits(meta=MAX_TOKEN_BYTES, body=0)
+_HANDSHAKE_SECONDS = 5.0  # seconds for the whole first frame
+_STOP_SECONDS = 5.0  # seconds that stop() waits for handlers
+_MORE_MEMORY_HINT = "give it more memory, or send less at once"
+_EXHAUSTED_PAUSE_SECONDS = 0.1  # seconds to wait when the process has no file descriptor left
+_WARNING_PERIOD_SECONDS = 10.0  # seconds from one warning about connections that had to go to the next
 
 
 class BulkServer:
@@ -52,7 +52,7 @@ class BulkServer:
         self,
         address: str,
         token: str,
-        handle: Handler,
+        handle: FrameHandler,
         *,
         max_body: int,
         idle: float = 600.0,
@@ -63,18 +63,20 @@ class BulkServer:
         self.address = address
         self._token = token.encode()
         self._handle = handle
-        self._limits = Limits(MAX_META, max_body)
+        self._limits = FrameLimits(MAX_META_BYTES, max_body)
         self._idle = idle
         self._max_connections = max_connections
         self._max_unproven = max_unproven
         self._parted = parted
         self._lock = threading.Lock()
-        self._open: dict[Connection, threading.Thread] = {}
-        self._unproven: dict[Connection, None] = {}  # the oldest first; those that had to go are in none of these two
-        self._proven: set[Connection] = set()
+        self._open: dict[BulkConnection, threading.Thread] = {}
+        self._unproven: dict[
+            BulkConnection, None
+        ] = {}  # the oldest first; those that had to go are in none of these two
+        self._proven: set[BulkConnection] = set()
         self._gone, self._told = 0, float("-inf")
         self._stopping = threading.Event()
-        self._listener: Listener | None = None
+        self._listener: SocketListener | None = None
         self._waker, self._woken = socket.socketpair()
         self._acceptor = threading.Thread(target=self._accept_all, name="bulk-accept", daemon=True)
 
@@ -84,7 +86,7 @@ class BulkServer:
         Raises:
             RefusedError: the address cannot be used, or another live server listens there.
         """
-        self._listener = Listener(self.address)
+        self._listener = SocketListener(self.address)
         self.address = self._listener.address
         self._acceptor.start()
 
@@ -100,7 +102,7 @@ class BulkServer:
             self._acceptor.join()
             self._listener.close()
         self._woken.close()
-        _join(threads)
+        _join_threads(threads)
 
     def _accept_all(self) -> None:
         assert self._listener is not None
@@ -118,7 +120,7 @@ class BulkServer:
             return
         except OSError as error:
             log.warning("%s: a connection could not be accepted: %s", self.address, error)
-            self._stopping.wait(_EXHAUSTED)
+            self._stopping.wait(_EXHAUSTED_PAUSE_SECONDS)
             return
         sock.setblocking(True)
         self._admit(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
@@ -131,12 +133,12 @@ class BulkServer:
             if len(self._unproven) >= self._max_unproven:
                 self._drop_oldest()
             try:
-                self._begin(Connection(sock, peer, _STRANGER, _HANDSHAKE))
+                self._begin(BulkConnection(sock, peer, _UNAUTHENTICATED_LIMITS, _HANDSHAKE_SECONDS))
             except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
                 log.warning("%s: %s could not be served: %s", self.address, peer, error)
                 sock.close()
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: BulkConnection) -> None:
         """Start the connection's thread; under the lock, since stop() cannot join a thread that has not started."""
         thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
         thread.start()
@@ -150,12 +152,12 @@ class BulkServer:
         oldest.wake()
         self._gone += 1
         now = time.monotonic()
-        if now - self._told >= _TOLD_AGAIN:
+        if now - self._told >= _WARNING_PERIOD_SECONDS:
             what = "%s: %s has not proved the token and goes for a newer connection, as %d did since it was said last"
             log.warning(what, self.address, oldest.peer, self._gone)
             self._gone, self._told = 0, now
 
-    def _prove(self, connection: Connection) -> None:
+    def _prove(self, connection: BulkConnection) -> None:
         """A connection has proved the token.
 
         Raises:
@@ -172,17 +174,20 @@ class BulkServer:
                 raise RetryableError(f"{connection.peer} is turned away")
             self._proven.add(connection)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: BulkConnection) -> None:
         try:
             self._greet(connection)
             while True:
                 connection.send(self._answer(connection.receive()))
         except RetryableError as gone:
             log.debug("%s", gone)
-        except Refused as refused:
+        except PeerRefusedError as refused:
             self._part(connection, refused)
         except MemoryError:
-            self._part(connection, Refused("The server has no memory for a frame", kind="full", hint=_MORE_MEMORY))
+            self._part(
+                connection,
+                PeerRefusedError("The server has no memory for a frame", kind="full", hint=_MORE_MEMORY_HINT),
+            )
         finally:
             with self._lock:
                 del self._open[connection]
@@ -191,41 +196,43 @@ class BulkServer:
             connection.close()
             self._parted()
 
-    def _greet(self, connection: Connection) -> None:
-        hello = connection.receive(within=_HANDSHAKE)
-        if hello.kind is not Kind.HELLO:
-            raise Refused(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
-        check_token(hello.meta, self._token)
+    def _greet(self, connection: BulkConnection) -> None:
+        hello = connection.receive(within=_HANDSHAKE_SECONDS)
+        if hello.kind is not FrameKind.HELLO:
+            raise PeerRefusedError(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
+        check_job_token(hello.meta, self._token)
         self._prove(connection)
         connection.set_limits(self._limits)
         connection.set_timeout(self._idle)
-        connection.send(Answer(Kind.WELCOME))
+        connection.send(OutgoingFrame(FrameKind.WELCOME))
 
-    def _answer(self, frame: Frame) -> Answer:
+    def _answer(self, frame: ReceivedFrame) -> OutgoingFrame:
         try:
             return self._handle(frame)
         except RefusedError as refused:
-            return refusal(refused)
+            return refusal_frame(refused)
         except Exception as error:
             log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
-            raise Refused(f"The server failed inside: {error!r}", kind="internal") from error
+            raise PeerRefusedError(f"The server failed inside: {error!r}", kind="internal") from error
 
-    def _part(self, connection: Connection, refused: Refused) -> None:
+    def _part(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
         log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
         try:
-            connection.part(refusal(refused))
+            connection.part(refusal_frame(refused))
         except RetryableError as gone:
             log.debug("%s", gone)
 
 
-def refusal(error: RefusedError) -> Answer:
+def refusal_frame(error: RefusedError) -> OutgoingFrame:
     """Return the frame that tells a peer why it is refused."""
-    told = Refusal(reason=sendable(error.message), kind=kind_of(error), hint=sendable(error.hint or ""))
-    return Answer(Kind.REFUSED, told.SerializeToString())
+    told = Refusal(
+        reason=to_sendable_text(error.message), kind=refusal_kind(error), hint=to_sendable_text(error.hint or "")
+    )
+    return OutgoingFrame(FrameKind.REFUSED, told.SerializeToString())
 
 
-def _join(threads: Iterable[threading.Thread]) -> None:
-    until = time.monotonic() + _STOP
+def _join_threads(threads: Iterable[threading.Thread]) -> None:
+    until = time.monotonic() + _STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():

@@ -13,25 +13,25 @@ from typing import Any
 import grpc
 
 from edl.api.errors import EdlError, RetryableError
-from edl.transport.address import parse
-from edl.transport.control_methods import Method, Reply, Request
-from edl.transport.control_server import ControlServer, serve
+from edl.transport.address import parse_address
+from edl.transport.control_methods import ControlMethod, ReplyT, RequestT
+from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.grpc_options import CLIENT_OPTIONS
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
-from edl.transport.message_validation import parse as parse_message
-from edl.transport.peer_errors import Refused
-from edl.transport.retry import Retry, Timing, pauses
-from edl.transport.status_mapping import translate
+from edl.transport.message_validation import parse_message as parse_message
+from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.retry import RetryPolicy, RetryTiming, iter_pauses
+from edl.transport.status_mapping import translate_rpc_error
 
-__all__ = ["Channel", "ControlServer", "Retry", "connect", "serve"]
+__all__ = ["ControlChannel", "ControlServer", "RetryPolicy", "open_control_channel", "start_control_server"]
 
-_SUSPECT = frozenset(
+_RECONNECT_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},
 )
 """After these the connection may lead nowhere (a vanished pod answers no packet): the next try gets a new one."""
 
 
-class Channel:
+class ControlChannel:
     """A way to one peer, for any number of threads; it survives the peer's restarts.
 
     Args:
@@ -40,22 +40,27 @@ class Channel:
         timing: clock, sleep and randomness of retries.
     """
 
-    def __init__(self, address: str, token: str, *, timing: Timing | None = None) -> None:
-        parse(address)
+    def __init__(self, address: str, token: str, *, timing: RetryTiming | None = None) -> None:
+        parse_address(address)
         self.address = address
         self._metadata = ((TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION)))
-        self._timing = timing or Timing()
+        self._timing = timing or RetryTiming()
         self._lock = threading.Lock()
         self._closed = False
-        self._line = _Line(address)
+        self._line = _GrpcConnection(address)
 
     def call(
-        self, method: Method[Request, Reply], request: Request, *, deadline: float, retry: Retry | None = None
-    ) -> Reply:
+        self,
+        method: ControlMethod[RequestT, ReplyT],
+        request: RequestT,
+        *,
+        deadline: float,
+        retry: RetryPolicy | None = None,
+    ) -> ReplyT:
         """Call a method of the peer.
 
         Args:
-            method: one of ``methods.Master`` or ``methods.PsControl``.
+            method: one of ``methods.Master`` or ``methods.PsControlMethods``.
             request: its request.
             deadline: seconds for each try.
             retry: how long to keep trying when the peer is away, silent or busy; ``None``: one try.
@@ -67,7 +72,7 @@ class Channel:
         if retry is None:
             return self._try(method, request, deadline)
         until = self._timing.clock() + retry.within
-        waits = pauses(retry, self._timing.uniform)
+        waits = iter_pauses(retry, self._timing.uniform)
         while True:
             try:
                 return self._try(method, request, deadline)
@@ -83,25 +88,25 @@ class Channel:
             self._closed = True
             self._line.close()
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> ControlChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _try(self, method: Method[Request, Reply], request: Request, deadline: float) -> Reply:
+    def _try(self, method: ControlMethod[RequestT, ReplyT], request: RequestT, deadline: float) -> ReplyT:
         line = self._line
         try:
             return line.invoke(method, request, deadline, self._metadata)
-        except Refused as error:
-            raise Refused(f"{method.name}: {error.message}", kind=error.kind, where=self.address) from error
+        except PeerRefusedError as error:
+            raise PeerRefusedError(f"{method.name}: {error.message}", kind=error.kind, where=self.address) from error
         except grpc.RpcError as error:
             status = error.code()
-            if status in _SUSPECT:
+            if status in _RECONNECT_CODES:
                 self._replace(line)
             if status is grpc.StatusCode.CANCELLED and self._closed:
                 raise self._closed_or_replaced() from error
-            raise translate(error, method.name, self.address, deadline) from error
+            raise translate_rpc_error(error, method.name, self.address, deadline) from error
         except ValueError as error:
             if line.usable:
                 raise
@@ -109,18 +114,18 @@ class Channel:
 
     def _closed_or_replaced(self) -> EdlError:
         if self._closed:
-            return Refused("This channel was closed", kind="closed", where=self.address)
+            return PeerRefusedError("This channel was closed", kind="closed", where=self.address)
         return RetryableError("The connection was lost in another call", where=self.address)
 
-    def _replace(self, line: _Line) -> None:
+    def _replace(self, line: _GrpcConnection) -> None:
         """Connect anew, unless another thread has done so since ``line`` was in use."""
         with self._lock:
             if line is self._line and not self._closed:
-                self._line = _Line(self.address)
+                self._line = _GrpcConnection(self.address)
                 line.retire()
 
 
-class _Line:
+class _GrpcConnection:
     """One gRPC channel and its callables, made once for each method; closed when it is retired and its calls ended.
 
     A call that found the peer silent must not cut off the long poll of another thread, which may be answered yet.
@@ -134,8 +139,12 @@ class _Line:
         self._calls = 0
 
     def invoke(
-        self, method: Method[Request, Reply], request: Request, deadline: float, metadata: tuple[tuple[str, str], ...]
-    ) -> Reply:
+        self,
+        method: ControlMethod[RequestT, ReplyT],
+        request: RequestT,
+        deadline: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> ReplyT:
         with self._lock:
             self._calls += 1
         try:
@@ -157,7 +166,7 @@ class _Line:
         self.usable = False
         self._channel.close()
 
-    def _callable(self, method: Method[Request, Reply]) -> Callable[..., Any]:
+    def _callable(self, method: ControlMethod[RequestT, ReplyT]) -> Callable[..., Any]:
         function = self._callables.get(method.path)
         if function is None:
             function = self._callables[method.path] = self._channel.unary_unary(
@@ -166,10 +175,10 @@ class _Line:
         return function
 
 
-def connect(address: str, token: str, *, timing: Timing | None = None) -> Channel:
+def open_control_channel(address: str, token: str, *, timing: RetryTiming | None = None) -> ControlChannel:
     """Return a channel to a peer; it connects with the first call.
 
     Raises:
         BadInputError: the address is none.
     """
-    return Channel(address, token, timing=timing)
+    return ControlChannel(address, token, timing=timing)

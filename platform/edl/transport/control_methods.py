@@ -13,17 +13,17 @@ from google.protobuf.message import Message
 
 from edl.transport import edl_pb2 as pb
 
-Request = TypeVar("Request", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Method(Generic[Request, Reply]):
+class ControlMethod(Generic[RequestT, ReplyT]):
     """One method: its path on the wire (``/package.Service/Name``) and its messages."""
 
     path: str
-    request: type[Request]
-    reply: type[Reply]
+    request: type[RequestT]
+    reply: type[ReplyT]
 
     @property
     def name(self) -> str:
@@ -31,25 +31,25 @@ class Method(Generic[Request, Reply]):
         return self.path.rpartition("/")[2]
 
 
-class Master:
+class MasterMethods:
     """What workers and PS ask of the master."""
 
-    Register: Final = Method("/edl.v1.Master/Register", pb.RegisterRequest, pb.RegisterReply)
-    Lease: Final = Method("/edl.v1.Master/Lease", pb.LeaseRequest, pb.LeaseReply)
-    Progress: Final = Method("/edl.v1.Master/Progress", pb.ProgressRequest, pb.ProgressReply)
-    Report: Final = Method("/edl.v1.Master/Report", pb.ReportRequest, pb.ReportReply)
-    Fail: Final = Method("/edl.v1.Master/Fail", pb.FailRequest, pb.FailReply)
-    Leave: Final = Method("/edl.v1.Master/Leave", pb.LeaveRequest, pb.LeaveReply)
+    Register: Final = ControlMethod("/edl.v1.Master/Register", pb.RegisterRequest, pb.RegisterReply)
+    Lease: Final = ControlMethod("/edl.v1.Master/Lease", pb.LeaseRequest, pb.LeaseReply)
+    Progress: Final = ControlMethod("/edl.v1.Master/Progress", pb.ProgressRequest, pb.ProgressReply)
+    Report: Final = ControlMethod("/edl.v1.Master/Report", pb.ReportRequest, pb.ReportReply)
+    Fail: Final = ControlMethod("/edl.v1.Master/Fail", pb.FailRequest, pb.FailReply)
+    Leave: Final = ControlMethod("/edl.v1.Master/Leave", pb.LeaveRequest, pb.LeaveReply)
 
 
-class PsControl:
+class PsControlMethods:
     """What the master asks of a PS."""
 
-    Attach: Final = Method("/edl.v1.PsControl/Attach", pb.AttachRequest, pb.AttachReply)
-    Revoke: Final = Method("/edl.v1.PsControl/Revoke", pb.RevokeRequest, pb.RevokeReply)
-    Prepare: Final = Method("/edl.v1.PsControl/Prepare", pb.PrepareRequest, pb.PrepareReply)
-    Hold: Final = Method("/edl.v1.PsControl/Hold", pb.HoldRequest, pb.HoldReply)
-    Snapshot: Final = Method("/edl.v1.PsControl/Snapshot", pb.SnapshotRequest, pb.SnapshotReply)
-    Release: Final = Method("/edl.v1.PsControl/Release", pb.ReleaseRequest, pb.ReleaseReply)
-    Unpin: Final = Method("/edl.v1.PsControl/Unpin", pb.UnpinRequest, pb.UnpinReply)
-    Saved: Final = Method("/edl.v1.PsControl/Saved", pb.SavedRequest, pb.SavedReply)
+    Attach: Final = ControlMethod("/edl.v1.PsControl/Attach", pb.AttachRequest, pb.AttachReply)
+    Revoke: Final = ControlMethod("/edl.v1.PsControl/Revoke", pb.RevokeRequest, pb.RevokeReply)
+    Prepare: Final = ControlMethod("/edl.v1.PsControl/Prepare", pb.PrepareRequest, pb.PrepareReply)
+    Hold: Final = ControlMethod("/edl.v1.PsControl/Hold", pb.HoldRequest, pb.HoldReply)
+    Snapshot: Final = ControlMethod("/edl.v1.PsControl/Snapshot", pb.SnapshotRequest, pb.SnapshotReply)
+    Release: Final = ControlMethod("/edl.v1.PsControl/Release", pb.ReleaseRequest, pb.ReleaseReply)
+    Unpin: Final = ControlMethod("/edl.v1.PsControl/Unpin", pb.UnpinRequest, pb.UnpinReply)
+    Saved: Final = ControlMethod("/edl.v1.PsControl/Saved", pb.SavedRequest, pb.SavedReply)

@@ -25,29 +25,29 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.transport.address import TcpAddress, UnixAddress, parse
+from edl.transport.address import TcpAddress, UnixAddress, parse_address
 from edl.transport.grpc_options import SERVER_OPTIONS
-from edl.transport.handshake import TOKEN_KEY, VERSION_KEY, check_token, check_version
-from edl.transport.listener import refuse_live_socket
-from edl.transport.message_validation import check
-from edl.transport.peer_errors import Refused, kind_of, sendable
+from edl.transport.handshake import TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
+from edl.transport.listener import check_socket_unused
+from edl.transport.message_validation import check_message
+from edl.transport.peer_errors import PeerRefusedError, refusal_kind, to_sendable_text
 from edl.transport.status_mapping import KIND_KEY
 
 log = logging.getLogger(__name__)
 
-MESSAGE_SECONDS = 5.0
+MESSAGE_TIMEOUT_SECONDS = 5.0
 """What a caller with the token gets to send its message after the headers."""
 
-_GRACE = 0.5  # seconds that calls get to end when the server stops
-_PRIVATE = 0o600
-_LONGEST_VERSION = 9  # digits
-_Result = TypeVar("_Result")
-_SERVING: set[ControlServer] = set()
+_GRACE_SECONDS = 0.5  # seconds that calls get to end when the server stops
+_SOCKET_MODE = 0o600
+_MAX_VERSION_DIGITS = 9  # digits
+_ResultT = TypeVar("_ResultT")
+_RUNNING_SERVERS: set[ControlServer] = set()
 """Those that have not been stopped: gRPC ends a server that nobody refers to, whoever waits for its answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallContext:
     """What a handler knows of the call beside its message: it is the ``context`` of the generated servicers.
 
     Attributes:
@@ -60,7 +60,7 @@ class Call:
     peer: Callable[[], str]
     deadline: float | None = None
 
-    async def on_thread(self, work: Callable[[], _Result]) -> _Result:
+    async def on_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         """Run on a thread of the pool what a handler on the event loop must not wait for."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
@@ -85,21 +85,21 @@ class ControlServer:
         self._server = server
         self._pool = pool
         self._before_stop = before_stop
-        _SERVING.add(self)
+        _RUNNING_SERVERS.add(self)
 
-    def stop(self, grace: float = _GRACE) -> None:
+    def stop(self, grace: float = _GRACE_SECONDS) -> None:
         """Take no more calls, wake those that wait, cancel what is left after ``grace`` seconds; again is harmless.
 
         Returns when every handler has returned: one that waits must be woken by ``before_stop``.
         """
         self.stopping.set()
         self._before_stop()
-        _on_loop(self._server.stop(grace))
+        _run_on_loop(self._server.stop(grace))
         self._pool.shutdown()
-        _SERVING.discard(self)
+        _RUNNING_SERVERS.discard(self)
 
 
-def serve(
+def start_control_server(
     register: Callable[[Any], None],
     address: str,
     token: str,
@@ -122,32 +122,34 @@ def serve(
     Raises:
         RefusedError: the address cannot be used, or another live server listens there.
     """
-    wanted = parse(address)
+    wanted = parse_address(address)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
-    guard = Guard(token, pool)
+    guard = AuthenticatingHandler(token, pool)
     register(guard)
     try:
-        server, bound = _on_loop(_start(guard, wanted))
+        server, bound = _run_on_loop(_start_grpc_server(guard, wanted))
     except BaseException:
         pool.shutdown()
         raise
     return ControlServer(server, pool, bound, before_stop)
 
 
-async def _start(guard: Guard, wanted: UnixAddress | TcpAddress) -> tuple[grpc.aio.Server, str]:
+async def _start_grpc_server(
+    guard: AuthenticatingHandler, wanted: UnixAddress | TcpAddress
+) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server(handlers=[guard], options=SERVER_OPTIONS)
-    bound = _bind(server, wanted)
+    bound = _bind_address(server, wanted)
     await server.start()
     return server, bound
 
 
-def _bind(server: grpc.aio.Server, wanted: UnixAddress | TcpAddress) -> str:
+def _bind_address(server: grpc.aio.Server, wanted: UnixAddress | TcpAddress) -> str:
     try:
         if isinstance(wanted, UnixAddress):
-            refuse_live_socket(wanted)
+            check_socket_unused(wanted)
         port = server.add_insecure_port(str(wanted))
         if isinstance(wanted, UnixAddress):
-            os.chmod(wanted.path, _PRIVATE)
+            os.chmod(wanted.path, _SOCKET_MODE)
             return str(wanted)
     except (OSError, RuntimeError) as error:
         raise RefusedError(f"The server cannot listen: {error}", where=str(wanted)) from error
@@ -155,18 +157,18 @@ def _bind(server: grpc.aio.Server, wanted: UnixAddress | TcpAddress) -> str:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _event_loop() -> asyncio.AbstractEventLoop:
     """The event loop of this process's servers, on a thread of its own; all of gRPC's events are read by one loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="control-loop", daemon=True).start()
     return loop
 
 
-def _on_loop(work: Coroutine[Any, Any, _Result]) -> _Result:
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+def _run_on_loop(work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+    return asyncio.run_coroutine_threadsafe(work, _event_loop()).result()
 
 
-class Guard(grpc.GenericRpcHandler):
+class AuthenticatingHandler(grpc.GenericRpcHandler):
     """Checks token and version of every call, waits for its message, and translates what handlers raise.
 
     It stands where the generated code expects a server, and collects its methods.
@@ -197,8 +199,8 @@ class Guard(grpc.GenericRpcHandler):
         """Return the handler of a call, or one that refuses it without waiting for its message."""
         try:
             self._check(details)
-        except Refused as refused:
-            return _refusing(refused)
+        except PeerRefusedError as refused:
+            return _refusing_handler(refused)
         handler = self._guarded.get(details.method)
         if handler is None:
             found = (servicer.service(details) for servicer in self._servicers)
@@ -211,10 +213,10 @@ class Guard(grpc.GenericRpcHandler):
     def _check(self, details: grpc.HandlerCallDetails) -> None:
         sent = dict(details.invocation_metadata)
         token = sent.get(TOKEN_KEY, "")
-        check_token(token if isinstance(token, bytes) else token.encode(), self._token)
+        check_job_token(token if isinstance(token, bytes) else token.encode(), self._token)
         version = str(sent.get(VERSION_KEY, "none"))
-        numeric = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
-        check_version(int(version) if numeric else version[:_LONGEST_VERSION])
+        numeric = version.isascii() and version.isdecimal() and len(version) <= _MAX_VERSION_DIGITS
+        check_protocol_version(int(version) if numeric else version[:_MAX_VERSION_DIGITS])
 
     def _handler(self, method: str, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         """The handler of a method as one of a stream that has one message: only so can its coming be awaited."""
@@ -226,61 +228,61 @@ class Guard(grpc.GenericRpcHandler):
             try:
                 message = decode(data)
             except DecodeError as error:
-                raise Refused(f"the call's message cannot be read: {error}", kind="bad") from error
-            return check(message) if isinstance(message, Message) else message
+                raise PeerRefusedError(f"the call's message cannot be read: {error}", kind="bad") from error
+            return check_message(message) if isinstance(message, Message) else message
 
-        async def work(data: bytes, call: Call) -> Any:
+        async def work(data: bytes, call: CallContext) -> Any:
             if iscoroutinefunction(handle):
                 return await handle(read(data), call)  # type: ignore[arg-type]  # see Call
             return await call.on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
 
         async def respond(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            data = await _message(messages, context)
+            data = await _receive_message(messages, context)
             left = context.time_remaining()
-            call = Call(self._pool, context.peer, None if left is None else time.monotonic() + left)
+            call = CallContext(self._pool, context.peer, None if left is None else time.monotonic() + left)
             try:
                 return await work(data, call)
             except RefusedError as refused:
-                await _refuse(context, refused)
+                await _abort_refused(context, refused)
             except RetryableError as busy:
-                await _abort(context, grpc.StatusCode.UNAVAILABLE, str(busy))
+                await _abort_call(context, grpc.StatusCode.UNAVAILABLE, str(busy))
             except Exception as error:
                 log.exception("the handler of %s failed", method)
-                await _abort(context, grpc.StatusCode.UNKNOWN, f"The server failed inside: {error!r}")
+                await _abort_call(context, grpc.StatusCode.UNKNOWN, f"The server failed inside: {error!r}")
 
         return grpc.stream_unary_rpc_method_handler(respond, None, original.response_serializer)
 
 
-async def _message(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+async def _receive_message(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
     """The message of a call that has proved the token."""
     try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
+        async with asyncio.timeout(MESSAGE_TIMEOUT_SECONDS):
             return await anext(messages)
     except TimeoutError:
-        late = f"no message came within {MESSAGE_SECONDS:g} s of the call's headers"
-        await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, late)
+        late = f"no message came within {MESSAGE_TIMEOUT_SECONDS:g} s of the call's headers"
+        await _abort_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, late)
     except StopAsyncIteration:
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        await _abort_call(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
 
 
-def _refusing(refused: RefusedError) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusing_handler(refused: RefusedError) -> grpc.RpcMethodHandler[Any, Any]:
     async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await _refuse(context, refused)
+        await _abort_refused(context, refused)
 
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refused: RefusedError) -> NoReturn:
-    kind = kind_of(refused)
+async def _abort_refused(context: grpc.aio.ServicerContext[Any, Any], refused: RefusedError) -> NoReturn:
+    kind = refusal_kind(refused)
     code = grpc.StatusCode.UNAUTHENTICATED if kind == "token" else grpc.StatusCode.FAILED_PRECONDITION
-    await _abort(context, code, str(refused), ((KIND_KEY, kind),))
+    await _abort_call(context, code, str(refused), ((KIND_KEY, kind),))
 
 
-async def _abort(
+async def _abort_call(
     context: grpc.aio.ServicerContext[Any, Any],
     code: grpc.StatusCode,
     text: str,
     trailers: Sequence[tuple[str, str]] = (),
 ) -> NoReturn:
     """End a call with what went wrong. A text that cannot be sent would leave it without an answer."""
-    await context.abort(code, sendable(text), tuple(trailers))
+    await context.abort(code, to_sendable_text(text), tuple(trailers))

@@ -8,15 +8,15 @@ import stat
 from contextlib import suppress
 
 from edl.api.errors import RefusedError
-from edl.transport.address import TcpAddress, UnixAddress, parse
+from edl.transport.address import TcpAddress, UnixAddress, parse_address
 
-_BACKLOG = 1 << 15
+_LISTEN_BACKLOG = 1 << 15
 """Connections that wait to be accepted: more than kernels allow, which take what they do (``net.core.somaxconn``). One
 more is refused at once on a Unix socket, unless its client waits."""
-_PRIVATE = 0o600
+_SOCKET_MODE = 0o600
 
 
-class Listener:
+class SocketListener:
     """A listening socket and the address that clients connect to.
 
     The file of a killed server is replaced. A Unix socket is private before it listens, so that nobody else can
@@ -27,14 +27,14 @@ class Listener:
     """
 
     def __init__(self, text: str) -> None:
-        wanted = parse(text)
+        wanted = parse_address(text)
         try:
             if isinstance(wanted, UnixAddress):
-                self.sock = _listen_unix(wanted)
+                self.sock = _listen_unix_socket(wanted)
                 self.address = text
                 self._file: tuple[str, int] | None = (wanted.path, os.stat(wanted.path).st_ino)
             else:
-                self.sock = _listen_tcp(wanted)
+                self.sock = _listen_tcp_socket(wanted)
                 self.address = str(TcpAddress(wanted.host, self.sock.getsockname()[1]))
                 self._file = None
         except OSError as error:
@@ -52,7 +52,7 @@ class Listener:
                 os.unlink(path)
 
 
-def refuse_live_socket(address: UnixAddress) -> None:
+def check_socket_unused(address: UnixAddress) -> None:
     """Make sure that nobody listens on a socket file; a killed server may have left one behind.
 
     Raises:
@@ -67,22 +67,22 @@ def refuse_live_socket(address: UnixAddress) -> None:
     raise RefusedError("Another live server listens here", where=str(address))
 
 
-def _listen_unix(address: UnixAddress) -> socket.socket:
-    refuse_live_socket(address)
+def _listen_unix_socket(address: UnixAddress) -> socket.socket:
+    check_socket_unused(address)
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(address.path).st_mode):  # never a file of another sort: bind then fails
             os.unlink(address.path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(address.path)
-        os.chmod(address.path, _PRIVATE)
-        sock.listen(_BACKLOG)
+        os.chmod(address.path, _SOCKET_MODE)
+        sock.listen(_LISTEN_BACKLOG)
     except OSError:
         sock.close()
         raise
     return sock
 
 
-def _listen_tcp(address: TcpAddress) -> socket.socket:
+def _listen_tcp_socket(address: TcpAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    return socket.create_server((address.host, address.port), family=family, backlog=_LISTEN_BACKLOG)

@@ -10,7 +10,7 @@ from pathlib import Path
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 
-VARIABLES = (
+REQUIRED_VARIABLES = (
     "EDL_RUN_DIR",
     "EDL_ROLE",
     "EDL_INDEX",
@@ -19,14 +19,14 @@ VARIABLES = (
     "EDL_RUNTIME_DIR",
     "EDL_MASTER_ADDRESS",
 )
-_WHERE_IT_IS = (
+_MISSING_IDENTITY_HINT = (
     "On a cluster it is what the job's Secret has under 'token': delete the job and submit it again, or correct the "
     "Secret that was named with --token-secret."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """One process of a job.
 
     Attributes:
@@ -50,14 +50,14 @@ class Identity:
     host: str | None = None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ProcessIdentity:
         """Read the variables that every role gets (``os.environ`` unless told), and the token from its file.
 
         Raises:
             BadInputError: a variable is missing or means nothing, or the token cannot be read.
         """
         variables = os.environ if environment is None else environment
-        missing = [name for name in VARIABLES if not variables.get(name)]
+        missing = [name for name in REQUIRED_VARIABLES if not variables.get(name)]
         if missing:
             raise BadInputError(
                 f"The environment lacks {', '.join(missing)}",
@@ -65,17 +65,17 @@ class Identity:
             )
         return cls(
             run_dir=Path(variables["EDL_RUN_DIR"]),
-            role=_role(variables["EDL_ROLE"]),
-            index=_index(variables["EDL_INDEX"]),
+            role=_parse_role(variables["EDL_ROLE"]),
+            index=_parse_index(variables["EDL_INDEX"]),
             uid=variables["EDL_UID"],
-            token=read_token(Path(variables["EDL_TOKEN_FILE"])),
+            token=read_token_file(Path(variables["EDL_TOKEN_FILE"])),
             runtime_dir=Path(variables["EDL_RUNTIME_DIR"]),
             master_address=variables["EDL_MASTER_ADDRESS"],
             host=variables.get("EDL_HOST") or None,
         )
 
 
-def read_token(path: Path) -> str:
+def read_token_file(path: Path) -> str:
     """Return the token that a file holds: visible ASCII, since it travels in headers.
 
     Raises:
@@ -84,21 +84,23 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"The job's token cannot be read: {error}", where=str(path), hint=_WHERE_IT_IS) from error
+        raise BadInputError(
+            f"The job's token cannot be read: {error}", where=str(path), hint=_MISSING_IDENTITY_HINT
+        ) from error
     if not token or not token.isprintable() or " " in token:
         what = "The file holds no token: it must be one word of visible ASCII"
-        raise BadInputError(what, where=str(path), hint=_WHERE_IT_IS)
+        raise BadInputError(what, where=str(path), hint=_MISSING_IDENTITY_HINT)
     return token
 
 
-def _role(text: str) -> Role:
+def _parse_role(text: str) -> Role:
     try:
         return Role(text)
     except ValueError:
         raise BadInputError(f"EDL_ROLE is {text!r}, not one of {', '.join(Role)}") from None
 
 
-def _index(text: str) -> int:
+def _parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise BadInputError(f"EDL_INDEX is {text!r}, not a number from 0")
     return int(text)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-_OWN_CHANCE = random.Random()  # noqa: S311 - jitter
+_JITTER_RANDOM = random.Random()  # noqa: S311 - jitter
 """Models seed the interpreter's own, all with the same number: their workers would come back at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """How long to keep trying; the defaults find a restarted master in well under a second.
 
     Attributes:
@@ -31,15 +31,15 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RetryTiming:
     """Time and chance; tests give their own."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    uniform: Callable[[float, float], float] = _OWN_CHANCE.uniform
+    uniform: Callable[[float, float], float] = _JITTER_RANDOM.uniform
 
 
-def pauses(retry: Retry, uniform: Callable[[float, float], float]) -> Iterator[float]:
+def iter_pauses(retry: RetryPolicy, uniform: Callable[[float, float], float]) -> Iterator[float]:
     """Yield the seconds to wait before each further try, without end.
 
     Each is drawn from ``[first, 3 * last pause]`` and capped ("decorrelated jitter", Brooker, AWS Architecture Blog,

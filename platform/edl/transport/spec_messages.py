@@ -9,7 +9,7 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.strict_json import decode_json
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 
 def variable_to_message(spec: VariableSpec) -> pb.Variable:
@@ -51,7 +51,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     try:
         value = decode_json(text)
     except ValueError as error:
-        raise Refused(f"{what} is not JSON: {error}", kind="bad") from error
+        raise PeerRefusedError(f"{what} is not JSON: {error}", kind="bad") from error
     if not isinstance(value, dict):
-        raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
+        raise PeerRefusedError(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
     return value

@@ -8,20 +8,20 @@ from typing import Any
 import grpc
 
 from edl.api.errors import EdlError, RetryableError
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 KIND_KEY = "edl-kind"
 """Trailing metadata: the kind of a refusal."""
 
-_AWAY = {
+_RETRYABLE_CODES = {
     grpc.StatusCode.UNAVAILABLE: "The peer is away",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "The peer is busy",
     grpc.StatusCode.CANCELLED: "The connection ended",  # a server that stops; EDL's own code cancels no call
 }
-_KINDS = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
+_KIND_BY_CODE = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
 
 
-def translate(error: Any, method: str, peer: str, deadline: float) -> EdlError:
+def translate_rpc_error(error: Any, method: str, peer: str, deadline: float) -> EdlError:
     """Return EDL's error for a failed call.
 
     Args:
@@ -33,16 +33,16 @@ def translate(error: Any, method: str, peer: str, deadline: float) -> EdlError:
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return RetryableError(f"{method}: no answer within {deadline:g} s", where=peer)
-    if code in _AWAY and not _too_large(code, details):
-        return RetryableError(f"{method}: {_AWAY[code]}: {details}", where=peer)
-    kind = _sent_kind(error.trailing_metadata() or ()) or _KINDS.get(code, "bad")
-    return Refused(f"{method}: {details}", kind=kind, where=peer)
+    if code in _RETRYABLE_CODES and not _is_message_too_large(code, details):
+        return RetryableError(f"{method}: {_RETRYABLE_CODES[code]}: {details}", where=peer)
+    kind = _kind_from_metadata(error.trailing_metadata() or ()) or _KIND_BY_CODE.get(code, "bad")
+    return PeerRefusedError(f"{method}: {details}", kind=kind, where=peer)
 
 
-def _too_large(code: grpc.StatusCode, details: str) -> bool:
+def _is_message_too_large(code: grpc.StatusCode, details: str) -> bool:
     """Tell a message above the size limit, which gRPC reports like a server that is busy, from the latter."""
     return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
 
 
-def _sent_kind(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+def _kind_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return next((str(value) for key, value in metadata if key == KIND_KEY), None)

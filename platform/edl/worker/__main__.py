@@ -13,7 +13,7 @@ import sys
 from edl.api.errors import EdlError
 from edl.worker.process_signals import end_process
 
-_INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 
 
 def main() -> int:
@@ -21,35 +21,35 @@ def main() -> int:
     # 1 hides notes about CPU features and the like, and keeps warnings; a user's own choice wins.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
-        return _serve() if os.environ.get("EDL_MASTER_ADDRESS") else _train_alone()
+        return _run_worker() if os.environ.get("EDL_MASTER_ADDRESS") else _run_local_strategy()
     except EdlError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED_EXIT_CODE
 
 
-def _train_alone() -> int:
+def _run_local_strategy() -> int:
     from edl.worker.local_strategy.local_main import main as local_main
 
     return local_main(os.environ)
 
 
-def _serve() -> int:
-    from edl.worker.graceful_shutdown import Departure
+def _run_worker() -> int:
+    from edl.worker.graceful_shutdown import GracefulShutdown
     from edl.worker.process_signals import on_sigterm
-    from edl.worker.shutdown_gate import Gate
+    from edl.worker.shutdown_gate import ShutdownGate
 
-    departure = Departure(Gate(), end_process)
+    departure = GracefulShutdown(ShutdownGate(), end_process)
     on_sigterm(departure.go)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    from edl.transport.process_identity import Identity
-    from edl.worker.worker_process import run
+    from edl.transport.process_identity import ProcessIdentity
+    from edl.worker.worker_process import run_worker
 
-    return run(Identity.from_environment(), departure)
+    return run_worker(ProcessIdentity.from_environment(), departure)
 
 
-class _Ending:
+class ProcessExit:
     """The end of this process once its work is done: prompt, and after everything that others do at exit.
 
     Taking the interpreter apart with TensorFlow in it takes seconds, frees what the system frees anyway, and can crash
@@ -69,6 +69,6 @@ class _Ending:
 
 
 if __name__ == "__main__":
-    ending = _Ending()
+    ending = ProcessExit()
     ending.code = main()
     sys.exit(ending.code)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-class Window(NamedTuple):
+class RecordWindow(NamedTuple):
     """The records of one step, less ``skipped`` corrupt ones; they are ``[start, …)`` of ``source``.
 
     ``named``: they are at positions ``[start, …)`` of a shuffled order, and this says which records positions are.
@@ -42,7 +42,7 @@ class Window(NamedTuple):
         return f"records {self.start} to {last} of {self.source}"
 
 
-class CorruptRecords:
+class CorruptRecordSkipper:
     """What this process skipped so far. A record that is read again, in the next epoch say, counts once here.
 
     The master adds up what all workers report; this limit ends a worker that alone finds too many.
@@ -56,19 +56,19 @@ class CorruptRecords:
         self._seen: set[tuple[str, int]] = set()
         self._told: set[tuple[str, range]] = set()
 
-    def read(self, reader: Reader, source: str, start: int, end: int) -> Window:
+    def read(self, reader: Reader, source: str, start: int, end: int) -> RecordWindow:
         """Records ``[start, end)`` without the corrupt ones.
 
         Raises:
             CorruptRecordError: there are more corrupt records than allowed.
         """
         if not self._limit:
-            return Window(reader.read(source, start, end), 0, source, start)
+            return RecordWindow(reader.read(source, start, end), 0, source, start)
         skipped: list[CorruptRange] = []
         records = reader.read(source, start, end, partial(self._skip, skipped))
-        return Window(records, sum(corrupt.records for corrupt in skipped), source, start)
+        return RecordWindow(records, sum(corrupt.records for corrupt in skipped), source, start)
 
-    def read_shuffled(self, reader: ShuffledReader, epoch: int, start: int, end: int) -> Window:
+    def read_shuffled(self, reader: ShuffledReader, epoch: int, start: int, end: int) -> RecordWindow:
         """The records at positions ``[start, end)`` of an epoch's shuffled order, without the corrupt ones.
 
         Raises:
@@ -76,7 +76,7 @@ class CorruptRecords:
         """
         skipped: list[CorruptRange] = []
         records = reader.read(epoch, start, end, partial(self._skip, skipped) if self._limit else None)
-        return Window(records, len(skipped), "", start, partial(reader.name, epoch))
+        return RecordWindow(records, len(skipped), "", start, partial(reader.name, epoch))
 
     def _skip(self, skipped: list[CorruptRange], corrupt: CorruptRange) -> None:
         skipped.append(corrupt)

@@ -12,22 +12,22 @@ from typing import Any
 from edl.api.errors import BadInputError
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader
-from edl.data.record_blocks import blocks_of
-from edl.jobfile.job_spec import Data
-from edl.jobfile.zoo_lookup import locate
-from edl.keras.user_code import defined_in, user_code
+from edl.data.record_blocks import read_reader_blocks
+from edl.jobfile.job_spec import DataSpec
+from edl.jobfile.zoo_lookup import find_model_function
+from edl.keras.user_code import source_file, user_code
 
-SETS = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
+DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 """Name of the data set under ``data`` by kind of task."""
 
 
-def paths_of(data: Data, name: str) -> tuple[str, ...]:
+def data_set_paths(data: DataSpec, name: str) -> tuple[str, ...]:
     """The paths of ``data.training``, ``data.validation`` or ``data.prediction``."""
     paths: tuple[str, ...] = getattr(data, name)
     return paths
 
 
-def open_set(data: Data, name: str, custom: Callable[..., Any] | None, zoo: Path) -> Reader:
+def open_data_set(data: DataSpec, name: str, custom: Callable[..., Any] | None, zoo: Path) -> Reader:
     """The reader of one data set.
 
     Args:
@@ -40,7 +40,7 @@ def open_set(data: Data, name: str, custom: Callable[..., Any] | None, zoo: Path
     Raises:
         BadInputError: there is no such data, or the user's reader raises.
     """
-    paths = paths_of(data, name)
+    paths = data_set_paths(data, name)
     if custom is None:
         return open_reader(paths, data.reader)
     origin = paths[0] if len(paths) == 1 else list(paths)
@@ -57,11 +57,11 @@ class GuardedReader:
 
     def __init__(self, reader: Any, zoo: Path) -> None:
         self._reader, self._zoo = reader, zoo
-        self._where = defined_in(type(reader)) if reader is not None else None
+        self._where = source_file(type(reader)) if reader is not None else None
         missing = [name for name in ("metadata", "sources", "read") if not hasattr(reader, name)]
         if missing:
             raise self._wrong(
-                f"custom_data_reader() returned {_kind(reader)}, which has no {', '.join(missing)}",
+                f"custom_data_reader() returned {_describe_type(reader)}, which has no {', '.join(missing)}",
                 "a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
             )
 
@@ -74,7 +74,9 @@ class GuardedReader:
         with user_code(self._zoo, "blocks() of the custom reader"):
             found = self._reader.blocks(source)
         if not isinstance(found, BlockSizes) or not all(isinstance(count, Integral) for count in found.records):
-            said = f"blocks({source!r}) of the custom reader returned {_kind(found)}, not an edl.data.BlockSizes"
+            said = (
+                f"blocks({source!r}) of the custom reader returned {_describe_type(found)}, not an edl.data.BlockSizes"
+            )
             raise self._wrong(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
         return found
 
@@ -95,14 +97,16 @@ class GuardedReader:
             # A generator is run to its end here: what it raises is the user's, too.
             listed = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes) else None
         if listed is None:
-            raise self._wrong(f"sources() of the custom reader returned {_kind(found)}, not a list", _SOURCES)
+            raise self._wrong(
+                f"sources() of the custom reader returned {_describe_type(found)}, not a list", _SOURCES_HINT
+            )
         for at, source in enumerate(listed):
             name, records = getattr(source, "name", None), getattr(source, "records", None)
             if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
                 said = f"{source!r:.80} of type {type(source).__name__}"
-                raise self._wrong(f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES)
+                raise self._wrong(f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES_HINT)
             if records < 0:
-                raise self._wrong(f"source {name!r} of the custom reader has {records} records", _SOURCES)
+                raise self._wrong(f"source {name!r} of the custom reader has {records} records", _SOURCES_HINT)
         names = Counter(source.name for source in listed)
         if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
             raise self._wrong(f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once")
@@ -129,12 +133,12 @@ class GuardedReader:
         if isinstance(found, str | bytes | Mapping) or not (
             hasattr(found, "__len__") and hasattr(found, "__getitem__")
         ):
-            raise self._wrong(f"{called} {_kind(found)}, not a list of records", _RECORDS)
+            raise self._wrong(f"{called} {_describe_type(found)}, not a list of records", _RECORDS_HINT)
         wanted = end - start - left_out
         if len(found) != wanted:
-            raise self._wrong(f"{called} {len(found)} records, not {wanted}", _RECORDS)
+            raise self._wrong(f"{called} {len(found)} records, not {wanted}", _RECORDS_HINT)
         if wanted and (found[0] is None or isinstance(found[0], Mapping)):
-            raise self._wrong(f"{called} a record that is {_kind(found[0])}", _RECORDS)
+            raise self._wrong(f"{called} a record that is {_describe_type(found[0])}", _RECORDS_HINT)
         records: Sequence[Any] = found
         return records
 
@@ -142,18 +146,20 @@ class GuardedReader:
         return BadInputError(message, where=self._where, hint=hint)
 
 
-_SOURCES = "return a list of edl.data.Source(name, records): each name once, records from 0"
-_RECORDS = (
+_SOURCES_HINT = "return a list of edl.data.Source(name, records): each name once, records from 0"
+_RECORDS_HINT = (
     "return a list of as many records as were asked for, each bytes (edl.data.serialize_example makes them of values "
     "by name), a list of strings, or an array; those that cannot be read are reported to on_corrupt instead"
 )
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, shuffle: int | None = None) -> bytes:
+def describe_data_sets(
+    data: DataSpec, open_named: Callable[[str], Reader], *, predict: bool, shuffle: int | None = None
+) -> bytes:
     """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses.
 
     With ``blocks`` of the training records, if they may be shuffled (``shuffle`` is not 0) and their reader has random
@@ -163,10 +169,10 @@ def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, 
     sets: dict[str, Any] = {
         name: [[source.name, source.records] for source in open_named(name).sources()]
         for name in used
-        if paths_of(data, name)
+        if data_set_paths(data, name)
     }
     if "training" in sets and shuffle != 0:
-        blocks = blocks_of(open_named("training"))
+        blocks = read_reader_blocks(open_named("training"))
         if blocks is not None:
             sets["blocks"] = blocks.to_json()
     return json.dumps(sets).encode()
@@ -175,6 +181,6 @@ def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, 
 def may_have_custom_reader(zoo: Path, definition: str) -> bool:
     """Whether the model's module may define ``custom_data_reader``, as far as can be told without importing it."""
     try:
-        return locate(zoo, definition).may_define("custom_data_reader")
+        return find_model_function(zoo, definition).may_define("custom_data_reader")
     except BadInputError:  # importing it says so better
         return True

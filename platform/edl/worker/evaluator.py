@@ -6,15 +6,15 @@ import json
 from typing import Protocol
 
 from edl.keras.flat_buffer import Floats
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.model_interface import Network, RowSource, Watcher, rows_of
-from edl.worker.progress_reporter import Progress
-from edl.worker.record_errors import of_records
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.model_interface import NetworkLike, RowSource, TrainingCallbacks, pull_needed_rows
+from edl.worker.progress_reporter import ProgressReporter
+from edl.worker.record_errors import add_record_range
 from edl.worker.record_stream import RecordStream
-from edl.worker.shutdown_gate import Gate
+from edl.worker.shutdown_gate import ShutdownGate
 
 
-class Pinned(RowSource, Protocol):
+class PinnedParameters(RowSource, Protocol):
     """Parameters of pinned cuts."""
 
     def pull(self, pin: int) -> Floats: ...  # noqa: D102
@@ -25,13 +25,13 @@ class Evaluator:
 
     def __init__(
         self,
-        network: Network,
-        parameters: Pinned,
+        network: NetworkLike,
+        parameters: PinnedParameters,
         stream: RecordStream,
-        leases: Leases,
-        progress: Progress,
-        gate: Gate,
-        watcher: Watcher,
+        leases: LeaseClient,
+        progress: ProgressReporter,
+        gate: ShutdownGate,
+        watcher: TrainingCallbacks,
     ) -> None:
         self._network = network
         self._parameters = parameters
@@ -42,7 +42,7 @@ class Evaluator:
         self._watcher = watcher
         self._pinned: tuple[int, Floats] | None = None
 
-    def run(self, task: Leased) -> None:
+    def run(self, task: LeasedTask) -> None:
         """Evaluate every record of the range; the report carries the metric states."""
         slab = self._slab(task.pin)
         self._watcher.begin_test()
@@ -53,15 +53,15 @@ class Evaluator:
                 return
             if loaded.minibatch is not None:
                 given, features = loaded.minibatch, loaded.minibatch.features
-                with of_records(task, loaded.step):
-                    rows = rows_of(self._network, self._parameters, features, task.pin)
+                with add_record_range(task, loaded.step):
+                    rows = pull_needed_rows(self._network, self._parameters, features, task.pin)
                     self._network.evaluate(slab, rows, features, given.labels, given.weights)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
             self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
         self._watcher.end_test()
         self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
 
-    def metrics(self, task: Leased) -> None:
+    def metrics(self, task: LeasedTask) -> None:
         """Turn the states that the master added up into values."""
         values = self._network.metric_values(task.told())
         self._progress.finish(task.lease, json.dumps(values).encode())

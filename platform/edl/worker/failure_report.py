@@ -10,7 +10,7 @@ from edl.worker.finite_check import NotFiniteError
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """The content of ``Fail`` and the exit code that goes with it.
 
     Attributes:
@@ -27,16 +27,16 @@ class Failure:
     exit_code: int
 
 
-def describe(error: BaseException) -> Failure:
+def describe_failure(error: BaseException) -> WorkerFailure:
     """What an error means."""
     if isinstance(error, EdlError):
-        # ModuleError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
-        return Failure(_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
+        # UserCodeError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
+        return WorkerFailure(_failure_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
     detail = "".join(traceback.format_exception(error))
     first = (str(error).strip().splitlines() or [""])[0]
-    return Failure("crash", f"{type(error).__name__}: {first}", detail, 1)
+    return WorkerFailure("crash", f"{type(error).__name__}: {first}", detail, 1)
 
 
-def _kind(error: EdlError) -> str:
+def _failure_kind(error: EdlError) -> str:
     kinds = {NotFiniteError: "nan", BadInputError: "input", StorageError: "storage", RefusedError: "refused"}
     return next((kind for of, kind in kinds.items() if isinstance(error, of)), "crash")

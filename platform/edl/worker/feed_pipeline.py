@@ -19,18 +19,18 @@ from typing import Any
 import tensorflow as tf
 
 from edl.data.reader import Record
-from edl.keras.model_contract import MODES, Feed
-from edl.keras.user_code import ModuleError, user_code
-from edl.worker.corrupt_records import Window
+from edl.keras.model_contract import FEED_MODES, UserFeedFunction
+from edl.keras.user_code import UserCodeError, user_code
+from edl.worker.corrupt_records import RecordWindow
 
-_EMPTY = "Dataset was empty"  # what get_single_element says
-_LISTENS_SECONDS = 0.1
+_EMPTY_DATASET_MESSAGE = "Dataset was empty"  # what get_single_element says
+_CLOSE_POLL_SECONDS = 0.1
 """How often a thread that waits for room looks whether anybody listens."""
-_GROWTH = 64
+_MAX_FEED_GROWTH = 64
 """``feed`` may turn one record into up to so many."""
-_BATCHING = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
+_BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
                        "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
-_UNBATCHING = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
+_UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Minibatch:
     weights: Any = None
 
 
-class FeedError(ModuleError):
+class FeedError(UserCodeError):
     """``feed`` raised or yields what training cannot use. ``tag``: the window it happened at."""
 
     tag: int | None = None
 
 
-def minibatches(
-    feed: Feed,
+def feed_minibatches(
+    feed: UserFeedFunction,
     mode: str,
     metadata: Any,
-    windows: Iterator[tuple[int, Window]],
+    windows: Iterator[tuple[int, RecordWindow]],
     *,
     prefetch: int = 2,
     zoo: Path | None = None,
@@ -81,14 +81,16 @@ def minibatches(
         FeedError: ``feed`` raised, or yields the wrong structure.
         Exception: what ``windows`` raises, as it is, after the minibatches before it.
     """
-    return fed(Feeder(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
+    return feed_in_background(FeedFunction(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
 
 
-def fed(feeder: Feeder, windows: Iterator[tuple[int, Window]], *, prefetch: int = 2) -> Iterator[Minibatch]:
-    """As :func:`minibatches`, through a feeder that may have been used, and traced, before."""
+def feed_in_background(
+    feeder: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
+) -> Iterator[Minibatch]:
+    """As :func:`feed_minibatches`, through a feeder that may have been used, and traced, before."""
     ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
-    threading.Thread(target=_run, args=(feeder, windows, ready, closed), name="feed", daemon=True).start()
+    threading.Thread(target=_feed_windows, args=(feeder, windows, ready, closed), name="feed", daemon=True).start()
     try:
         while (found := ready.get()) is not None:
             if isinstance(found, BaseException):
@@ -98,8 +100,8 @@ def fed(feeder: Feeder, windows: Iterator[tuple[int, Window]], *, prefetch: int 
         closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
 
 
-def _run(
-    feeder: Feeder, windows: Iterator[tuple[int, Window]], ready: queue.Queue[Any], closed: threading.Event
+def _feed_windows(
+    feeder: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], ready: queue.Queue[Any], closed: threading.Event
 ) -> None:
     end: BaseException | None = None
     try:
@@ -107,21 +109,21 @@ def _run(
             if closed.is_set():
                 return
             minibatch = feeder.minibatch(tag, window)
-            _put(ready, minibatch or Minibatch(tag, None, None), closed)
+            _put_unless_closed(ready, minibatch or Minibatch(tag, None, None), closed)
     except BaseException as error:  # noqa: BLE001  raised again by the consumer
         end = error
-    _put(ready, end, closed)
+    _put_unless_closed(ready, end, closed)
 
 
-def _put(ready: queue.Queue[Any], found: Any, closed: threading.Event) -> None:
+def _put_unless_closed(ready: queue.Queue[Any], found: Any, closed: threading.Event) -> None:
     """Wait for room, unless nobody listens any more."""
     while not closed.is_set():
         with suppress(queue.Full):
-            ready.put(found, timeout=_LISTENS_SECONDS)
+            ready.put(found, timeout=_CLOSE_POLL_SECONDS)
             return
 
 
-class Feeder:
+class FeedFunction:
     """``feed`` as a function of one window; traced at the first one.
 
     Args:
@@ -134,16 +136,16 @@ class Feeder:
         mode: as given.
     """
 
-    def __init__(self, feed: Feed, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode is one of {MODES}, got {mode!r}")
+    def __init__(self, feed: UserFeedFunction, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
+        if mode not in FEED_MODES:
+            raise ValueError(f"mode is one of {FEED_MODES}, got {mode!r}")
         self._feed = feed
         self.mode = mode
         self._metadata = metadata
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._function: Callable[[Any], Any] | None = None
 
-    def minibatch(self, tag: int, window: Window) -> Minibatch | None:
+    def minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
 
         Raises:
@@ -162,7 +164,7 @@ class Feeder:
             return None
         return Minibatch(tag, found, None) if self.mode == "prediction" else Minibatch(tag, *found)
 
-    def _culprit(self, window: Window) -> int | None:
+    def _culprit(self, window: RecordWindow) -> int | None:
         """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
         for index in range(len(window.records)):
             try:
@@ -178,10 +180,10 @@ class Feeder:
                 if self._function is None:
                     self._function = self._trace(records)
                 return self._function(records)
-        except ModuleError as error:
-            if _EMPTY in error.detail:
+        except UserCodeError as error:
+            if _EMPTY_DATASET_MESSAGE in error.detail:
                 return None
-            raise _feed_error(error, self._feed) from error
+            raise _to_feed_error(error, self._feed) from error
 
     def _trace(self, records: Any) -> Callable[[Any], Any]:
         spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
@@ -193,7 +195,7 @@ class Feeder:
         """One window as a graph."""
         fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
         self._check(fed)
-        longest = tf.cast(tf.shape(records)[0], tf.int64) * _GROWTH
+        longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
         return fed.batch(longest).get_single_element()
 
     def _check(self, fed: Any) -> None:
@@ -205,24 +207,24 @@ class Feeder:
             raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
         spec = fed.element_spec
         if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
-            raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
+            raise FeedError(f"feed yields {_describe_spec(spec)}, expected {expected}", hint=hint)
         graph = tf.compat.v1.get_default_graph().get_operations()
-        if any(operation.type == "RepeatDataset" and _endless(operation) for operation in graph):
+        if any(operation.type == "RepeatDataset" and _repeats_forever(operation) for operation in graph):
             raise FeedError("feed repeats its records without end", hint="train.epochs says how often; drop repeat()")
         operations = [operation.type for operation in graph]
-        if _BATCHING.intersection(operations) and not _UNBATCHING.intersection(operations):
+        if _BATCHING_OPS.intersection(operations) and not _UNBATCHING_OPS.intersection(operations):
             raise FeedError(
-                f"feed yields batches: {_described(spec)}",
+                f"feed yields batches: {_describe_spec(spec)}",
                 hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
             )
 
 
-def _endless(repeat: Any) -> bool:
+def _repeats_forever(repeat: Any) -> bool:
     count = tf.get_static_value(repeat.inputs[1])
     return count is not None and count < 0
 
 
-def _feed_error(error: ModuleError, feed: Feed) -> FeedError:
+def _to_feed_error(error: UserCodeError, feed: UserFeedFunction) -> FeedError:
     if isinstance(error, FeedError):
         error.where = error.where or inspect.getfile(inspect.unwrap(feed))
         return error
@@ -232,10 +234,10 @@ def _feed_error(error: ModuleError, feed: Feed) -> FeedError:
     return FeedError(error.message, where=error.where, hint=hint, detail=error.detail)
 
 
-def _described(spec: Any) -> str:
+def _describe_spec(spec: Any) -> str:
     """An element's structure for people."""
     if isinstance(spec, tuple):
-        return "(" + ", ".join(_described(part) for part in spec) + ")"
+        return "(" + ", ".join(_describe_spec(part) for part in spec) + ")"
     if isinstance(spec, dict):
-        return "{" + ", ".join(f"{key}: {_described(part)}" for key, part in spec.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_describe_spec(part)}" for key, part in spec.items()) + "}"
     return f"{spec.dtype.name}{spec.shape}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__

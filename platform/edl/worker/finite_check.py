@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from edl.api.errors import JobFailedError
-from edl.worker.lease_client import Leased
-from edl.worker.model_interface import Network, Step
+from edl.worker.lease_client import LeasedTask
+from edl.worker.model_interface import NetworkLike, StepResultLike
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,12 +18,12 @@ class NotFiniteError(JobFailedError):
     """A loss or gradient is NaN or infinite, and ``train.on_nan`` is ``stop``."""
 
 
-def is_finite(result: Step) -> bool:
+def is_finite(result: StepResultLike) -> bool:
     """Whether loss and all gradients are finite."""
     return math.isfinite(result.loss) and all(np.isfinite(a).all() for a in (result.slab, *result.rows.values()))
 
 
-def culprit(network: Network, result: Step) -> str:
+def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
     """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
     at = 0
     for variable in network.variables:
@@ -38,7 +38,7 @@ def culprit(network: Network, result: Step) -> str:
 
 
 def report_not_finite(
-    task: Leased, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
+    task: LeasedTask, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
 ) -> None:
     """Stop, or say what is skipped; ``gradient`` names the one to blame if the loss is finite.
 

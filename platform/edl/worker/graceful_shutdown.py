@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable
 
 from edl.api.errors import EdlError
-from edl.worker.shutdown_gate import Gate
+from edl.worker.shutdown_gate import ShutdownGate
 
 _LOG = logging.getLogger(__name__)
 
-PUSH_WAIT = 0.5
+PUSH_WAIT_SECONDS = 0.5
 """Seconds that a push on its way gets; a PS that holds pushes back for a cut may need longer, and then the master asks
 the PS how far the lease got."""
-GOODBYE_WAIT = 0.35
+LEAVE_WAIT_SECONDS = 0.35
 """Seconds that the master gets to take the leases back at once; else it learns from the end of the process."""
 
 
-class Departure:
+class GracefulShutdown:
     """How this process ends when it is told to go.
 
     Args:
@@ -26,7 +26,7 @@ class Departure:
         end: ends the process with an exit code.
     """
 
-    def __init__(self, gate: Gate, end: Callable[[int], None]) -> None:
+    def __init__(self, gate: ShutdownGate, end: Callable[[int], None]) -> None:
         self.gate = gate
         self._end = end
         self._goodbye: Callable[[float], None] | None = None
@@ -38,11 +38,11 @@ class Departure:
 
     def go(self) -> None:
         """Leave: called on the thread that noticed the signal."""
-        if not self.gate.close(PUSH_WAIT):
+        if not self.gate.close(PUSH_WAIT_SECONDS):
             _LOG.info("told to go while a push is on its way: leaving it to the master to find out")
         if self._goodbye is not None:
             try:
-                self._goodbye(GOODBYE_WAIT)
+                self._goodbye(LEAVE_WAIT_SECONDS)
             except EdlError as error:
                 _LOG.info("left without a goodbye: %s", error)
         _LOG.info("gone")

@@ -7,13 +7,13 @@ adds it by itself. Other optimizers move values by slot variables too, which the
 
 from __future__ import annotations
 
-from edl.keras.flat_buffer import Floats, Layout
+from edl.keras.flat_buffer import FlatLayout, Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.worker.gradient_push import Push
-from edl.worker.local_updater import LocalSteps
+from edl.worker.gradient_push import GradientPush
+from edl.worker.local_updater import LocalUpdater
 
 
-class Foresight:
+class GradientCompensation:
     """Adds pushes to values that lack them.
 
     Args:
@@ -22,11 +22,11 @@ class Foresight:
         staleness_aware: the PS divide learning rates by what the worker does not know.
     """
 
-    def __init__(self, layout: Layout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
+    def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
         knows = not optimizer.slots and not staleness_aware
-        self._steps = LocalSteps(layout, optimizer, between=1) if knows else None
+        self._steps = LocalUpdater(layout, optimizer, between=1) if knows else None
 
-    def add(self, values: Floats, push: Push) -> bool:
+    def add(self, values: Floats, push: GradientPush) -> bool:
         """Change ``values`` in place as ``push`` will change them; False, and no change, if that cannot be told."""
         if self._steps is None:
             return False

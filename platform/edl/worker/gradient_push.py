@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from edl.keras.flat_buffer import Floats, Layout, RowsByTable
+from edl.keras.flat_buffer import FlatLayout, Floats, RowsByTable
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Kind
-from edl.transport.message_validation import parse
+from edl.transport.bulk_client import FrameKind
+from edl.transport.message_validation import parse_message
 from edl.worker import row_routing
-from edl.worker.ps_connections import Directory, Exchange, Request
-from edl.worker.row_routing import Routes
+from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
+from edl.worker.row_routing import RoutesByTable
 
 _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class GradientPush:
     """One step of one lease.
 
     Attributes:
@@ -43,7 +43,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class PushResult:
+class PushOutcome:
     """What the PS said.
 
     Attributes:
@@ -69,7 +69,7 @@ class PushResult:
         return not (self.revoked or self.stale)
 
 
-class Pushes:
+class PushSender:
     """Sends steps to all parameter servers.
 
     Args:
@@ -80,14 +80,16 @@ class Pushes:
         rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
     """
 
-    def __init__(self, directory: Directory, exchange: Exchange, layout: Layout, *, worker: int, rounds: bool) -> None:
+    def __init__(
+        self, directory: PsDirectory, exchange: PsBulkConnections, layout: FlatLayout, *, worker: int, rounds: bool
+    ) -> None:
         self._directory = directory
         self._exchange = exchange
         self._layout = layout
         self._worker = worker
         self._turns = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
 
-    def send(self, push: Push, slab: Floats | None) -> PushResult:
+    def send(self, push: GradientPush, slab: Floats | None) -> PushOutcome:
         """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
 
         Args:
@@ -106,17 +108,17 @@ class Pushes:
             requests = {part: self._request(push, part, routes.get(part, {}), slab, shares) for part in turn}
             for part, frame in self._exchange(requests).items():
                 complete = complete and slab is not None and self._layout.take(slab, part, frame.body)
-                replies[part] = parse(pb.Pushed, frame.meta)
+                replies[part] = parse_message(pb.Pushed, frame.meta)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
-        return _result(replies, complete=complete and len(replies) == len(self._layout.parts))
+        return _combine_replies(replies, complete=complete and len(replies) == len(self._layout.parts))
 
-    def _routes(self, push: Push) -> Mapping[int, Routes]:
+    def _routes(self, push: GradientPush) -> Mapping[int, RoutesByTable]:
         ids = {table: rows.ids for table, rows in (push.rows or {}).items()}
-        return row_routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.parts_of_rows)
 
     @staticmethod
-    def _shares(push: Push, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
+    def _shares(push: GradientPush, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
         """What the followers of the first PS are told of the round: this push alone if it has forgotten it."""
         if not replies:
             return ()
@@ -124,12 +126,12 @@ class Pushes:
 
     def _request(
         self,
-        push: Push,
+        push: GradientPush,
         part: int,
-        where: Routes,
+        where: RoutesByTable,
         slab: Floats | None,
         shares: Sequence[pb.Share],
-    ) -> Request:
+    ) -> PsRequest:
         head = pb.Push(
             worker=self._worker,
             lease=push.lease,
@@ -145,10 +147,13 @@ class Pushes:
         buffers: list[memoryview] = []
         if push.slab is not None:
             buffers.append(push.slab[self._layout.slices[part]].data)
-            head.tables.extend(row_routing.heads(where))
+            head.tables.extend(row_routing.table_headers(where))
             for table, route in where.items():
                 rows = (push.rows or {})[table]
-                buffers += [row_routing.raw(rows.ids[route.index]), row_routing.raw(rows.values[route.index])]
+                buffers += [
+                    row_routing.as_wire_buffer(rows.ids[route.index]),
+                    row_routing.as_wire_buffer(rows.values[route.index]),
+                ]
         tries = count()
 
         def meta() -> bytes:
@@ -156,12 +161,12 @@ class Pushes:
             head.again = next(tries) > 0
             return head.SerializeToString()
 
-        return Request(Kind.PUSH, meta, buffers, None if slab is None else self._layout.view(slab, part))
+        return PsRequest(FrameKind.PUSH, meta, buffers, None if slab is None else self._layout.view(slab, part))
 
 
-def _result(replies: Mapping[int, pb.Pushed], *, complete: bool) -> PushResult:
+def _combine_replies(replies: Mapping[int, pb.Pushed], *, complete: bool) -> PushOutcome:
     outcomes = {reply.outcome for reply in replies.values()}
-    return PushResult(
+    return PushOutcome(
         revoked=_REVOKED in outcomes,
         stale=_STALE in outcomes,
         versions={part: reply.version for part, reply in replies.items()},

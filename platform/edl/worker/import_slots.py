@@ -15,13 +15,13 @@ import os
 import time
 from pathlib import Path
 
-PATIENCE = 15.0
+SLOT_WAIT_SECONDS = 15.0
 """Seconds after which a worker begins without a turn: some imports on a slow machine."""
-_PAUSE = 0.02
+_SLOT_POLL_SECONDS = 0.02
 
 
-class Turn:
-    """A worker's turn; made by :func:`wait_for_turn`."""
+class ImportSlot:
+    """A worker's turn; made by :func:`acquire_import_slot`."""
 
     def __init__(self, descriptor: int | None) -> None:
         """Hold the lock of an open file; None for a worker that lost patience."""
@@ -39,7 +39,7 @@ class Turn:
             self._descriptor = None
 
 
-def wait_for_turn(folder: Path, cores: int, patience: float = PATIENCE) -> Turn:
+def acquire_import_slot(folder: Path, cores: int, patience: float = SLOT_WAIT_SECONDS) -> ImportSlot:
     """Wait until fewer than ``cores`` workers of this machine import, for ``patience`` seconds at most.
 
     Args:
@@ -56,7 +56,7 @@ def wait_for_turn(folder: Path, cores: int, patience: float = PATIENCE) -> Turn:
             except OSError:  # another worker has it
                 os.close(descriptor)
             else:
-                return Turn(descriptor)
+                return ImportSlot(descriptor)
         if time.monotonic() >= deadline:
-            return Turn(None)
-        time.sleep(_PAUSE)
+            return ImportSlot(None)
+        time.sleep(_SLOT_POLL_SECONDS)

@@ -17,22 +17,22 @@ from typing import Any, TypeAlias
 from edl.api.errors import EdlError, RefusedError
 from edl.core.strict_json import decode_json
 from edl.transport import edl_pb2 as pb
-from edl.worker.master_session import Session
+from edl.worker.master_session import MasterSession
 
 _LOG = logging.getLogger(__name__)
 
-AHEAD = 1
+LEASES_AHEAD = 1
 """Leases held besides the current one."""
-TRAINING = "training"
+TRAINING_KIND = "training"
 """Kind of a task that pushes."""
-Named: TypeAlias = Callable[[int, int, int], str]
+PositionDescriber: TypeAlias = Callable[[int, int, int], str]
 """Names the records at positions ``[start, end)`` of an epoch for people: (epoch, start, end)."""
-PLACEMENT = "placement"
+PLACEMENT_CHECK_KIND = "placement"
 """Kind of what ``take`` gives, besides tasks, after ``look_at_placement``; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeasedTask:
     """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
 
     With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint ``order``;
@@ -54,10 +54,10 @@ class Leased:
     shuffle_window: int = 0
     order: str = ""
     one_by_one: bool = False
-    named: Named | None = field(default=None, compare=False)
+    named: PositionDescriber | None = field(default=None, compare=False)
 
     @classmethod
-    def from_message(cls, task: pb.Task, named: Named | None = None) -> Leased:
+    def from_message(cls, task: pb.Task, named: PositionDescriber | None = None) -> LeasedTask:
         """The task of a lease reply."""
         return cls(
             lease=task.lease,
@@ -106,7 +106,7 @@ class Leased:
         return None, self.named(self.epoch, start, end)
 
 
-class Leases:
+class LeaseClient:
     """Asks for tasks, one ahead, and knows which of them were lost.
 
     Args:
@@ -119,21 +119,21 @@ class Leases:
 
     def __init__(
         self,
-        session: Session,
-        held: Callable[[Leased], None],
+        session: MasterSession,
+        held: Callable[[LeasedTask], None],
         known: Callable[[], Iterable[int]],
         *,
         wait_seconds: float = 5.0,
-        named: Named | None = None,
+        named: PositionDescriber | None = None,
     ) -> None:
         self._session = session
         self._held = held
         self._known = known
         self._wait_seconds = wait_seconds
         self._named = named
-        self._room = threading.Semaphore(1 + AHEAD)
-        self._tasks: queue.SimpleQueue[Leased | EdlError | None] = queue.SimpleQueue()
-        self._queued: deque[Leased] = deque()
+        self._room = threading.Semaphore(1 + LEASES_AHEAD)
+        self._tasks: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
+        self._queued: deque[LeasedTask] = deque()
         self._lost: set[int] = set()
         self._stopped = threading.Event()
 
@@ -152,7 +152,7 @@ class Leases:
         reply = self._session.lease(self._wait_seconds, self._known)
         answer = reply.WhichOneof("answer")
         if answer == "task":
-            task = Leased.from_message(reply.task, self._named)
+            task = LeasedTask.from_message(reply.task, self._named)
             self._held(task)
             self._put(task)
             return True
@@ -168,9 +168,9 @@ class Leases:
 
     def look_at_placement(self) -> None:
         """Give whoever takes tasks something to do between two of them, or while there are none: see PLACEMENT."""
-        self._put(Leased(0, PLACEMENT))
+        self._put(LeasedTask(0, PLACEMENT_CHECK_KIND))
 
-    def _put(self, task: Leased) -> None:
+    def _put(self, task: LeasedTask) -> None:
         self._queued.append(task)
         self._tasks.put(task)
 
@@ -180,9 +180,9 @@ class Leases:
             task = self._queued[0]
         except IndexError:
             return 0
-        return task.lease if task.kind == TRAINING and self.alive(task.lease) else 0
+        return task.lease if task.kind == TRAINING_KIND and self.alive(task.lease) else 0
 
-    def take(self) -> Leased | None:
+    def take(self) -> LeasedTask | None:
         """The next task, in the order of leasing; blocks. None: no more will come.
 
         Raises:
@@ -195,10 +195,10 @@ class Leases:
             self._queued.popleft()
         return got
 
-    def release(self, task: Leased) -> None:
+    def release(self, task: LeasedTask) -> None:
         """A taken task is finished or dropped: there is room for the next question."""
         self._lost.discard(task.lease)
-        if task.kind != PLACEMENT:
+        if task.kind != PLACEMENT_CHECK_KIND:
             self._room.release()
 
     def lose(self, numbers: Iterable[int]) -> None:

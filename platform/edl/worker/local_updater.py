@@ -12,16 +12,16 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import Floats, Layout
+from edl.keras.flat_buffer import FlatLayout, Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Scratch, Update, blocks, rule
-from edl.worker.gradient_push import Push
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_blocks, make_rule
+from edl.worker.gradient_push import GradientPush
 
-_FROM_SLOTS = ("ftrl",)
+_SLOT_DERIVED_RULES = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
 
 
-class LocalSteps:
+class LocalUpdater:
     """Moves slabs as pushes do.
 
     Args:
@@ -33,8 +33,8 @@ class LocalSteps:
         BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.
     """
 
-    def __init__(self, layout: Layout, optimizer: OptimizerSpec, between: int) -> None:
-        if optimizer.name in _FROM_SLOTS:
+    def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, between: int) -> None:
+        if optimizer.name in _SLOT_DERIVED_RULES:
             raise BadInputError(
                 f"found {between}, but Ftrl computes values from all gradients so far, and a worker has its own only",
                 where="strategy.get_model_steps",
@@ -42,7 +42,7 @@ class LocalSteps:
             )
         self._between = between
         self._since = 0
-        self._parts = [_Part(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
+        self._parts = [_PsSlice(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
         self._unused = np.empty(layout.size, np.float32)
 
     @property
@@ -54,11 +54,11 @@ class LocalSteps:
         """The values are those of the parameter servers."""
         self._since = 0
 
-    def see(self, values: Floats, push: Push) -> None:
+    def see(self, values: Floats, push: GradientPush) -> None:
         """A push is in that brings values back: only the slot variables are moved, from ``values``."""
         self.move(values, self._unused, push)
 
-    def move(self, before: Floats, after: Floats, push: Push) -> None:
+    def move(self, before: Floats, after: Floats, push: GradientPush) -> None:
         """Write to ``after`` what ``before`` becomes by a push that is in; they may be the same."""
         self._since += 1
         if after is not before:
@@ -68,7 +68,7 @@ class LocalSteps:
                 part.move(after, push.slab, push)
 
 
-class _Part:
+class _PsSlice:
     """The slice of one PS: trained variables with their slot variables, then statistics."""
 
     def __init__(self, variables: list[VariableSpec], start: int, optimizer: OptimizerSpec) -> None:
@@ -79,14 +79,14 @@ class _Part:
             size = places[-1][1].stop
             trained = trained if variable.statistic else size
         self._trained, self._statistics = slice(start, start + trained), slice(start + trained, start + size)
-        self._blocks = [(block, rule(optimizer, block.decay)) for block in blocks(optimizer, places)]
+        self._blocks = [(block, make_rule(optimizer, block.decay)) for block in make_blocks(optimizer, places)]
         self._slots = [np.full(trained, value, np.float32) for value in optimizer.slots.values()]
-        self._scratch = Scratch.like(np.empty(trained, np.float32))
+        self._scratch = ScratchArrays.like(np.empty(trained, np.float32))
         self._steps = 0
 
-    def move(self, values: Floats, gradient: Floats, push: Push) -> None:
+    def move(self, values: Floats, gradient: Floats, push: GradientPush) -> None:
         self._steps += 1
-        update = Update(gradient[self._trained], push.learning_rate, self._steps)
+        update = ParameterUpdate(gradient[self._trained], push.learning_rate, self._steps)
         for block, block_rule in self._blocks:
             block.apply(block_rule, values[self._trained], self._slots, update, self._scratch)
         values[self._statistics] += gradient[self._statistics] * np.float32(push.weight)

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from edl.api.errors import JobFailedError, RetryableError
-from edl.core.strict_json import writable_text
+from edl.core.strict_json import escape_surrogates
 from edl.transport import edl_pb2 as pb
-from edl.worker.ps_placement import Placement
+from edl.worker.ps_placement import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 
-_DEADLINE = 10.0
+_CALL_TIMEOUT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
 """Seconds. Short, because a master that was killed is back within about a second and steps wait for it."""
 
 
-class Call(Protocol):
+class MasterCall(Protocol):
     """One unary call to the master, tried once.
 
     Raises:
@@ -41,7 +41,7 @@ class MasterLostError(JobFailedError):
     """The master did not answer for the job's ``master.lost_timeout``: the worker leaves by itself."""
 
 
-class Session:
+class MasterSession:
     """What this worker and the master know of each other; safe to use from several threads.
 
     Args:
@@ -55,7 +55,7 @@ class Session:
     def __init__(
         self,
         member: pb.Member,
-        call: Call,
+        call: MasterCall,
         *,
         lost_timeout: float,
         clock: Callable[[], float] = time.monotonic,
@@ -73,7 +73,7 @@ class Session:
         self.learning_rate: float | None = None
         """That a callback of the job has set; None: the optimizer's own."""
         self._incarnation = 0
-        self._placement = Placement()
+        self._placement = PsPlacement()
         self._wanted_placement = 0
         self.on_placement: Callable[[], None] = lambda: None
         """Called on whatever thread hears that there is a newer placement; must not block."""
@@ -84,7 +84,7 @@ class Session:
         return self._incarnation
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> PsPlacement:
         """The newest placement that this worker was told."""
         return self._placement
 
@@ -93,7 +93,7 @@ class Session:
         """Whether the master spoke of a newer placement than the known one."""
         return self._wanted_placement > self._placement.version
 
-    def register(self, *, ready: bool = False, callbacks: bytes = b"") -> Placement:
+    def register(self, *, ready: bool = False, callbacks: bytes = b"") -> PsPlacement:
         """Say who this is, and learn the placement.
 
         Args:
@@ -120,7 +120,7 @@ class Session:
                 held=held(),
             )
 
-        reply: pb.LeaseReply = self._ask("Lease", request, deadline=_DEADLINE + wait_seconds)
+        reply: pb.LeaseReply = self._ask("Lease", request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds)
         return reply
 
     def progress(self, leases: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
@@ -137,7 +137,7 @@ class Session:
 
     def fail(self, kind: str, message: str, detail: str, lease: int) -> bool:
         """Tell why this worker cannot go on; True if it should end."""
-        told, shown = writable_text(message), writable_text(detail)  # of the user's code: it may hold anything
+        told, shown = escape_surrogates(message), escape_surrogates(detail)  # of the user's code: it may hold anything
         request = pb.FailRequest(member=self._member, kind=kind, message=told, detail=shown, lease=lease)
         reply: pb.FailReply = self._ask("Fail", lambda: request)
         return reply.fatal
@@ -158,12 +158,12 @@ class Session:
             callbacks=self._callbacks if self._ready else b"",
         )
 
-    def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _DEADLINE) -> Any:
+    def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS) -> Any:
         pause, away = _FIRST_PAUSE, False
         while True:
             try:
                 if away and method != "Register":
-                    self._observe(self._call("Register", self._registration(), deadline=_DEADLINE))
+                    self._observe(self._call("Register", self._registration(), deadline=_CALL_TIMEOUT_SECONDS))
                 reply = self._call(method, request(), deadline=deadline)
                 self._observe(reply)
             except RetryableError as error:
@@ -191,7 +191,7 @@ class Session:
             if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
-                self._placement = self._placement.newer(Placement.from_message(reply.placement))
+                self._placement = self._placement.newer(PsPlacement.from_message(reply.placement))
             moved = self._newest_placement > before
         if moved:
             self.on_placement()

@@ -21,36 +21,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
-from edl.core.partition import owner_of_name, placement
-from edl.core.shards import minibatch_too_large
-from edl.data.record_blocks import window_of
+from edl.core.partition import initial_placement, owner_of_name
+from edl.core.shards import minibatch_size_error
+from edl.data.record_blocks import choose_reader_window
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker import failure_report
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader
-    from edl.keras.network import Network
+    from edl.keras.network import KerasNetwork
     from edl.worker.feed_pipeline import Minibatch
-    from edl.worker.lease_client import Leased
+    from edl.worker.lease_client import LeasedTask
     from edl.worker.local_strategy.local_model import LocalModel
 
-Found = tuple["Leased", "Minibatch"]
+TaskMinibatch = tuple["LeasedTask", "Minibatch"]
 
 
 def main(spec_file: Path, result_file: Path) -> int:
     """Check the job; returns the exit code: 0 nothing was found, else what ``edl run`` would exit with."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
-    warnings, log = _Warnings(result["lines"]), logging.getLogger("edl")
+    warnings, log = _WarningCollector(result["lines"]), logging.getLogger("edl")
     log.addHandler(warnings)
     try:
         import_tensorflow()
-        for line in _Check(load(spec_file)).lines():
+        for line in _JobCheck(load_job_file(spec_file)).lines():
             result["lines"].append(line)
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
-        failure = failure_report.describe(error)
+        failure = failure_report.describe_failure(error)
         result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
     finally:
         log.removeHandler(warnings)
@@ -58,7 +58,7 @@ def main(spec_file: Path, result_file: Path) -> int:
     return int(result["exit_code"])
 
 
-class _Warnings(logging.Handler):
+class _WarningCollector(logging.Handler):
     """Puts what a worker's log would warn of among the lines, once: the model is made more than once."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -71,7 +71,7 @@ class _Warnings(logging.Handler):
             self._lines.append(line)
 
 
-class _Check:
+class _JobCheck:
     """One job, looked at.
 
     Args:
@@ -83,18 +83,20 @@ class _Check:
 
     def __init__(self, spec: JobSpec) -> None:
         from edl.keras import model_contract
-        from edl.worker.corrupt_records import CorruptRecords
-        from edl.worker.data_readers import SETS, open_set
-        from edl.worker.feed_pipeline import Feeder
+        from edl.worker.corrupt_records import CorruptRecordSkipper
+        from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
+        from edl.worker.feed_pipeline import FeedFunction
 
         self._spec = spec
-        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
-        self.module = model_contract.load(spec.model, evaluates=bool(spec.data.training and spec.data.validation))
+        self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
+        self.module = model_contract.load_model_module(
+            spec.model, evaluates=bool(spec.data.training and spec.data.validation)
+        )
 
         @cache
-        def feeder(kind: str) -> tuple[Any, Feeder]:
-            reader = open_set(spec.data, SETS[kind], self.module.custom_data_reader, self.module.zoo)
-            return reader, Feeder(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
+        def feeder(kind: str) -> tuple[Any, FeedFunction]:
+            reader = open_data_set(spec.data, DATA_SET_BY_MODE[kind], self.module.custom_data_reader, self.module.zoo)
+            return reader, FeedFunction(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
 
         self._feeder = feeder
 
@@ -115,7 +117,7 @@ class _Check:
             yield from self._local(trains, sample)
             return
         network = self._network(sample)
-        yield _described(network)
+        yield _describe_network(network)
         if data.training:
             yield from self._training(network, trains)
             yield from self._evaluation(network)
@@ -126,30 +128,30 @@ class _Check:
 
     def _order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())
-        if why := minibatch_too_large(train.minibatch_size, records):
+        if why := minibatch_size_error(train.minibatch_size, records):
             raise BadInputError(why)
-        window_of(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
+        choose_reader_window(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 
-    def _first(self, kind: str) -> Found | None:
-        from edl.worker.first_minibatch import first_minibatch
+    def _first(self, kind: str) -> TaskMinibatch | None:
+        from edl.worker.first_minibatch import find_first_minibatch
 
         reader, feeder = self._feeder(kind)
-        return first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
+        return find_first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
 
     def _callback_params(self) -> Mapping[str, Any]:
-        from edl.keras.callback_params import params_of
+        from edl.keras.callback_params import build_callback_params
 
-        return params_of(self._spec.train, self._feeder("training")[0])
+        return build_callback_params(self._spec.train, self._feeder("training")[0])
 
     # ------------------------------------------------------------------ with parameter servers
 
-    def _network(self, sample: Any) -> Network:
-        from edl.keras.network import Network
-        from edl.worker.training_setup import layout_of, local_steps
+    def _network(self, sample: Any) -> KerasNetwork:
+        from edl.keras.network import KerasNetwork
+        from edl.worker.training_setup import make_layout, make_local_updater
 
         spec = self._spec
-        slots = placement(spec.ps.count)
-        network = Network.build(
+        slots = initial_placement(spec.ps.count)
+        network = KerasNetwork.build(
             self.module,
             seed=spec.train.seed,
             embedding_threshold=spec.ps.embedding_threshold,
@@ -157,68 +159,73 @@ class _Check:
             parts=spec.ps.count,
             sample=sample,
         )
-        local_steps(spec.strategy, layout_of(network), network.optimizer.spec)
+        make_local_updater(spec.strategy, make_layout(network), network.optimizer.spec)
         return network
 
-    def _training(self, network: Network, found: Found | None) -> Iterator[str]:
+    def _training(self, network: KerasNetwork, found: TaskMinibatch | None) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
-        from edl.worker.finite_check import culprit, is_finite, report_not_finite
-        from edl.worker.record_errors import of_records
+        from edl.worker.finite_check import find_nonfinite_gradient, is_finite, report_not_finite
+        from edl.worker.record_errors import add_record_range
 
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
         params = self._callback_params
-        user_callbacks.watcher(
+        user_callbacks.make_callbacks(
             module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check, params=params
         )
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
         task, given = found
-        with of_records(task, 0):
+        with add_record_range(task, 0):
             step = network.train(
                 network.initial(), self._rows(network, given), given.features, given.labels, given.weights
             )
         if not is_finite(step):
             skip = self._spec.train.on_nan == "skip"
-            report_not_finite(task, 0, step.loss, 1, skip=skip, gradient=culprit(network, step))
+            report_not_finite(task, 0, step.loss, 1, skip=skip, gradient=find_nonfinite_gradient(network, step))
         network.optimizer.learning_rate(0)
-        yield f"first minibatch, {_records(task)}: loss {step.loss:.4g}"
+        yield f"first minibatch, {_describe_records(task)}: loss {step.loss:.4g}"
 
-    def _evaluation(self, network: Network) -> Iterator[str]:
+    def _evaluation(self, network: KerasNetwork) -> Iterator[str]:
         from edl.core import evaluation
-        from edl.worker.record_errors import of_records
+        from edl.worker.record_errors import add_record_range
 
         found = self._first("evaluation") if self._spec.data.validation else None
         if found is None:
             return
         task, given = found
         network.reset_metrics()
-        with of_records(task, 0):
+        with add_record_range(task, 0):
             network.evaluate(network.initial(), self._rows(network, given), given.features, given.labels, given.weights)
         states = json.loads(json.dumps(network.metric_states()))
-        yield f"evaluation of {_records(task)}, untrained: {_values(network.metric_values(evaluation.add({}, states)))}"
+        yield (
+            f"evaluation of {_describe_records(task)}, untrained:"
+            f" {_format_metrics(network.metric_values(evaluation.merge_metric_states({}, states)))}"
+        )
 
-    def _prediction(self, network: Network, task: Leased, given: Minibatch) -> Iterator[str]:
-        from edl.worker.record_errors import of_records
+    def _prediction(self, network: KerasNetwork, task: LeasedTask, given: Minibatch) -> Iterator[str]:
+        from edl.worker.record_errors import add_record_range
 
-        with of_records(task, 0):
+        with add_record_range(task, 0):
             network.predict(network.initial(), self._rows(network, given), given.features)
-        yield f"prediction of {_records(task)}: ok"
+        yield f"prediction of {_describe_records(task)}: ok"
 
-    def _rows(self, network: Network, given: Minibatch) -> Any:
+    def _rows(self, network: KerasNetwork, given: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
-        from edl.keras.flat_buffer import Rows
+        from edl.keras.flat_buffer import RowBatch
         from edl.numerics.initializers import initial_rows
 
         ids = network.ids(given.features)
         return {
-            table.name: Rows(ids[table.name], initial_rows(table.initializer, table.seed, ids[table.name], table.dim))
+            table.name: RowBatch(
+                ids[table.name], initial_rows(table.initializer, table.seed, ids[table.name], table.dim)
+            )
             for table in network.tables
         }
 
-    def _check_same(self, network: Network, sample: Any) -> None:
+    def _check_same(self, network: KerasNetwork, sample: Any) -> None:
         from edl.keras.model_consistency import check_same_model
 
         again = self._network(sample)
@@ -230,56 +237,56 @@ class _Check:
 
     # ------------------------------------------------------------------ strategy Local
 
-    def _local(self, found: Found | None, sample: Any) -> Iterator[str]:
+    def _local(self, found: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.finite_check import report_not_finite
         from edl.worker.local_strategy.local_model import LocalModel
-        from edl.worker.record_errors import of_records
+        from edl.worker.record_errors import add_record_range
 
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
         check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
         params = self._callback_params
-        user_callbacks.watcher(
+        user_callbacks.make_callbacks(
             module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check, params=params
         )
-        yield f"model: {type(model.model).__name__}, {_counted(model.variables.specs)}"
+        yield f"model: {type(model.model).__name__}, {_describe_variables(model.variables.specs)}"
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
         task, given = found
         skip = self._spec.train.on_nan == "skip"
-        with of_records(task, 0):
+        with add_record_range(task, 0):
             loss, finite = model.train(given.features, given.labels, given.weights, keep_if_not_finite=skip)
         if not finite:
             report_not_finite(task, 0, loss, 1, skip=skip)
-        yield f"first minibatch, {_records(task)}: loss {loss:.4g}"
+        yield f"first minibatch, {_describe_records(task)}: loss {loss:.4g}"
         evaluated = self._first("evaluation") if self._spec.data.validation else None
         if evaluated is not None:
             task, given = evaluated
             model.reset_metrics()
             model.evaluate(given.features, given.labels, given.weights)
-            yield f"evaluation of {_records(task)}, after one step: {_values(model.metric_values())}"
+            yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
 
 
-def _described(network: Network) -> str:
-    told = f"model: {type(network.model).__name__}, {_counted(network.variables)}"
+def _describe_network(network: KerasNetwork) -> str:
+    told = f"model: {type(network.model).__name__}, {_describe_variables(network.variables)}"
     tables = "".join(f"; served: {table}" for table in network.tables)
     return f"{told}{tables}; optimizer {type(network.keras_optimizer).__name__}"
 
 
-def _counted(specs: Any) -> str:
+def _describe_variables(specs: Any) -> str:
     trained = [spec for spec in specs if not spec.statistic]
     statistics = f", {len(specs) - len(trained)} statistics" if len(specs) > len(trained) else ""
     return f"{sum(spec.size for spec in trained):,} trained values in {len(trained)} variables{statistics}"
 
 
-def _records(task: Leased) -> str:
+def _describe_records(task: LeasedTask) -> str:
     return f"records {task.start} to {task.end - 1} of {task.source}"
 
 
-def _values(metrics: Any) -> str:
+def _format_metrics(metrics: Any) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 

@@ -11,7 +11,7 @@ from edl.keras.flat_buffer import Floats, Ids, RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 
-class Step(Protocol):
+class StepResultLike(Protocol):
     """What one minibatch gave: the loss, gradients of the slab (statistics: deltas) and of the rows by table."""
 
     @property
@@ -22,7 +22,7 @@ class Step(Protocol):
     def rows(self) -> Mapping[str, Floats]: ...  # noqa: D102
 
 
-class Network(Protocol):
+class NetworkLike(Protocol):
     """The user's model as functions over flat float32 arrays."""
 
     @property
@@ -35,7 +35,7 @@ class Network(Protocol):
     def fingerprint(self) -> str: ...  # noqa: D102
     def initial(self) -> Floats: ...  # noqa: D102
     def ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
-    def train(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> Step: ...  # noqa: D102
+    def train(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> StepResultLike: ...  # noqa: D102
     def evaluate(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
     def reset_metrics(self) -> None: ...  # noqa: D102
     def metric_states(self) -> Any: ...  # noqa: D102
@@ -43,7 +43,7 @@ class Network(Protocol):
     def predict(self, slab: Floats, rows: Any, features: Any) -> Any: ...  # noqa: D102
 
 
-class Optimizer(Protocol):
+class OptimizerLike(Protocol):
     """The user's optimizer as a PS applies it, and what stays with the worker: schedules and clipping."""
 
     @property
@@ -52,7 +52,7 @@ class Optimizer(Protocol):
     def learning_rate(self) -> Callable[[int], float]: ...  # noqa: D102
 
 
-class Watcher(Protocol):
+class TrainingCallbacks(Protocol):
     """Is told what training does; the user's Keras callbacks are behind it."""
 
     def begin_step(self, step: int) -> None: ...  # noqa: D102
@@ -69,7 +69,7 @@ class RowSource(Protocol):
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable: ...  # noqa: D102
 
 
-def rows_of(network: Network, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:
+def pull_needed_rows(network: NetworkLike, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:
     """The rows that a minibatch needs; nothing is asked for when the model has no served table."""
     return source.pull_rows(network.ids(features), pin) if network.tables else {}
 

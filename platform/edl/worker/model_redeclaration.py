@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.master_session import Session
-from edl.worker.parameter_client import Parameters
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.master_session import MasterSession
+from edl.worker.parameter_client import ParameterClient
 
 
-def follow_placement(session: Session, leases: Leases, parameters: Parameters) -> Callable[[Leased], None]:
+def watch_placement(
+    session: MasterSession, leases: LeaseClient, parameters: ParameterClient
+) -> Callable[[LeasedTask], None]:
     """From now on, have the loop look at every newer placement; returns how it is done.
 
     Args:
@@ -22,7 +24,7 @@ def follow_placement(session: Session, leases: Leases, parameters: Parameters) -
         parameters: that this worker has declared once; used on the loop's thread only.
     """
 
-    def look(_: Leased) -> None:
+    def look(_: LeasedTask) -> None:
         if session.placement_outdated:
             session.register()
         if parameters.declare_to_strangers():

@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from edl.keras.flat_buffer import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
+from edl.keras.flat_buffer import DoubleBuffer, FlatLayout, Floats, Ids, RowBatch, RowsByTable
 from edl.numerics import aligned_memory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, Kind
-from edl.transport.message_validation import parse
+from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.transport.message_validation import parse_message
 from edl.worker import row_routing
-from edl.worker.gradient_compensation import Foresight
-from edl.worker.gradient_push import Push, Pushes, PushResult
-from edl.worker.local_updater import LocalSteps
-from edl.worker.ps_connections import Directory, Exchange, Request
-from edl.worker.row_routing import Routes
+from edl.worker.gradient_compensation import GradientCompensation
+from edl.worker.gradient_push import GradientPush, PushOutcome, PushSender
+from edl.worker.local_updater import LocalUpdater
+from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
+from edl.worker.row_routing import RoutesByTable
 
-_SCAN_BYTES = 4 << 20
-STALE_SECONDS = 0.05
+_SCAN_CHUNK_BYTES = 4 << 20
+MAX_VALUE_AGE_SECONDS = 0.05
 """Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
 waited for records or traced the model): a gradient at values that others have left far behind does harm."""
 
 
-class Parameters:
+class ParameterClient:
     """All parameter servers; used by one thread at a time.
 
     Args:
@@ -48,25 +48,27 @@ class Parameters:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: PsDirectory,
         connect: Callable[[str], BulkClient],
-        layout: Layout,
+        layout: FlatLayout,
         *,
         worker: int,
         patience: float,
         rounds: bool = False,
-        local: LocalSteps | None = None,
-        foresight: Foresight | None = None,
+        local: LocalUpdater | None = None,
+        foresight: GradientCompensation | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._layout = layout
-        self._exchange = Exchange(directory, connect, self._declaration, patience=patience, clock=clock, pause=pause)
-        self._slabs = SlabPair(layout)
+        self._exchange = PsBulkConnections(
+            directory, connect, self._declaration, patience=patience, clock=clock, pause=pause
+        )
+        self._slabs = DoubleBuffer(layout)
         self._clock = clock
         self._arrived = clock()
-        self._pushes = Pushes(directory, self._exchange, layout, worker=worker, rounds=rounds)
+        self._pushes = PushSender(directory, self._exchange, layout, worker=worker, rounds=rounds)
         self._local = local
         self._foresight = foresight
         self.version = 0
@@ -85,7 +87,7 @@ class Parameters:
         self._exchange({part: self._declaration(part) for part in sorted(strangers)})
         return bool(strangers)
 
-    def slab(self, sending: Push | None = None) -> Floats:
+    def slab(self, sending: GradientPush | None = None) -> Floats:
         """The newest dense values; nothing is written there until values that were pulled later are asked for.
 
         Args:
@@ -93,11 +95,11 @@ class Parameters:
         """
         if self._foresight is not None and sending is not None:
             return self._foreseen(self._foresight, sending)
-        if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:
+        if not self._slabs.fresh or self._clock() - self._arrived > MAX_VALUE_AGE_SECONDS:
             self._pull_live()
         return self._slabs.lend()
 
-    def _foreseen(self, foresight: Foresight, sending: Push) -> Floats:
+    def _foreseen(self, foresight: GradientCompensation, sending: GradientPush) -> Floats:
         self._pull_live()
         slab = self._slabs.lend()
         if foresight.add(slab, sending):
@@ -107,7 +109,7 @@ class Parameters:
 
     def pull(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""
-        slab = aligned_memory.empty(self._layout.size)
+        slab = aligned_memory.allocate_aligned(self._layout.size)
         self._pull_into(slab, pin)
         return slab
 
@@ -122,7 +124,7 @@ class Parameters:
             self._local.pulled()
         self._swap(complete=complete)
 
-    def _moved(self, local: LocalSteps | None, push: Push) -> None:
+    def _moved(self, local: LocalUpdater | None, push: GradientPush) -> None:
         """A push was answered that brought no values: ``local`` makes them of the newest ones; None: they are old."""
         if local is None:
             self._slabs.fresh = False
@@ -138,29 +140,32 @@ class Parameters:
     def _pull_into(self, slab: Floats, pin: int) -> dict[int, int]:
         meta = pb.Pull(pin=pin).SerializeToString()
         answers = self._exchange(
-            {part: Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
+            {
+                part: PsRequest(FrameKind.PULL, lambda: meta, into=self._layout.view(slab, part))
+                for part in self._layout.parts
+            }
         )
         for part, frame in answers.items():
             self._layout.take(slab, part, frame.body)
-        return {part: parse(pb.Pulled, frame.meta).version for part, frame in answers.items()}
+        return {part: parse_message(pb.Pulled, frame.meta).version for part, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
         routes, dims = self._routes(ids), self._layout.dims
-        flat = {part: row_routing.room(where, dims) for part, where in routes.items()}
+        flat = {part: row_routing.allocate_rows(where, dims) for part, where in routes.items()}
         answers = self._exchange(
-            {part: _rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
+            {part: _make_rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
         )
-        values = {table: aligned_memory.empty(len(wanted), dims[table]) for table, wanted in ids.items()}
+        values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
         for part, frame in answers.items():
-            _keep(flat[part], frame.body)
-            row_routing.scatter(values, routes[part], dims, flat[part])
-        return {table: Rows(ids[table], values[table]) for table in ids}
+            _copy_into_buffer(flat[part], frame.body)
+            row_routing.scatter_rows(values, routes[part], dims, flat[part])
+        return {table: RowBatch(ids[table], values[table]) for table in ids}
 
-    def _routes(self, ids: Mapping[str, Ids]) -> Mapping[int, Routes]:
-        return row_routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+    def _routes(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
+        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.parts_of_rows)
 
-    def push(self, push: Push) -> PushResult:
+    def push(self, push: GradientPush) -> PushOutcome:
         """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
 
         Raises:
@@ -182,13 +187,13 @@ class Parameters:
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
         dim = self._layout.dims[table]
-        limit = max(1, _SCAN_BYTES // (4 * dim + 8))
+        limit = max(1, _SCAN_CHUNK_BYTES // (4 * dim + 8))
         for part in self._layout.parts:
             cursor = 0
             while cursor != -1:
                 meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
-                frame = self._exchange({part: Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
-                head = parse(pb.ScannedRows, frame.meta)
+                frame = self._exchange({part: PsRequest(FrameKind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
+                head = parse_message(pb.ScannedRows, frame.meta)
                 cursor, split = head.cursor, head.count * 8
                 if head.count:
                     ids = np.frombuffer(frame.body[:split], np.int64).copy()
@@ -198,18 +203,18 @@ class Parameters:
         """Close all connections."""
         self._exchange.close()
 
-    def _declaration(self, part: int) -> Request:
+    def _declaration(self, part: int) -> PsRequest:
         meta, initial = self._layout.declaration(part)
-        return Request(Kind.DECLARE, lambda: meta, [initial.data])
+        return PsRequest(FrameKind.DECLARE, lambda: meta, [initial.data])
 
 
-def _rows_request(ids: Mapping[str, Ids], where: Routes, pin: int, flat: Floats) -> Request:
-    meta = pb.PullRows(pin=pin, tables=row_routing.heads(where)).SerializeToString()
-    buffers = [row_routing.raw(ids[table][route.index]) for table, route in where.items()]
-    return Request(Kind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
+def _make_rows_request(ids: Mapping[str, Ids], where: RoutesByTable, pin: int, flat: Floats) -> PsRequest:
+    meta = pb.PullRows(pin=pin, tables=row_routing.table_headers(where)).SerializeToString()
+    buffers = [row_routing.as_wire_buffer(ids[table][route.index]) for table, route in where.items()]
+    return PsRequest(FrameKind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
 
 
-def _keep(flat: Floats, body: memoryview) -> None:
+def _copy_into_buffer(flat: Floats, body: memoryview) -> None:
     """Make sure that a body is in the memory that was offered for it."""
     received = np.frombuffer(body, np.float32)
     if not np.may_share_memory(received, flat):

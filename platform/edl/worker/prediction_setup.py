@@ -6,27 +6,27 @@ import sys
 from collections.abc import Callable
 
 from edl.keras.model_contract import ModelModule
-from edl.keras.network import Network
+from edl.keras.network import KerasNetwork
 from edl.keras.user_code import user_code
-from edl.worker.lease_client import Leased
-from edl.worker.predictor import Files, Output, Predictor, Processed
-from edl.worker.runtime import Coordination
-from edl.worker.stored_weights import PredictRun, StoredWeights
+from edl.worker.lease_client import LeasedTask
+from edl.worker.predictor import NpzOutput, PredictionOutput, Predictor, ProcessorOutput
+from edl.worker.runtime import WorkerRuntime
+from edl.worker.stored_weights import PredictionRun, StoredWeights
 
-_ALL_DENSE = sys.maxsize
+_NO_TABLE_THRESHOLD = sys.maxsize
 """A threshold that no table reaches: a ``.keras`` file holds every table as a dense variable."""
 
 
-def prepare(
-    c: Coordination, module: ModelModule, run: PredictRun, handlers: dict[str, Callable[[Leased], None]]
+def prepare_prediction(
+    c: WorkerRuntime, module: ModelModule, run: PredictionRun, handlers: dict[str, Callable[[LeasedTask], None]]
 ) -> Callable[[], None]:
     """Build the model with its weights, and say how prediction tasks are done.
 
     Raises:
         EdlError: the weights cannot be read or are of another model.
     """
-    threshold = c.spec.ps.embedding_threshold if run.is_checkpoint else _ALL_DENSE
-    network = Network.build(
+    threshold = c.spec.ps.embedding_threshold if run.is_checkpoint else _NO_TABLE_THRESHOLD
+    network = KerasNetwork.build(
         module,
         seed=c.spec.train.seed,
         embedding_threshold=threshold,
@@ -40,7 +40,7 @@ def prepare(
         network,
         slab,
         weights,
-        _output(c, module, run),
+        _make_output(c, module, run),
         c.streams["prediction"],
         c.leases,
         c.progress,
@@ -50,8 +50,8 @@ def prepare(
     return lambda: None
 
 
-def _output(c: Coordination, module: ModelModule, run: PredictRun) -> Output:
+def _make_output(c: WorkerRuntime, module: ModelModule, run: PredictionRun) -> PredictionOutput:
     if module.prediction_outputs_processor is None:
-        return Files(run.output, [source.name for source in c.reader("prediction").sources()])
+        return NpzOutput(run.output, [source.name for source in c.reader("prediction").sources()])
     with user_code(module.zoo, "PredictionOutputsProcessor()"):
-        return Processed(module.prediction_outputs_processor(), c.identity.index, module.zoo)
+        return ProcessorOutput(module.prediction_outputs_processor(), c.identity.index, module.zoo)

@@ -19,35 +19,35 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.keras.flat_buffer import Floats
-from edl.keras.user_code import defined_in, user_code
-from edl.storage.durable_files import removed_on_error, translated
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.model_interface import Network, RowSource, rows_of
-from edl.worker.progress_reporter import Progress
-from edl.worker.record_errors import of_records
+from edl.keras.user_code import source_file, user_code
+from edl.storage.durable_files import remove_on_error, translate_os_errors
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.model_interface import NetworkLike, RowSource, pull_needed_rows
+from edl.worker.progress_reporter import ProgressReporter
+from edl.worker.record_errors import add_record_range
 from edl.worker.record_stream import RecordStream
-from edl.worker.shutdown_gate import Gate
+from edl.worker.shutdown_gate import ShutdownGate
 
-Array = npt.NDArray[np.generic]
+OutputArray = npt.NDArray[np.generic]
 
 
-class Processor(Protocol):
+class PredictionProcessor(Protocol):
     """The user's ``PredictionOutputsProcessor``."""
 
     def process(self, predictions: Any, worker_id: int) -> None:
         """Take the predictions of one minibatch."""
 
 
-class Output(Protocol):
+class PredictionOutput(Protocol):
     """Where predictions go."""
 
-    def begin(self, task: Leased) -> None:
+    def begin(self, task: LeasedTask) -> None:
         """A range begins."""
 
     def add(self, predictions: Any) -> bool:
         """Take one minibatch; True if its records are done for good with that."""
 
-    def end(self, task: Leased) -> None:
+    def end(self, task: LeasedTask) -> None:
         """The range is complete."""
 
 
@@ -56,14 +56,14 @@ class Predictor:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkLike,
         slab: Floats,
         rows: RowSource,
-        output: Output,
+        output: PredictionOutput,
         stream: RecordStream,
-        leases: Leases,
-        progress: Progress,
-        gate: Gate,
+        leases: LeaseClient,
+        progress: ProgressReporter,
+        gate: ShutdownGate,
     ) -> None:
         self._network = network
         self._slab = slab
@@ -74,7 +74,7 @@ class Predictor:
         self._progress = progress
         self._gate = gate
 
-    def run(self, task: Leased) -> None:
+    def run(self, task: LeasedTask) -> None:
         """Predict every record of the range."""
         self._output.begin(task)
         done = 0
@@ -85,8 +85,8 @@ class Predictor:
             predictions = None
             if loaded.minibatch is not None:
                 features = loaded.minibatch.features
-                with of_records(task, loaded.step):
-                    rows = rows_of(self._network, self._rows, features)
+                with add_record_range(task, loaded.step):
+                    rows = pull_needed_rows(self._network, self._rows, features)
                     predictions = self._network.predict(self._slab, rows, features)
             with self._gate.critical():
                 if predictions is not None and self._output.add(predictions):
@@ -99,7 +99,7 @@ class Predictor:
         self._progress.finish(task.lease)
 
 
-class Files:
+class NpzOutput:
     """One ``.npz`` for each range: ``source``, ``start``, ``end`` and the outputs of its records.
 
     A model with one output gives ``outputs``; one with several ``outputs_0`` and so on, or ``outputs_<name>``.
@@ -111,43 +111,43 @@ class Files:
 
     def __init__(self, directory: Path, sources: Iterable[str]) -> None:
         self._directory = directory
-        self._stems = _stems(sources)
-        self._parts: list[dict[str, Array]] = []
+        self._stems = _file_stems(sources)
+        self._parts: list[dict[str, OutputArray]] = []
 
-    def begin(self, task: Leased) -> None:
+    def begin(self, task: LeasedTask) -> None:
         """A range begins."""
         del task
         self._parts = []
 
     def add(self, predictions: Any) -> bool:
         """Keep one minibatch's outputs until the range ends."""
-        self._parts.append(named_outputs(predictions))
+        self._parts.append(outputs_by_name(predictions))
         return False
 
-    def end(self, task: Leased) -> None:
+    def end(self, task: LeasedTask) -> None:
         """Write the file and rename it into place.
 
         Raises:
             StorageError: it cannot be written.
         """
-        outputs = {name: np.concatenate([part[name] for part in self._parts]) for name in _names(self._parts)}
+        outputs = {name: np.concatenate([part[name] for part in self._parts]) for name in _output_names(self._parts)}
         path = self.path(task)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with translated(path, "write predictions"):
+        with translate_os_errors(path, "write predictions"):
             self._directory.mkdir(parents=True, exist_ok=True)
-            with removed_on_error(temporary), temporary.open("wb") as file:
+            with remove_on_error(temporary), temporary.open("wb") as file:
                 np.savez(file, source=task.source, start=task.start, end=task.end, **outputs)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
 
-    def path(self, task: Leased) -> Path:
+    def path(self, task: LeasedTask) -> Path:
         """The file of a range."""
-        stem = self._stems.get(task.source) or _distinct(task.source)
+        stem = self._stems.get(task.source) or _stem_with_checksum(task.source)
         return self._directory / f"{stem}-{task.start}-{task.end}.npz"
 
 
-class Processed:
+class ProcessorOutput:
     """Hands every minibatch to the user's processor.
 
     Args:
@@ -159,35 +159,35 @@ class Processed:
         BadInputError: it has no ``process``.
     """
 
-    def __init__(self, processor: Processor, worker: int, zoo: Path) -> None:
+    def __init__(self, processor: PredictionProcessor, worker: int, zoo: Path) -> None:
         if not callable(getattr(processor, "process", None)):
             raise BadInputError(
                 "PredictionOutputsProcessor has no method process",
-                where=defined_in(type(processor)),
+                where=source_file(type(processor)),
                 hint="define process(self, predictions, worker_id)",
             )
         self._processor = processor
         self._worker = worker
         self._zoo = zoo
 
-    def begin(self, task: Leased) -> None:
+    def begin(self, task: LeasedTask) -> None:
         """Nothing to do."""
 
     def add(self, predictions: Any) -> bool:
         """Call the user's code; what it has taken is done.
 
         Raises:
-            ModuleError: it raised: the job ends, for the same call would raise in every worker.
+            UserCodeError: it raised: the job ends, for the same call would raise in every worker.
         """
         with user_code(self._zoo, "PredictionOutputsProcessor.process()"):
             self._processor.process(predictions, self._worker)
         return True
 
-    def end(self, task: Leased) -> None:
+    def end(self, task: LeasedTask) -> None:
         """Nothing to do."""
 
 
-def named_outputs(predictions: Any) -> dict[str, Array]:
+def outputs_by_name(predictions: Any) -> dict[str, OutputArray]:
     """The arrays of a model's outputs by the name they have in the file."""
     if isinstance(predictions, Mapping):
         return {f"outputs_{name}": np.asarray(value) for name, value in predictions.items()}
@@ -196,20 +196,20 @@ def named_outputs(predictions: Any) -> dict[str, Array]:
     return {"outputs": np.asarray(predictions)}
 
 
-def _names(parts: list[dict[str, Array]]) -> list[str]:
+def _output_names(parts: list[dict[str, OutputArray]]) -> list[str]:
     return list(parts[0]) if parts else []
 
 
-def _stems(sources: Iterable[str]) -> dict[str, str]:
+def _file_stems(sources: Iterable[str]) -> dict[str, str]:
     """File names where they are unique, names with a checksum where they are not."""
-    short = {source: _safe(PurePath(source).name) for source in sources}
+    short = {source: _safe_file_name(PurePath(source).name) for source in sources}
     count = Counter(short.values())
-    return {source: stem if count[stem] == 1 else _distinct(source) for source, stem in short.items()}
+    return {source: stem if count[stem] == 1 else _stem_with_checksum(source) for source, stem in short.items()}
 
 
-def _distinct(source: str) -> str:
-    return f"{_safe(PurePath(source).name)}-{zlib.crc32(source.encode()):08x}"
+def _stem_with_checksum(source: str) -> str:
+    return f"{_safe_file_name(PurePath(source).name)}-{zlib.crc32(source.encode()):08x}"
 
 
-def _safe(name: str) -> str:
+def _safe_file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:100] or "source"

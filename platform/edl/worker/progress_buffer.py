@@ -8,7 +8,7 @@ from edl.transport import edl_pb2 as pb
 
 
 @dataclass(slots=True)
-class Tally:
+class ProgressBuffer:
     """What is known of one lease; sums are of the steps since the last message."""
 
     expires_seconds: float
@@ -36,7 +36,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TaskReport:
     """The end of a task: how far it got, and its result."""
 
     last: pb.LeaseProgress

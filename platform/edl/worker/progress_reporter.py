@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable
 
 from edl.api.errors import EdlError
 from edl.transport import edl_pb2 as pb
-from edl.worker.lease_client import Leased
-from edl.worker.master_session import Session
-from edl.worker.progress_buffer import Report, Tally
+from edl.worker.lease_client import LeasedTask
+from edl.worker.master_session import MasterSession
+from edl.worker.progress_buffer import ProgressBuffer, TaskReport
 
 _LOG = logging.getLogger(__name__)
 
-INTERVAL = 0.1
+REPORT_INTERVAL_SECONDS = 0.1
 """Seconds between two messages at least: a report costs the master an fsync."""
-_LONGEST_WAIT = 60.0
+_MAX_WAIT_SECONDS = 60.0
 """Seconds: nothing is due while no lease is held."""
 
 
-class Progress:
+class ProgressReporter:
     """Collects steps and results, and sends them.
 
     Args:
@@ -37,10 +37,10 @@ class Progress:
 
     def __init__(
         self,
-        session: Session,
+        session: MasterSession,
         lost: Callable[[Iterable[int]], None],
         *,
-        interval: float = INTERVAL,
+        interval: float = REPORT_INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
@@ -49,16 +49,16 @@ class Progress:
         self._clock = clock
         self._changed = threading.Condition()
         self._wire = threading.Lock()
-        self._held: dict[int, Tally] = {}
-        self._reports: deque[Report] = deque()
+        self._held: dict[int, ProgressBuffer] = {}
+        self._reports: deque[TaskReport] = deque()
         self._sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
 
-    def hold(self, task: Leased) -> None:
+    def hold(self, task: LeasedTask) -> None:
         """A lease was granted: keep it alive."""
         with self._changed:
-            self._held[task.lease] = Tally(task.expires_seconds)
+            self._held[task.lease] = ProgressBuffer(task.expires_seconds)
             self._changed.notify_all()
 
     def stepped(self, lease: int, through: int, *, loss: float | None, skipped: int = 0) -> None:
@@ -87,7 +87,7 @@ class Progress:
         with self._changed:
             held = self._held.pop(lease, None)
             if held is not None:
-                self._reports.append(Report(held.message(lease), result))
+                self._reports.append(TaskReport(held.message(lease), result))
             self._changed.notify_all()
 
     def drop(self, lease: int) -> None:
@@ -130,7 +130,7 @@ class Progress:
         self._told()
         self._forget(reply.lost)
 
-    def _send_report(self, report: Report) -> None:
+    def _send_report(self, report: TaskReport) -> None:
         reply = self._session.report(report.last, report.result)
         self._told()
         if not reply.accepted:
@@ -166,7 +166,7 @@ class Progress:
                 due = self._interval if self._news() else self._heartbeat()
                 if since >= due:
                     return True
-                self._changed.wait(min(due - since, _LONGEST_WAIT))
+                self._changed.wait(min(due - since, _MAX_WAIT_SECONDS))
             return False
 
     def _news(self) -> bool:

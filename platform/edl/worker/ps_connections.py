@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
-from edl.transport.bulk_client import BulkClient, BulkRefused, Frame, Kind
-from edl.worker.ps_placement import Placement
+from edl.transport.bulk_client import BulkClient, BulkRefusedError, FrameKind, ReceivedFrame
+from edl.worker.ps_placement import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
-_TRY_AGAIN = frozenset({"uninitialized", "incarnation", "busy"})
+_RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
 
 
-class OtherModelError(BulkRefused, BadInputError):
+class ModelMismatchError(BulkRefusedError, BadInputError):
     """A PS cannot hold this model, or holds another one: that of the checkpoint that the run goes on from."""
 
 
-class Directory(Protocol):
+class PsDirectory(Protocol):
     """Who knows where the PS are and which master leads: the session."""
 
     @property
@@ -35,24 +35,24 @@ class Directory(Protocol):
         """Of the master that leads."""
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> PsPlacement:
         """The newest that is known."""
 
-    def register(self) -> Placement:
+    def register(self) -> PsPlacement:
         """Ask the master for the newest placement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PsRequest:
     """A frame for one PS; ``meta`` is made anew for each try, because the leading master may change in between."""
 
-    kind: Kind
+    kind: FrameKind
     meta: Callable[[], bytes]
     buffers: Sequence[memoryview] = ()
     into: memoryview | None = None
 
 
-class Exchange:
+class PsBulkConnections:
     """The connections to all parameter servers; used by one thread.
 
     Args:
@@ -66,9 +66,9 @@ class Exchange:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: PsDirectory,
         connect: Callable[[str], BulkClient],
-        declaration: Callable[[int], Request],
+        declaration: Callable[[int], PsRequest],
         *,
         patience: float,
         clock: Callable[[], float] = time.monotonic,
@@ -90,14 +90,14 @@ class Exchange:
         self._follow(placement)
         return {part for part, uid in placement.uids.items() if self._met.get(part) != uid}
 
-    def __call__(self, requests: Mapping[int, Request]) -> dict[int, Frame]:
+    def __call__(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
         """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange.
 
         Raises:
             JobFailedError: a PS did not answer for longer than the patience.
-            RefusedError: a PS refused for good; OtherModelError if the model is why.
+            RefusedError: a PS refused for good; ModelMismatchError if the model is why.
         """
-        answers: dict[int, Frame] = {}
+        answers: dict[int, ReceivedFrame] = {}
         since, pause = self._clock(), _FIRST_PAUSE
         while problem := self._round({p: r for p, r in requests.items() if p not in answers}, answers):
             if self._clock() - since >= self._patience:
@@ -109,22 +109,25 @@ class Exchange:
             self._follow(self._directory.register())
         return answers
 
-    def _round(self, requests: Mapping[int, Request], answers: dict[int, Frame]) -> RetryableError | None:
+    def _round(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
         """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
         problem: RetryableError | None = None
-        refusal: BulkRefused | None = None
+        refusal: BulkRefusedError | None = None
         for step in (self._send, self._receive):
             for part, request in list(requests.items()):
                 try:
                     step(part, request, answers)
                 except RetryableError as error:
                     self._forget(part)
-                    requests, problem = _without(requests, part), RetryableError(error.message, where=f"ps-{part}")
-                except BulkRefused as error:
-                    requests = _without(requests, part)
-                    if error.kind not in _TRY_AGAIN:
+                    requests, problem = (
+                        _requests_without(requests, part),
+                        RetryableError(error.message, where=f"ps-{part}"),
+                    )
+                except BulkRefusedError as error:
+                    requests = _requests_without(requests, part)
+                    if error.kind not in _RETRYABLE_KINDS:
                         _LOG.warning("ps-%d refuses: %s", part, error)  # with its address, which people have no use for
-                        told = OtherModelError if error.kind == "model" else BulkRefused
+                        told = ModelMismatchError if error.kind == "model" else BulkRefusedError
                         refusal = told(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
                     else:
                         problem = RetryableError(error.message, where=f"ps-{part}")
@@ -134,17 +137,17 @@ class Exchange:
             raise refusal
         return problem
 
-    def _send(self, part: int, request: Request, _: dict[int, Frame]) -> None:
+    def _send(self, part: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
         client = self._client(part)
-        if part in self._undeclared and request.kind is not Kind.DECLARE:
+        if part in self._undeclared and request.kind is not FrameKind.DECLARE:
             declaration = self._declaration(part)
             client.request(declaration.kind, declaration.meta(), declaration.buffers)
             self._undeclared.discard(part)
         client.send(request.kind, request.meta(), request.buffers)
 
-    def _receive(self, part: int, request: Request, answers: dict[int, Frame]) -> None:
+    def _receive(self, part: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
         client = self._client(part)
-        answers[part] = _whole(request, client.check_answer(request.kind, client.receive(request.into)))
+        answers[part] = _check_body_size(request, client.check_answer(request.kind, client.receive(request.into)))
         self._met[part] = self._clients[part][0]
 
     def _client(self, part: int) -> BulkClient:
@@ -159,7 +162,7 @@ class Exchange:
         self._clients[part] = (placement.uids.get(part, ""), client)
         return client
 
-    def _follow(self, placement: Placement) -> None:
+    def _follow(self, placement: PsPlacement) -> None:
         """Give up connections to processes that were replaced."""
         for part, (uid, _) in list(self._clients.items()):
             if placement.uids.get(part, "") != uid:
@@ -176,19 +179,19 @@ class Exchange:
             self._forget(part)
 
 
-def _whole(request: Request, frame: Frame) -> Frame:
+def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
     """The answer, which brings all values that were asked for; a push of a lost lease may be answered without any.
 
     Raises:
-        BulkRefused: it brings fewer or more.
+        BulkRefusedError: it brings fewer or more.
     """
     wanted = request.into.nbytes if request.into is not None else frame.body.nbytes
-    if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not Kind.PUSH):
-        raise BulkRefused(
+    if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not FrameKind.PUSH):
+        raise BulkRefusedError(
             f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {wanted} were asked for", kind="bad"
         )
     return frame
 
 
-def _without(requests: Mapping[int, Request], part: int) -> dict[int, Request]:
+def _requests_without(requests: Mapping[int, PsRequest], part: int) -> dict[int, PsRequest]:
     return {other: request for other, request in requests.items() if other != part}

@@ -13,7 +13,7 @@ from edl.transport import edl_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PsPlacement:
     """One version of the table slot -> PS, and where each PS listens.
 
     Attributes:
@@ -29,7 +29,7 @@ class Placement:
     slots: tuple[int, ...] = ()
 
     @classmethod
-    def from_message(cls, message: pb.Placement) -> Placement:
+    def from_message(cls, message: pb.Placement) -> PsPlacement:
         """The placement of a register reply."""
         return cls(
             version=message.version,
@@ -38,7 +38,7 @@ class Placement:
             slots=tuple(message.slots),
         )
 
-    def newer(self, other: Placement) -> Placement:
+    def newer(self, other: PsPlacement) -> PsPlacement:
         """The one with the higher version; ``other`` if equal."""
         return other if other.version >= self.version else self
 

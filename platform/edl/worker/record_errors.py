@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edl.api.errors import BadInputError
-from edl.worker.lease_client import Leased
+from edl.worker.lease_client import LeasedTask
 
 
 @contextmanager
-def of_records(task: Leased, step: int) -> Iterator[None]:
+def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
     """Say of input that cannot be used, and has no other place, which records of a task's source it is of."""
     try:
         yield

@@ -14,23 +14,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
-from edl.core.shuffle import SHUFFLED_NAME
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.data.reader import Reader
-from edl.data.record_blocks import order_of
-from edl.worker.corrupt_records import CorruptRecords, Window
-from edl.worker.lease_client import Leased
+from edl.data.record_blocks import shuffled_order
+from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
+from edl.worker.lease_client import LeasedTask
 
 if TYPE_CHECKING:
     from edl.data.shuffled_reader import ShuffledReader
 
 _LOG = logging.getLogger(__name__)
 
-_READ_TRIES, _READ_PAUSE = 10, 0.5
-_LOOKS_SECONDS = 0.2
+_READ_TRIES, _READ_PAUSE_SECONDS = 10, 0.5
+_LEASE_POLL_SECONDS = 0.2
 """How often a thread that waits to be asked for a minibatch looks whether the lease is still there."""
 
 
-class Minibatch(Protocol):
+class MinibatchLike(Protocol):
     """What the pipeline gives for one window."""
 
     @property
@@ -50,15 +50,15 @@ class Minibatch(Protocol):
         """Of the records: nested arrays; None where ``feed`` yields none."""
 
 
-Windows: TypeAlias = Iterator[tuple[int, Window]]
-Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]
+TaggedWindows: TypeAlias = Iterator[tuple[int, RecordWindow]]
+FeedPipeline: TypeAlias = Callable[[TaggedWindows], Iterator[MinibatchLike]]
 
 
-class Loaded(NamedTuple):
+class LoadedStep(NamedTuple):
     """One step's minibatch; None if no record of it was left: all corrupt, or ``feed`` yielded nothing."""
 
     step: int
-    minibatch: Minibatch | None
+    minibatch: MinibatchLike | None
     records: int
     skipped: int
 
@@ -77,8 +77,8 @@ class RecordStream:
     def __init__(
         self,
         reader: Callable[[], Reader],
-        corrupt: CorruptRecords,
-        pipeline: Pipeline,
+        corrupt: CorruptRecordSkipper,
+        pipeline: FeedPipeline,
         alive: Callable[[int], bool],
         *,
         seed: int = 0,
@@ -92,17 +92,17 @@ class RecordStream:
         self._lock = threading.Lock()
         self._asked = threading.Condition()
         self._wanted = -1
-        self._queue: queue.SimpleQueue[tuple[int, Leased] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, LeasedTask] | None] = queue.SimpleQueue()
         self._next_tag = 0
         self._first_tags: dict[int, int] = {}
-        self._early: dict[int, Window] = {}
+        self._early: dict[int, RecordWindow] = {}
         self._windows_read: dict[int, tuple[int, int]] = {}
         self._failure: Exception | None = None
-        self._minibatches: Iterator[Minibatch] | None = None
-        self._ahead: Minibatch | None = None
+        self._minibatches: Iterator[MinibatchLike] | None = None
+        self._ahead: MinibatchLike | None = None
         self._reader: Reader | None = None
 
-    def add(self, task: Leased) -> None:
+    def add(self, task: LeasedTask) -> None:
         """A range was leased: its minibatches follow those of the ranges added before."""
         with self._lock:
             tag = self._next_tag
@@ -110,7 +110,7 @@ class RecordStream:
             self._first_tags[task.lease] = tag
         self._queue.put((tag, task))
 
-    def read_early(self, task: Leased) -> None:
+    def read_early(self, task: LeasedTask) -> None:
         """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
         if task.steps and self._minibatches is None and not task.one_by_one:
             with suppress(EdlError):  # comes up again, where it is expected
@@ -120,7 +120,7 @@ class RecordStream:
         """No range follows."""
         self._queue.put(None)
 
-    def minibatches(self, task: Leased) -> Iterator[Loaded]:
+    def minibatches(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Every step of an added range, once and in order; stop early to drop the rest.
 
         Raises:
@@ -133,9 +133,9 @@ class RecordStream:
         for step in range(task.steps):
             minibatch = self._take(first + step)
             records, skipped = self._windows_read.pop(first + step, (0, 0))
-            yield Loaded(step, minibatch, records, skipped)
+            yield LoadedStep(step, minibatch, records, skipped)
 
-    def _take(self, tag: int) -> Minibatch | None:
+    def _take(self, tag: int) -> MinibatchLike | None:
         """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
         with self._asked:
             self._wanted = tag
@@ -145,9 +145,9 @@ class RecordStream:
         if self._ahead.tag > tag:
             return None
         found, self._ahead = self._ahead, None
-        return found if record_count(found.features) else None
+        return found if count_records(found.features) else None
 
-    def _next(self) -> Minibatch:
+    def _next(self) -> MinibatchLike:
         if self._minibatches is None:
             self._minibatches = self._pipeline(self._windows())
         try:
@@ -161,7 +161,7 @@ class RecordStream:
             raise self._failure or RuntimeError("the pipeline ended before its windows did")
         return found
 
-    def _windows(self) -> Windows:
+    def _windows(self) -> TaggedWindows:
         """Runs ahead of training, on a thread of the pipeline."""
         while (item := self._queue.get()) is not None:
             first, task = item
@@ -176,26 +176,26 @@ class RecordStream:
                 if not self._alive(task.lease):
                     break
 
-    def _wait_until_wanted(self, tag: int, task: Leased) -> None:
+    def _wait_until_wanted(self, tag: int, task: LeasedTask) -> None:
         """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
         with self._asked:
             while self._wanted < tag and self._alive(task.lease):
-                self._asked.wait(_LOOKS_SECONDS)
+                self._asked.wait(_LEASE_POLL_SECONDS)
 
-    def _window(self, tag: int, task: Leased, step: int) -> Window | None:
+    def _window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
         """What goes into the pipeline for one step; None if it cannot be read.
 
         A lost lease gets one more window, an empty one: somebody may already wait for it.
         """
         if not self._alive(task.lease):
-            return Window(())
+            return RecordWindow(())
         try:
             return self._early.pop(tag, None) or self._read(task, step)
         except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
             self._failure = error
             return None
 
-    def _read(self, task: Leased, step: int) -> Window:
+    def _read(self, task: LeasedTask, step: int) -> RecordWindow:
         start, end = task.window(step)
         for attempt in range(1, _READ_TRIES + 1):
             try:
@@ -206,10 +206,10 @@ class RecordStream:
                 if attempt == _READ_TRIES:
                     raise
                 _LOG.warning("%s; reading again", error)
-                threading.Event().wait(_READ_PAUSE)
+                threading.Event().wait(_READ_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
-    def _in_order(self, task: Leased) -> ShuffledReader:
+    def _in_order(self, task: LeasedTask) -> ShuffledReader:
         """The reader of the shuffled order that a task is about.
 
         Raises:
@@ -219,7 +219,7 @@ class RecordStream:
             from edl.data.shuffled_reader import ShuffledReader  # NumPy, which is on its way with TensorFlow
 
             reader = self._source()
-            self._shuffled = ShuffledReader(reader, order_of(reader, task.shuffle_window, self._seed))
+            self._shuffled = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
         if self._shuffled.order.fingerprint != task.order:
             raise BadInputError(
                 "the training data is not what it was when this run began: other files, records or chunks",
@@ -231,7 +231,7 @@ class RecordStream:
     def named(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
         if self._shuffled is None:
-            return f"records {start} to {end - 1} of {SHUFFLED_NAME}"
+            return f"records {start} to {end - 1} of {SHUFFLED_SOURCE_NAME}"
         return self._shuffled.name(epoch, start, end)
 
     def _source(self) -> Reader:
@@ -240,7 +240,7 @@ class RecordStream:
         return self._reader
 
 
-def record_count(features: Any) -> int:
+def count_records(features: Any) -> int:
     """Records in a minibatch: the first dimension of its first array; 0 for None."""
     if features is None:
         return 0

@@ -13,22 +13,24 @@ from edl.keras.flat_buffer import Floats, Ids
 from edl.numerics import aligned_memory
 from edl.transport import edl_pb2 as pb
 
-_WHOLE = slice(None)
+_ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RowRoute:
     """Some rows of a table that one PS owns: which of a batch, and how many. All of them are a slice: no copy."""
 
     index: slice | npt.NDArray[np.int64]
     count: int
 
 
-Routes: TypeAlias = Mapping[str, Route]
+RoutesByTable: TypeAlias = Mapping[str, RowRoute]
 """By table; of one PS."""
 
 
-def routes(ids: Mapping[str, Ids], parts: Sequence[int], owners: Callable[[Ids], Ids]) -> dict[int, dict[str, Route]]:
+def route_rows(
+    ids: Mapping[str, Ids], parts: Sequence[int], owners: Callable[[Ids], Ids]
+) -> dict[int, dict[str, RowRoute]]:
     """The routes to every PS that owns one of the ids.
 
     Args:
@@ -37,34 +39,34 @@ def routes(ids: Mapping[str, Ids], parts: Sequence[int], owners: Callable[[Ids],
         owners: the PS of each id.
     """
     if len(parts) == 1:
-        whole = {table: Route(_WHOLE, len(wanted)) for table, wanted in ids.items() if len(wanted)}
+        whole = {table: RowRoute(_ALL_ROWS, len(wanted)) for table, wanted in ids.items() if len(wanted)}
         return {parts[0]: whole} if whole else {}
-    found: dict[int, dict[str, Route]] = {}
+    found: dict[int, dict[str, RowRoute]] = {}
     for table, wanted in ids.items():
         owner = owners(wanted)
         for part in parts:
             index = np.flatnonzero(owner == part)
             if len(index):
-                found.setdefault(part, {})[table] = Route(index, len(index))
+                found.setdefault(part, {})[table] = RowRoute(index, len(index))
     return found
 
 
-def heads(where: Routes) -> list[pb.TableRows]:
+def table_headers(where: RoutesByTable) -> list[pb.TableRows]:
     """What a frame says of the rows in it."""
     return [pb.TableRows(name=table, count=route.count) for table, route in where.items()]
 
 
-def room(where: Routes, dims: Mapping[str, int]) -> Floats:
+def allocate_rows(where: RoutesByTable, dims: Mapping[str, int]) -> Floats:
     """Memory for the rows of one PS, table after table."""
-    return aligned_memory.empty(sum(route.count * dims[table] for table, route in where.items()))
+    return aligned_memory.allocate_aligned(sum(route.count * dims[table] for table, route in where.items()))
 
 
-def raw(array: Floats | Ids) -> memoryview:
+def as_wire_buffer(array: Floats | Ids) -> memoryview:
     """An array as it goes on the wire; copied if it is not contiguous."""
     return np.ascontiguousarray(array).data
 
 
-def scatter(values: dict[str, Floats], where: Routes, dims: Mapping[str, int], flat: Floats) -> None:
+def scatter_rows(values: dict[str, Floats], where: RoutesByTable, dims: Mapping[str, int], flat: Floats) -> None:
     """Put the rows that one PS sent where they belong; a whole table's are taken as they are.
 
     Args:

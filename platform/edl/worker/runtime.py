@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 from edl.api.errors import EdlError
 from edl.data.reader import Reader
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, connect
-from edl.transport.control_methods import Master
-from edl.transport.process_identity import Identity
-from edl.worker.corrupt_records import CorruptRecords
-from edl.worker.data_readers import SETS, may_have_custom_reader, open_set
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.master_session import Session
-from edl.worker.progress_reporter import Progress
-from edl.worker.ps_placement import Placement
-from edl.worker.record_stream import RecordStream, Windows
-from edl.worker.shutdown_gate import Gate
+from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_methods import MasterMethods
+from edl.transport.process_identity import ProcessIdentity
+from edl.worker.corrupt_records import CorruptRecordSkipper
+from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.master_session import MasterSession
+from edl.worker.progress_reporter import ProgressReporter
+from edl.worker.ps_placement import PsPlacement
+from edl.worker.record_stream import RecordStream, TaggedWindows
+from edl.worker.shutdown_gate import ShutdownGate
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
-    from edl.worker.feed_pipeline import Feeder
+    from edl.worker.feed_pipeline import FeedFunction
 
-_PLACEMENT_PAUSE = 0.05  # seconds between two questions for parameter servers that are still starting
+_PLACEMENT_POLL_SECONDS = 0.05  # seconds between two questions for parameter servers that are still starting
 
 
-class Coordination:
+class WorkerRuntime:
     """The threads and objects that speak with the master.
 
     Args:
@@ -45,31 +45,31 @@ class Coordination:
         channel: to the master.
     """
 
-    def __init__(self, identity: Identity, spec: JobSpec, gate: Gate, channel: Channel) -> None:
+    def __init__(self, identity: ProcessIdentity, spec: JobSpec, gate: ShutdownGate, channel: ControlChannel) -> None:
         self.identity = identity
         self.spec = spec
         self.gate = gate
         self.module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
-        self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
-        self.leases = Leases(self.session, self._held, lambda: self.progress.known(), named=self._named)
-        self.progress = Progress(self.session, self.leases.lose)
-        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
-        self._feeders: dict[str, Feeder] = {}
-        self.streams = {kind: self._stream(kind) for kind in SETS}
+        self.session = MasterSession(member, _make_master_call(channel), lost_timeout=spec.master.lost_timeout)
+        self.leases = LeaseClient(self.session, self._held, lambda: self.progress.known(), named=self._named)
+        self.progress = ProgressReporter(self.session, self.leases.lose)
+        self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
+        self._feeders: dict[str, FeedFunction] = {}
+        self.streams = {kind: self._stream(kind) for kind in DATA_SET_BY_MODE}
         self._reads_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers: dict[str, Reader] = {}
         self._opening = threading.Lock()
 
     @classmethod
-    def of(cls, identity: Identity, gate: Gate) -> Coordination:
+    def of(cls, identity: ProcessIdentity, gate: ShutdownGate) -> WorkerRuntime:
         """Read the job and make a connection; nothing is said before ``start``.
 
         Raises:
             EdlError: the job cannot be read.
         """
-        spec = load(identity.run_dir / "spec.json")
-        return cls(identity, spec, gate, connect(identity.master_address, identity.token))
+        spec = load_job_file(identity.run_dir / "spec.json")
+        return cls(identity, spec, gate, open_control_channel(identity.master_address, identity.token))
 
     def start(self) -> None:
         """Start the threads that speak with the master."""
@@ -84,11 +84,11 @@ class Coordination:
         else:
             self.leases.run()
 
-    def await_placement(self) -> Placement:
+    def await_placement(self) -> PsPlacement:
         """The placement, once every parameter server listens."""
         wait = threading.Event()
         while not (placement := self.session.placement).complete:
-            wait.wait(_PLACEMENT_PAUSE)
+            wait.wait(_PLACEMENT_POLL_SECONDS)
             self.session.register()
         return placement
 
@@ -104,10 +104,10 @@ class Coordination:
         with self._opening:
             if name not in self._readers:
                 custom = None if self._reads_early else self.module.result().custom_data_reader
-                self._readers[name] = open_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
+                self._readers[name] = open_data_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
             return self._readers[name]
 
-    def _held(self, task: Leased) -> None:
+    def _held(self, task: LeasedTask) -> None:
         self.progress.hold(task)
         stream = self.streams.get(task.kind)
         if stream is not None:
@@ -120,32 +120,36 @@ class Coordination:
 
     def sample(self, kind: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
-        from edl.worker.first_minibatch import first_features
+        from edl.worker.first_minibatch import find_first_features
 
         size = self.spec.train.minibatch_size
-        return first_features(self.reader(SETS[kind]), self._feeder(kind), self._corrupt, size=size)
+        return find_first_features(self.reader(DATA_SET_BY_MODE[kind]), self._feeder(kind), self._corrupt, size=size)
 
-    def _feeder(self, kind: str) -> Feeder:
+    def _feeder(self, kind: str) -> FeedFunction:
         """``feed`` for one mode; the first caller's thread traces it."""
-        from edl.worker.feed_pipeline import Feeder
+        from edl.worker.feed_pipeline import FeedFunction
 
         if kind not in self._feeders:
             module = self.module.result()
-            self._feeders[kind] = Feeder(module.feed, kind, self.reader(SETS[kind]).metadata, zoo=module.zoo)
+            self._feeders[kind] = FeedFunction(
+                module.feed, kind, self.reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo
+            )
         return self._feeders[kind]
 
     def _stream(self, kind: str) -> RecordStream:
-        def pipeline(windows: Windows) -> Any:
-            from edl.worker.feed_pipeline import fed
+        def pipeline(windows: TaggedWindows) -> Any:
+            from edl.worker.feed_pipeline import feed_in_background
 
-            return fed(self._feeder(kind), windows)
+            return feed_in_background(self._feeder(kind), windows)
 
         seed = self.spec.train.seed
-        return RecordStream(lambda: self.reader(SETS[kind]), self._corrupt, pipeline, self.leases.alive, seed=seed)
+        return RecordStream(
+            lambda: self.reader(DATA_SET_BY_MODE[kind]), self._corrupt, pipeline, self.leases.alive, seed=seed
+        )
 
 
-def _call(channel: Channel) -> Callable[..., Any]:
+def _make_master_call(channel: ControlChannel) -> Callable[..., Any]:
     def call(method: str, request: Any, *, deadline: float) -> Any:
-        return channel.call(getattr(Master, method), request, deadline=deadline)
+        return channel.call(getattr(MasterMethods, method), request, deadline=deadline)
 
     return call

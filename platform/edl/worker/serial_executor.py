@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-Result = TypeVar("Result")
+JobResult = TypeVar("JobResult")
 
 
-class Lane:
+class SerialExecutor:
     """Jobs one after another. Its thread begins with the first job and is a daemon: it keeps no process alive.
 
     Args:
@@ -23,14 +23,14 @@ class Lane:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._newest: Future[Any] | None = None
 
-    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+    def submit(self, job: Callable[[], JobResult]) -> Future[JobResult]:
         """Do ``job`` after all that were given before; what it returns or raises comes out of the future.
 
         To be called by one thread.
         """
         if self._newest is None:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        future: Future[Result] = Future()
+        future: Future[JobResult] = Future()
         self._newest = future
         self._jobs.put((future, job))
         return future

@@ -15,7 +15,7 @@ class LeavingError(Exception):
     """The worker was told to go: nothing new begins. Not a failure, hence no EdlError."""
 
 
-class Gate:
+class ShutdownGate:
     """Admits one critical section at a time, and none after ``close``."""
 
     def __init__(self) -> None:

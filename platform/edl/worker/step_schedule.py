@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from edl.worker.serial_executor import Lane
+from edl.worker.serial_executor import SerialExecutor
 
-Prepared = TypeVar("Prepared")
-Ready = TypeVar("Ready")
-Done = TypeVar("Done")
+PreparedT = TypeVar("PreparedT")
+ReadyT = TypeVar("ReadyT")
+ComputedT = TypeVar("ComputedT")
 
 
 @dataclass(frozen=True, slots=True)
-class Steps(Generic[Prepared, Ready, Done]):
+class StepStages(Generic[PreparedT, ReadyT, ComputedT]):
     """The parts of the steps of one range. Each is called once for each step, in the order of the steps.
 
     Attributes:
@@ -41,18 +41,18 @@ class Steps(Generic[Prepared, Ready, Done]):
         end: tells the user's code that a step is over; on the caller's thread, before the next one is computed.
     """
 
-    prepare: Callable[[], Prepared | None]
-    values: Callable[[Prepared, Done | None], Ready]
-    compute: Callable[[Ready], Done]
-    send: Callable[[Ready, Done], bool]
-    end: Callable[[Ready, Done], None]
+    prepare: Callable[[], PreparedT | None]
+    values: Callable[[PreparedT, ComputedT | None], ReadyT]
+    compute: Callable[[ReadyT], ComputedT]
+    send: Callable[[ReadyT, ComputedT], bool]
+    end: Callable[[ReadyT, ComputedT], None]
 
 
-Schedule: TypeAlias = Callable[[Steps[Any, Any, Any]], bool]
+StepSchedule: TypeAlias = Callable[[StepStages[Any, Any, Any]], bool]
 """Goes through all steps; False if one was not wanted. Nothing is under way when it returns or raises."""
 
 
-def in_turn(steps: Steps[Prepared, Ready, Done]) -> bool:
+def run_sequentially(steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
     """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
     while (prepared := steps.prepare()) is not None:
         ready = steps.values(prepared, None)
@@ -63,7 +63,7 @@ def in_turn(steps: Steps[Prepared, Ready, Done]) -> bool:
     return True
 
 
-class Overlapped:
+class OverlappedSchedule:
     """Sends one step and prepares another while the one between them is computed.
 
     A step that is computed while the one before it turns out not to be wanted is thrown away.
@@ -72,11 +72,11 @@ class Overlapped:
         lane: sends and prepares.
     """
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: SerialExecutor) -> None:
         self._lane = lane
 
-    def __call__(self, steps: Steps[Prepared, Ready, Done]) -> bool:
-        """See :data:`Schedule`.
+    def __call__(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+        """See :data:`StepSchedule`.
 
         Raises:
             Exception: what the steps raise; of two that fail at once, what the computed one does.
@@ -86,31 +86,31 @@ class Overlapped:
         finally:
             self._lane.drain()
 
-    def _go(self, steps: Steps[Prepared, Ready, Done]) -> bool:
+    def _go(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
         prepared = self._lane.submit(steps.prepare)
-        ready = self._lane.submit(partial(_with_values, steps, prepared, None)).result()
+        ready = self._lane.submit(partial(_pull_values_for, steps, prepared, None)).result()
         following = self._lane.submit(steps.prepare)
         sent: Future[bool] | None = None
         while ready is not None:
             done = steps.compute(ready)
             if sent is not None and not sent.result():
                 return False
-            supplied = self._lane.submit(partial(_with_values, steps, following, done))
+            supplied = self._lane.submit(partial(_pull_values_for, steps, following, done))
             sent = self._lane.submit(partial(steps.send, ready, done))
-            following = self._lane.submit(partial(_unless_refused, sent, steps.prepare))
+            following = self._lane.submit(partial(_prepare_unless_revoked, sent, steps.prepare))
             steps.end(ready, done)
             ready = supplied.result()
         return sent is None or sent.result()
 
 
-def _with_values(
-    steps: Steps[Prepared, Ready, Done], prepared: Future[Prepared | None], before: Done | None
-) -> Ready | None:
+def _pull_values_for(
+    steps: StepStages[PreparedT, ReadyT, ComputedT], prepared: Future[PreparedT | None], before: ComputedT | None
+) -> ReadyT | None:
     """On the lane, behind ``prepared``: what the step is computed from; None after the last one."""
     found = prepared.result()
     return None if found is None else steps.values(found, before)
 
 
-def _unless_refused(sent: Future[bool], prepare: Callable[[], Prepared | None]) -> Prepared | None:
+def _prepare_unless_revoked(sent: Future[bool], prepare: Callable[[], PreparedT | None]) -> PreparedT | None:
     """On the lane, behind ``sent``: prepare a step only if it will be wanted."""
     return prepare() if sent.result() else None

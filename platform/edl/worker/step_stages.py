@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edl.keras.flat_buffer import Floats, RowsByTable
-from edl.worker.gradient_push import Push
-from edl.worker.record_stream import Loaded
+from edl.worker.gradient_push import GradientPush
+from edl.worker.record_stream import LoadedStep
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """A minibatch with the rows of served tables that it needs."""
 
-    loaded: Loaded
+    loaded: LoadedStep
     rows: RowsByTable
 
 
-class Ready(NamedTuple):
+class ReadyStep(NamedTuple):
     """A minibatch with all that it is computed from.
 
     Attributes:
@@ -27,15 +27,15 @@ class Ready(NamedTuple):
         rows: of served tables.
     """
 
-    loaded: Loaded
+    loaded: LoadedStep
     number: int
     versions: tuple[int, ...]
     slab: Floats
     rows: RowsByTable
 
 
-class Done(NamedTuple):
+class ComputedStep(NamedTuple):
     """A minibatch's loss, None if it applies nothing, and its push: which lease follows is known when it is sent."""
 
     loss: float | None
-    push: Push
+    push: GradientPush

@@ -15,26 +15,26 @@ import numpy as np
 from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import Floats, Ids, Rows, RowsByTable
+from edl.keras.flat_buffer import Floats, Ids, RowBatch, RowsByTable
 from edl.numerics.initializers import initial_rows
-from edl.storage.checkpoint_contents import Table, contents_of
+from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
 from edl.storage.json_files import read_json
 
 PREDICT_FILE = "predict.json"
 
-_TOLD = 10
+_MAX_LISTED_NAMES = 10
 """Names of a checkpoint's variables or tables that a message has at most."""
-_OTHER_MODEL = (
+_OTHER_MODEL_HINT = (
     "Give back the model as it was when the run began (layers, their names and sizes, model.params), or name a run of "
     "this model: edl predict --from RUN."
 )
-_DAMAGED = (
+_DAMAGED_HINT = (
     "edl checkpoint ls --verify says which checkpoints of the run are intact; edl predict takes the newest that is."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class PredictRun:
+class PredictionRun:
     """What a prediction run works with.
 
     Attributes:
@@ -46,7 +46,7 @@ class PredictRun:
     output: Path
 
     @classmethod
-    def of(cls, run_dir: Path) -> PredictRun | None:
+    def of(cls, run_dir: Path) -> PredictionRun | None:
         """What the run directory says; None for a run that trains.
 
         Raises:
@@ -88,7 +88,7 @@ class StoredWeights:
         self,
         directory: Path,
         dense: Mapping[str, Floats],
-        served: Mapping[str, StoredRows],
+        served: Mapping[str, StoredTableRows],
         tables: Iterable[TableSpec],
     ) -> None:
         self._directory = directory
@@ -112,19 +112,19 @@ class StoredWeights:
         from edl.storage import checkpoint_shards  # loads safetensors
 
         manifest = checkpoint_shards.load_manifest(directory)
-        if isinstance(manifest, checkpoint_shards.Skipped):
-            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED)
+        if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
+            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED_HINT)
         paths = [directory / shard.file for shard in manifest.shards]
         dense: dict[str, Floats] = {}
         parts: dict[str, list[tuple[Ids, Floats]]] = {}
         try:
             for path in paths:
-                _sort_in(checkpoint_shards.read_shard(path)[0], dense, parts)
-            declared = contents_of(paths).tables
+                _sort_arrays(checkpoint_shards.read_shard(path)[0], dense, parts)
+            declared = read_checkpoint_contents(paths).tables
         except StorageError as error:
-            raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED) from error
+            raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED_HINT) from error
         return cls(
-            directory, dense, {table.name: StoredRows.of(table, parts[table.name]) for table in declared}, tables
+            directory, dense, {table.name: StoredTableRows.of(table, parts[table.name]) for table in declared}, tables
         )
 
     def slab(self, variables: Iterable[VariableSpec]) -> Floats:
@@ -138,20 +138,20 @@ class StoredWeights:
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """Rows by table, those that were never trained as they were initialized."""
         del pin
-        return {table: Rows(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
+        return {table: RowBatch(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
 
     def chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
         """The rows of a table that were ever trained, with their ids."""
         yield self._tables[table].ids, self._tables[table].stored
 
-    def _rows_of(self, table: TableSpec) -> StoredRows:
+    def _rows_of(self, table: TableSpec) -> StoredTableRows:
         shape = (table.rows, table.dim)
         served, dense = self._served.get(table.name), self._dense.get(table.name)
         if served is not None and served.shape == shape:
             return served
         if dense is not None and dense.shape == shape:
-            return StoredRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
-        raise self._other_model("table", table.name, _shaped(shape))
+            return StoredTableRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
+        raise self._other_model("table", table.name, _format_shape(shape))
 
     def _values_of(self, variable: VariableSpec) -> Floats:
         shape = variable.shape
@@ -164,9 +164,9 @@ class StoredWeights:
 
     def _other_model(self, kind: str, name: str, here: str) -> BadInputError:
         served, dense = self._served.get(name), self._dense.get(name)
-        hint = _OTHER_MODEL
+        hint = _OTHER_MODEL_HINT
         if served is not None:
-            there = f"a served table of the shape {_shaped(served.shape)}"
+            there = f"a served table of the shape {_format_shape(served.shape)}"
             problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
         elif dense is not None:
             there = f"a variable of the shape {list(dense.shape)}"
@@ -175,21 +175,21 @@ class StoredWeights:
             problem = (
                 f"the {kind} '{name}' {here} of the model is not in the checkpoint, which has {self._listed(kind)}"
             )
-            hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL}"
+            hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL_HINT}"
         return BadInputError(problem, where=str(self._directory), hint=hint)
 
     def _listed(self, first: str) -> str:
         """What the checkpoint has, for people; that of the kind of ``first`` first."""
         shapes = {
-            "table": {name: _shaped(rows.shape) for name, rows in self._served.items()},
+            "table": {name: _format_shape(rows.shape) for name, rows in self._served.items()},
             "variable": {name: str(list(array.shape)) for name, array in self._dense.items()},
         }
         kinds = sorted((kind for kind in shapes if shapes[kind]), key=lambda kind: kind != first)
-        return " and ".join(_named(kind, shapes[kind]) for kind in kinds) or "nothing"
+        return " and ".join(_describe_shapes(kind, shapes[kind]) for kind in kinds) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRows:
+class StoredTableRows:
     """The rows of a table that were ever trained, and what the others are.
 
     Attributes:
@@ -203,7 +203,7 @@ class StoredRows:
     stored: Floats
 
     @classmethod
-    def of(cls, table: Table, parts: Sequence[tuple[Ids, Floats]]) -> StoredRows:
+    def of(cls, table: StoredTable, parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
         """The rows of all shards.
 
         Raises:
@@ -231,7 +231,9 @@ class StoredRows:
         return values
 
 
-def _sort_in(arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[str, list[tuple[Ids, Floats]]]) -> None:
+def _sort_arrays(
+    arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[str, list[tuple[Ids, Floats]]]
+) -> None:
     """Take of a shard what predicting needs, and leave slot variables."""
     for name, array in arrays.items():
         kind, _, rest = name.partition("/")
@@ -242,14 +244,14 @@ def _sort_in(arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[st
             parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
 
 
-def _named(kind: str, shapes: Mapping[str, str]) -> str:
+def _describe_shapes(kind: str, shapes: Mapping[str, str]) -> str:
     """Names and shapes, not too many."""
-    told = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_TOLD])
-    more = f" and {len(shapes) - _TOLD} more" if len(shapes) > _TOLD else ""
+    told = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_MAX_LISTED_NAMES])
+    more = f" and {len(shapes) - _MAX_LISTED_NAMES} more" if len(shapes) > _MAX_LISTED_NAMES else ""
     return f"the {kind}{'s' if len(shapes) > 1 else ''} {told}{more}"
 
 
-def _shaped(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     """The shape of a served table."""
     rows, dim = shape
     return f"[{rows or 'any id'}, {dim}]"

@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable, Mapping
 
 from edl.api.errors import BadInputError, RefusedError
-from edl.transport.peer_errors import kind_of
+from edl.transport.peer_errors import refusal_kind
 from edl.worker import failure_report
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.master_session import MasterLostError, Session
-from edl.worker.progress_reporter import Progress
-from edl.worker.shutdown_gate import Gate, LeavingError
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.master_session import MasterLostError, MasterSession
+from edl.worker.progress_reporter import ProgressReporter
+from edl.worker.shutdown_gate import LeavingError, ShutdownGate
 
 _LOG = logging.getLogger(__name__)
 
-_LAST_REPORTS = 30.0
+_FINAL_REPORT_SECONDS = 30.0
 """Seconds that the last reports may take before the worker ends."""
 
 
-class Loop:
+class TaskLoop:
     """Does tasks until there are no more.
 
     Args:
@@ -32,11 +32,11 @@ class Loop:
 
     def __init__(
         self,
-        session: Session,
-        leases: Leases,
-        progress: Progress,
-        gate: Gate,
-        handlers: Mapping[str, Callable[[Leased], None]],
+        session: MasterSession,
+        leases: LeaseClient,
+        progress: ProgressReporter,
+        gate: ShutdownGate,
+        handlers: Mapping[str, Callable[[LeasedTask], None]],
     ) -> None:
         self._session = session
         self._leases = leases
@@ -55,10 +55,10 @@ class Loop:
             if code is not None:
                 return code
             self._leases.release(task)
-        self._progress.flush(_LAST_REPORTS)
+        self._progress.flush(_FINAL_REPORT_SECONDS)
         return 0
 
-    def _do(self, task: Leased) -> int | None:
+    def _do(self, task: LeasedTask) -> int | None:
         """Do one task; the exit code if the worker must end."""
         if self._gate.closed:
             raise LeavingError
@@ -69,7 +69,7 @@ class Loop:
         except (LeavingError, MasterLostError):
             raise
         except RefusedError as error:
-            if kind_of(error) != "pin":
+            if refusal_kind(error) != "pin":
                 return self.fail(error, task.lease)
             _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease, error)
             self._progress.drop(task.lease)
@@ -77,7 +77,7 @@ class Loop:
             return self.fail(error, task.lease)
         return None
 
-    def _handler(self, task: Leased) -> Callable[[Leased], None]:
+    def _handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:
         try:
             return self._handlers[task.kind]
         except KeyError:
@@ -85,7 +85,7 @@ class Loop:
 
     def fail(self, error: BaseException, lease: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""
-        failure = failure_report.describe(error)
+        failure = failure_report.describe_failure(error)
         _LOG.error("%s", failure.message, exc_info=error)
         self._progress.drop(lease)
         fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease)

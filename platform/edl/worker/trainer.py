@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from edl.keras.flat_buffer import Rows, RowsByTable
-from edl.worker.finite_check import culprit, is_finite, report_not_finite
-from edl.worker.gradient_push import Push
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.model_interface import Network, Step, Watcher, rows_of
-from edl.worker.parameter_client import Parameters
-from edl.worker.progress_reporter import Progress
-from edl.worker.record_errors import of_records
-from edl.worker.record_stream import Loaded, Minibatch, RecordStream
-from edl.worker.shutdown_gate import Gate
-from edl.worker.step_schedule import Schedule, Steps, in_turn
-from edl.worker.step_stages import Done, Prepared, Ready
+from edl.keras.flat_buffer import RowBatch, RowsByTable
+from edl.worker.finite_check import find_nonfinite_gradient, is_finite, report_not_finite
+from edl.worker.gradient_push import GradientPush
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
+from edl.worker.parameter_client import ParameterClient
+from edl.worker.progress_reporter import ProgressReporter
+from edl.worker.record_errors import add_record_range
+from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
+from edl.worker.shutdown_gate import ShutdownGate
+from edl.worker.step_schedule import StepSchedule, StepStages, run_sequentially
+from edl.worker.step_stages import ComputedStep, PreparedStep, ReadyStep
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Range:
+class _LeasedRange:
     """A leased range that is worked on.
 
     Attributes:
@@ -37,8 +37,8 @@ class _Range:
         through: steps that are in.
     """
 
-    task: Leased
-    minibatches: Iterator[Loaded]
+    task: LeasedTask
+    minibatches: Iterator[LoadedStep]
     through: int = 0
 
 
@@ -60,17 +60,17 @@ class Trainer:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkLike,
         learning_rate: Callable[[int], float],
-        parameters: Parameters,
+        parameters: ParameterClient,
         stream: RecordStream,
-        leases: Leases,
-        progress: Progress,
-        gate: Gate,
+        leases: LeaseClient,
+        progress: ProgressReporter,
+        gate: ShutdownGate,
         *,
         skip_nan: bool,
-        watcher: Watcher,
-        schedule: Schedule = in_turn,
+        watcher: TrainingCallbacks,
+        schedule: StepSchedule = run_sequentially,
     ) -> None:
         self._network = network
         self._learning_rate = learning_rate
@@ -86,7 +86,7 @@ class Trainer:
         self._rejected = 0
         self._traced = False
 
-    def run(self, task: Leased) -> None:
+    def run(self, task: LeasedTask) -> None:
         """All steps of a range, then the report; what is left of a lease that was lost is dropped.
 
         Raises:
@@ -96,10 +96,10 @@ class Trainer:
         """
         self._watcher.begin_epoch(task.epoch)
         minibatches = self._minibatches(task)
-        work = _Range(task, minibatches if task.one_by_one else self._traced_first(task, minibatches))
-        schedule = in_turn if task.one_by_one else self._schedule
+        work = _LeasedRange(task, minibatches if task.one_by_one else self._traced_first(task, minibatches))
+        schedule = run_sequentially if task.one_by_one else self._schedule
         schedule(
-            Steps(
+            StepStages(
                 prepare=partial(self._prepare, work),
                 values=partial(self._values, work),
                 compute=partial(self._compute, task),
@@ -113,7 +113,7 @@ class Trainer:
             _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
             self._progress.drop(task.lease)
 
-    def _minibatches(self, task: Leased) -> Iterator[Loaded]:
+    def _minibatches(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Of a range while its lease is held: the stream reads no further for one that is lost."""
         for loaded in self._stream.minibatches(task):
             if not self._leases.alive(task.lease):
@@ -122,18 +122,18 @@ class Trainer:
             if not self._leases.alive(task.lease):
                 return
 
-    def _traced_first(self, task: Leased, minibatches: Iterator[Loaded]) -> Iterator[Loaded]:
+    def _traced_first(self, task: LeasedTask, minibatches: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
         """The same minibatches; if it is the first range, once the model is traced, with the first of them.
 
         Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
         thread that made the model, because Keras keeps some of its settings by thread.
         """
-        taken: list[Loaded] = []
+        taken: list[LoadedStep] = []
         while not self._traced and (loaded := next(minibatches, None)) is not None:
             taken.append(loaded)
             if loaded.minibatch is not None:
                 rows = self._rows(task, loaded.step, loaded.minibatch)
-                with of_records(task, loaded.step):
+                with add_record_range(task, loaded.step):
                     given = loaded.minibatch
                     self._network.train(self._parameters.slab(), rows, given.features, given.labels, given.weights)
                 self._traced = True
@@ -141,63 +141,63 @@ class Trainer:
 
     # ------------------------------------------------------------ the parts of a step
 
-    def _prepare(self, work: _Range) -> Prepared | None:
+    def _prepare(self, work: _LeasedRange) -> PreparedStep | None:
         """The next minibatch, and its rows; None at the end of the range, or of its lease."""
         loaded = next(work.minibatches, None)
         return None if loaded is None else self._prepared(work, loaded)
 
-    def _prepared(self, work: _Range, loaded: Loaded) -> Prepared:
+    def _prepared(self, work: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
         rows: RowsByTable = {}
         if loaded.minibatch is not None:
             rows = self._rows(work.task, loaded.step, loaded.minibatch)
-        return Prepared(loaded, rows)
+        return PreparedStep(loaded, rows)
 
-    def _values(self, work: _Range, prepared: Prepared, before: Done | None) -> Ready:
+    def _values(self, work: _LeasedRange, prepared: PreparedStep, before: ComputedStep | None) -> ReadyStep:
         """A prepared step with the newest dense values; ``before``: the step before it, if it is not sent yet."""
         loaded, rows = prepared
         slab = self._parameters.slab(None if before is None else before.push)
         # Steps of this range that are on their way precede it
         number = self._parameters.version + loaded.step - work.through
-        return Ready(loaded, number, self._parameters.versions, slab, rows)
+        return ReadyStep(loaded, number, self._parameters.versions, slab, rows)
 
-    def _rows(self, task: Leased, step: int, minibatch: Minibatch) -> RowsByTable:
-        with of_records(task, step):
-            return rows_of(self._network, self._parameters, minibatch.features)
+    def _rows(self, task: LeasedTask, step: int, minibatch: MinibatchLike) -> RowsByTable:
+        with add_record_range(task, step):
+            return pull_needed_rows(self._network, self._parameters, minibatch.features)
 
-    def _compute(self, task: Leased, ready: Ready) -> Done:
+    def _compute(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
         """Loss and gradients, as a push that does not say yet which lease follows."""
         self._watcher.begin_step(ready.number)
         return self._done(task, ready)
 
-    def _done(self, task: Leased, ready: Ready) -> Done:
-        push = Push(task.lease, ready.loaded.step, versions=ready.versions)
+    def _done(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
+        push = GradientPush(task.lease, ready.loaded.step, versions=ready.versions)
         result = self._gradients(task, ready)
         if result is None:
-            return Done(None, push)
+            return ComputedStep(None, push)
         push = replace(
             push,
             learning_rate=self._learning_rate(ready.number),
             weight=ready.loaded.records / task.minibatch,
             slab=result.slab,
-            rows={table: Rows(ready.rows[table].ids, values) for table, values in result.rows.items()},
+            rows={table: RowBatch(ready.rows[table].ids, values) for table, values in result.rows.items()},
         )
-        return Done(result.loss, push)
+        return ComputedStep(result.loss, push)
 
-    def _gradients(self, task: Leased, ready: Ready) -> Step | None:
+    def _gradients(self, task: LeasedTask, ready: ReadyStep) -> StepResultLike | None:
         """None if there is nothing to apply."""
         if ready.loaded.minibatch is None:
             return None
-        given: Minibatch = ready.loaded.minibatch
-        with of_records(task, ready.loaded.step):
+        given: MinibatchLike = ready.loaded.minibatch
+        with add_record_range(task, ready.loaded.step):
             result = self._network.train(ready.slab, ready.rows, given.features, given.labels, given.weights)
         if is_finite(result):
             return result
         self._not_finite += 1
-        step, named = ready.loaded.step, culprit(self._network, result)
+        step, named = ready.loaded.step, find_nonfinite_gradient(self._network, result)
         report_not_finite(task, step, result.loss, self._not_finite, skip=self._skip_nan, gradient=named)
         return None
 
-    def _send(self, work: _Range, ready: Ready, done: Done) -> bool:
+    def _send(self, work: _LeasedRange, ready: ReadyStep, done: ComputedStep) -> bool:
         """Put a step in, on all PS; False if the lease is lost.
 
         A synchronous PS may find a gradient too old: it is computed again, here, because a schedule for
@@ -219,10 +219,10 @@ class Trainer:
             done = self._done(task, ready)
         return False
 
-    def _followed(self, task: Leased, push: Push) -> Push:
+    def _followed(self, task: LeasedTask, push: GradientPush) -> GradientPush:
         following = task.lease if push.step + 1 < task.steps else self._leases.upcoming()
         return replace(push, following=following)
 
-    def _end(self, ready: Ready, done: Done) -> None:
+    def _end(self, ready: ReadyStep, done: ComputedStep) -> None:
         if done.loss is not None:
             self._watcher.end_step(ready.number, done.loss)

@@ -11,56 +11,56 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.transport.process_identity import Identity
-from edl.worker.graceful_shutdown import Departure
-from edl.worker.import_slots import Turn, wait_for_turn
+from edl.transport.process_identity import ProcessIdentity
+from edl.worker.graceful_shutdown import GracefulShutdown
+from edl.worker.import_slots import ImportSlot, acquire_import_slot
 from edl.worker.shutdown_gate import LeavingError
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
-    from edl.worker.lease_client import Leased
-    from edl.worker.runtime import Coordination
+    from edl.worker.lease_client import LeasedTask
+    from edl.worker.runtime import WorkerRuntime
 
-Handlers = dict[str, "Callable[[Leased], None]"]
+TaskHandlers = dict[str, "Callable[[LeasedTask], None]"]
 
 _INTER_OP_THREADS = 2
 
 
-def run(identity: Identity, departure: Departure) -> int:
+def run_worker(identity: ProcessIdentity, departure: GracefulShutdown) -> int:
     """Work until there is no more to do; returns the exit code.
 
     Raises:
         EdlError: the job cannot be read, or the master is lost.
     """
-    starting = _beside(partial(_coordination, identity, departure))
+    starting = _run_in_thread(partial(_start_runtime, identity, departure))
     # The cores of a pod are its own
-    turn = wait_for_turn(identity.runtime_dir, _cores()) if identity.host is None else Turn(None)
+    turn = acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.host is None else ImportSlot(None)
     import_tensorflow()
     coordination = starting.result()
     workers = coordination.spec.workers
     if identity.host is None:
-        set_threads(workers=workers.max)
+        set_thread_counts(workers=workers.max)
     else:  # the node's other cores are other pods'
-        set_threads(workers=1, cores=math.ceil(workers.resources.cpu))
+        set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
-        return _work(coordination, turn)
+        return _run_tasks(coordination, turn)
     except LeavingError:
         return departure.wait()
 
 
-def _coordination(identity: Identity, departure: Departure) -> Coordination:
+def _start_runtime(identity: ProcessIdentity, departure: GracefulShutdown) -> WorkerRuntime:
     # Imports gRPC and protobuf here, beside TensorFlow
-    from edl.worker.runtime import Coordination
+    from edl.worker.runtime import WorkerRuntime
 
-    coordination = Coordination.of(identity, departure.gate)
+    coordination = WorkerRuntime.of(identity, departure.gate)
     departure.prepare(coordination.goodbye)  # before the master knows of this worker and may tell it to go
     coordination.start()
     return coordination
 
 
-def _beside(work: Callable[[], Coordination]) -> Future[Coordination]:
+def _run_in_thread(work: Callable[[], WorkerRuntime]) -> Future[WorkerRuntime]:
     """Run on another thread."""
-    future: Future[Coordination] = Future()
+    future: Future[WorkerRuntime] = Future()
 
     def execute() -> None:
         try:
@@ -72,7 +72,7 @@ def _beside(work: Callable[[], Coordination]) -> Future[Coordination]:
     return future
 
 
-def set_threads(*, workers: int, cores: int | None = None) -> None:
+def set_thread_counts(*, workers: int, cores: int | None = None) -> None:
     """Share the machine's cores with the other workers; TF_NUM_*_THREADS of the user win.
 
     Call it before the first operation.
@@ -83,30 +83,30 @@ def set_threads(*, workers: int, cores: int | None = None) -> None:
     """
     import tensorflow as tf
 
-    cores = cores or _cores()
+    cores = cores or _available_cores()
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // max(1, workers)))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
         tf.config.threading.set_inter_op_parallelism_threads(_INTER_OP_THREADS)
 
 
-def _cores() -> int:
+def _available_cores() -> int:
     """Cores of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _work(coordination: Coordination, turn: Turn) -> int:
+def _run_tasks(coordination: WorkerRuntime, turn: ImportSlot) -> int:
     from edl.keras import model_contract
-    from edl.worker.task_loop import Loop
+    from edl.worker.task_loop import TaskLoop
 
     c = coordination
-    handlers: Handlers = {}
-    loop = Loop(c.session, c.leases, c.progress, c.gate, handlers)
+    handlers: TaskHandlers = {}
+    loop = TaskLoop(c.session, c.leases, c.progress, c.gate, handlers)
     try:
-        module = model_contract.load(c.spec.model, evaluates=_evaluates(c))
+        module = model_contract.load_model_module(c.spec.model, evaluates=_evaluates_model(c))
         c.module.set_result(module)
-        handlers["describe"] = partial(_describe, c)
-        end = _prepare(c, module, handlers)
+        handlers["describe"] = partial(_describe_data_sets, c)
+        end = _prepare_tasks(c, module, handlers)
     except LeavingError:
         raise
     except Exception as error:  # noqa: BLE001  everything is told to the master
@@ -117,28 +117,30 @@ def _work(coordination: Coordination, turn: Turn) -> int:
     return code
 
 
-def _evaluates(c: Coordination) -> bool:
-    from edl.worker.stored_weights import PredictRun
+def _evaluates_model(c: WorkerRuntime) -> bool:
+    from edl.worker.stored_weights import PredictionRun
 
-    return bool(c.spec.data.validation) and PredictRun.of(c.identity.run_dir) is None
+    return bool(c.spec.data.validation) and PredictionRun.of(c.identity.run_dir) is None
 
 
-def _prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callable[[], None]:
-    from edl.worker.stored_weights import PredictRun
+def _prepare_tasks(c: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
+    from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictRun.of(c.identity.run_dir)
+    predict = PredictionRun.of(c.identity.run_dir)
     if predict is None:
         from edl.worker import training_setup
 
-        return training_setup.prepare(c, module, handlers)
+        return training_setup.prepare_training(c, module, handlers)
     from edl.worker import prediction_setup
 
-    return prediction_setup.prepare(c, module, predict, handlers)
+    return prediction_setup.prepare_prediction(c, module, predict, handlers)
 
 
-def _describe(c: Coordination, task: Leased) -> None:
-    from edl.worker.data_readers import describe
-    from edl.worker.stored_weights import PredictRun
+def _describe_data_sets(c: WorkerRuntime, task: LeasedTask) -> None:
+    from edl.worker.data_readers import describe_data_sets
+    from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictRun.of(c.identity.run_dir) is not None
-    c.progress.finish(task.lease, describe(c.spec.data, c.reader, predict=predict, shuffle=c.spec.train.shuffle.window))
+    predict = PredictionRun.of(c.identity.run_dir) is not None
+    c.progress.finish(
+        task.lease, describe_data_sets(c.spec.data, c.reader, predict=predict, shuffle=c.spec.train.shuffle.window)
+    )

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edl.numerics.hyperparameters import RULES
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/reference/optimizers.md"
@@ -26,7 +26,7 @@ def lazy_dense() -> Iterator[ModuleType]:
 
 
 def test_every_optimizer_is_measured(lazy_dense):
-    assert {spec.name for spec, _ in lazy_dense.OPTIMIZERS.values()} == set(RULES)
+    assert {spec.name for spec, _ in lazy_dense.OPTIMIZERS.values()} == set(OPTIMIZER_DEFINITIONS)
 
 
 def test_the_page_has_what_is_measured(lazy_dense):

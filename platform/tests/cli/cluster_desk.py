@@ -58,5 +58,5 @@ def desk_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     (folder / "job.yaml").write_text(JOB)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", lambda context, namespace, **_: cluster)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", lambda context, namespace, **_: cluster)
     return Desk(folder, cluster, capsys)

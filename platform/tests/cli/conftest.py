@@ -73,7 +73,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     (tmp_path / "train.csv").write_text("x,y\n" + "1,2\n" * 10)
     (tmp_path / "test.csv").write_text("x,y\n" + "1,2\n" * 5)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local_run_start, "SUPERVISOR", (str(SUPERVISOR),))
+    monkeypatch.setattr(local_run_start, "SUPERVISOR_PROGRAM", (str(SUPERVISOR),))
     stage = Stage(tmp_path, monkeypatch)
     stage.script(*DONE)
     return stage
@@ -82,5 +82,5 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def command(*args: str) -> list[str]:
     """A command line of ``edl`` with the scripted supervisor, as a process of its own."""
     imports = "from edl.cli import app; from edl.ops import local_run_start as start"
-    code = f"{imports}; start.SUPERVISOR = ({str(SUPERVISOR)!r},); app.main()"
+    code = f"{imports}; start.SUPERVISOR_PROGRAM = ({str(SUPERVISOR)!r},); app.main()"
     return [sys.executable, "-c", code, *args]

@@ -18,5 +18,5 @@ def jobs_desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("time.time", lambda: NOW)
     monkeypatch.setattr("time.localtime", time.gmtime)
-    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", lambda context, namespace, **_: cluster)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", lambda context, namespace, **_: cluster)
     return Desk(Path(), cluster, capsys)

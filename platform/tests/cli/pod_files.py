@@ -10,11 +10,11 @@ from typing import Self
 
 import pytest
 
-from edl.cluster.kubernetes.api_errors import AwayError
+from edl.cluster.kubernetes.api_errors import NoResponseError
 
 
 class LocalExecution:
-    """``edl.pod.files`` over pipes, with the methods of `Execution`.
+    """``edl.pod.files`` over pipes, with the methods of `PodExec`.
 
     Args:
         root: what the claim holds.
@@ -45,7 +45,7 @@ class LocalExecution:
         assert self._process.stdin is not None
         if self._room is not None:
             if len(data) > self._room:
-                raise AwayError("The connection broke")
+                raise NoResponseError("The connection broke")
             self._room -= len(data)
         self._process.stdin.write(data)
         self._process.stdin.flush()
@@ -63,6 +63,6 @@ def serve(root: Path, monkeypatch: pytest.MonkeyPatch, *breaks_after: int) -> li
         pods.append(pod)
         return LocalExecution(root, breaking.pop(0) if breaking else None)
 
-    monkeypatch.setattr("edl.ops.helper_pod.run", run)
+    monkeypatch.setattr("edl.ops.helper_pod.exec_file_server", run)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return pods

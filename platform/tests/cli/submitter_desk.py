@@ -17,7 +17,7 @@ from edl.api.status import Status, Summary
 from edl.cli import submitter, submitter_loop
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.jobfile.published_status import Failure, Publication
+from edl.jobfile.published_status import JobFailure, PublishedStatus
 
 RELEASE = "train"
 T = 1_800_000_000.0
@@ -29,7 +29,9 @@ def ended(phase: str = "Done", reason: str = "every record is done", kind: str =
     """The pages of a master that has ended its job."""
     status = Status("mnist", "run", "/data/edl/team/mnist/run", phase, T + 9, records_total=100, records_done=100)
     events = [RoleStarted("worker", 0, None, time=T + 1), JobEnded(phase, reason, SUMMARY, time=T + 9)]
-    return Publication(status, events, failure=Failure(kind, "why") if kind else None, summary=SUMMARY).to_pages()
+    return PublishedStatus(
+        status, events, failure=JobFailure(kind, "why") if kind else None, summary=SUMMARY
+    ).to_pages()
 
 
 class Killed(BaseException):
@@ -72,7 +74,7 @@ class SubmitterDesk:
         content = {
             "name": f"{RELEASE}-submit-{name}",
             "uid": f"submitter-{name}",
-            "labels": {names.ROLE: "submitter", "app.kubernetes.io/instance": RELEASE},
+            "labels": {names.ROLE_LABEL: "submitter", "app.kubernetes.io/instance": RELEASE},
             "annotations": {"edl.dev/revision": str(revision)},
             "creationTimestamp": when(self.cluster.now + after),
             **meta,
@@ -96,7 +98,7 @@ class SubmitterDesk:
         return exit_.value.code
 
     def masters(self) -> list[Manifest]:
-        return [job for job in self.cluster.of(JOBS) if job["metadata"]["labels"].get(names.ROLE) == "master"]
+        return [job for job in self.cluster.of(JOBS) if job["metadata"]["labels"].get(names.ROLE_LABEL) == "master"]
 
     def made(self) -> list[str]:
         """The Jobs that were really created, in order."""
@@ -145,8 +147,8 @@ def submitter_desk_at(
         return answer
 
     monkeypatch.setattr(cluster, "ask", ask)
-    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", lambda context, namespace, **_: cluster)
-    monkeypatch.setattr(submitter_loop, "Time", lambda: time)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", lambda context, namespace, **_: cluster)
+    monkeypatch.setattr(submitter_loop, "SubmitterClock", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "80")
     return desk

@@ -14,8 +14,8 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.storage.checkpoint_shards import Manifest, commit, cut_directory, write_shard
-from edl.storage.run_directory import RunDir, create, job_dir, write_json
+from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
+from edl.storage.run_directory import RunDirectory, create_run, locate_job_dir, write_json
 
 DECLARED = {
     "dense": [["dense/kernel", [2, 2], False], ["norm/moving_mean", [2], True]],
@@ -34,7 +34,7 @@ LEDGER = {
 }
 
 
-def cut(run: RunDir, number: int, *, commits: bool = True) -> Path:
+def cut(run: RunDirectory, number: int, *, commits: bool = True) -> Path:
     """A checkpoint of two parameter servers."""
     directory = cut_directory(run.checkpoints, number)
     kernel = {"dense/dense/kernel": np.array([[1, 2], [3, np.nan]], np.float32)}
@@ -52,21 +52,22 @@ def cut(run: RunDir, number: int, *, commits: bool = True) -> Path:
         shards.append(write_shard(directory, index, arrays, {"declaration": text}))
     if commits:
         created = "2026-01-01T00:00:00+00:00"
-        commit(
-            directory, Manifest(number, 100 * number, created, tuple(shards), {**LEDGER, "done_steps": 100 * number})
+        commit_checkpoint(
+            directory,
+            CheckpointManifest(number, 100 * number, created, tuple(shards), {**LEDGER, "done_steps": 100 * number}),
         )
     return directory
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run of the job ``mnist`` with the checkpoints 1 and 2, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    run = create(job_dir(Path(".edl"), "mnist"))
+    run = create_run(locate_job_dir(Path(".edl"), "mnist"))
     write_json(run.spec, {})
     cut(run, 1)
     cut(run, 2)
-    return RunDir(tmp_path / run.path)
+    return RunDirectory(tmp_path / run.path)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def flip(path: Path) -> None:
     "word",
     ["mnist", "mnist/r1", ".edl/local/mnist", ".edl/local/mnist/r1", ".edl/local/mnist/r1/checkpoints", "job.yaml"],
 )
-def test_a_run_has_many_names(run: RunDir, edl: Any, word: str) -> None:
+def test_a_run_has_many_names(run: RunDirectory, edl: Any, word: str) -> None:
     Path("job.yaml").write_text(
         "name: mnist\nmodel: {definition: small.model}\ndata: {training: train.csv}\ntrain: {epochs: 3}\n"
     )
@@ -104,7 +105,7 @@ def test_a_run_has_many_names(run: RunDir, edl: Any, word: str) -> None:
     assert [each["checkpoint"] for each in json.loads(out)] == [1, 2]
 
 
-def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDir, edl: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDirectory, edl: Any, tmp_path: Path) -> None:
     uid = tmp_path / "volume/team-a/mnist/5d41-uid"
     uid.parent.mkdir(parents=True)
     run.path.rename(uid)
@@ -114,7 +115,7 @@ def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDir, edl: Any, tm
     assert seen["checkpoint"] == 1
 
 
-def test_a_copy_is_not_said_to_be_of_a_run(run: RunDir, edl: Any, tmp_path: Path) -> None:
+def test_a_copy_is_not_said_to_be_of_a_run(run: RunDirectory, edl: Any, tmp_path: Path) -> None:
     copy = tmp_path / "copies/cut-00000002"
     copy.parent.mkdir()
     cut_directory(run.checkpoints, 2).rename(copy)
@@ -125,8 +126,8 @@ def test_a_copy_is_not_said_to_be_of_a_run(run: RunDir, edl: Any, tmp_path: Path
     assert (code, "such as cut-00000004" in err) == (2, True)
 
 
-def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> None:
-    create(run.job_dir)
+def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDirectory, edl: Any) -> None:
+    create_run(run.job_dir)
     assert "Run r1 of mnist" in edl("ls", "mnist")[1]
     code, out, _ = edl("ls", "mnist/r2")
     assert (code, "has no checkpoint yet" in out) == (0, True)
@@ -151,7 +152,7 @@ def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> 
         ("job.yaml", ("no run",)),
     ],
 )
-def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, named: tuple[str, ...]) -> None:
+def test_what_is_no_run_is_said_to_be_none(run: RunDirectory, edl: Any, word: str, named: tuple[str, ...]) -> None:
     Path("text.txt").touch()
     Path(".edl/local/failed").mkdir()  # its lock was taken, and no run came of it
     Path(".edl/local/failed/LOCK").touch()
@@ -167,7 +168,7 @@ def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, nam
 # ---------------------------------------------------------------------------- ls
 
 
-def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDir, edl: Any) -> None:
+def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDirectory, edl: Any) -> None:
     cut(run, 3, commits=False)
     code, out, _ = edl("ls", "mnist")
     assert code == 0
@@ -180,7 +181,7 @@ def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDir, ed
     assert not unsaid(lines[5], "unfinished", "manifest")
 
 
-def test_only_verify_finds_a_changed_byte(run: RunDir, edl: Any) -> None:
+def test_only_verify_finds_a_changed_byte(run: RunDirectory, edl: Any) -> None:
     flip(cut_directory(run.checkpoints, 2) / "ps-1.safetensors")
     plain = json.loads(edl("ls", "mnist", "--json")[1])
     assert [each["newest_usable"] for each in plain] == [False, True]
@@ -190,7 +191,7 @@ def test_only_verify_finds_a_changed_byte(run: RunDir, edl: Any) -> None:
     assert not unsaid(out, "damaged", "ps-1.safetensors", "checksum")
 
 
-def test_ls_fails_when_nothing_can_be_used(run: RunDir, edl: Any) -> None:
+def test_ls_fails_when_nothing_can_be_used(run: RunDirectory, edl: Any) -> None:
     (cut_directory(run.checkpoints, 1) / "manifest.json").write_text("[" * 100_000)
     (cut_directory(run.checkpoints, 2) / "ps-0.safetensors").unlink()
     code, out, _ = edl("ls", "mnist", "--json")
@@ -203,7 +204,7 @@ def test_ls_fails_when_nothing_can_be_used(run: RunDir, edl: Any) -> None:
     assert not unsaid(second, "checkpoint 2", "ps-0.safetensors", "missing")
 
 
-def test_the_light_client_lists_and_verifies_without_numpy(run: RunDir) -> None:
+def test_the_light_client_lists_and_verifies_without_numpy(run: RunDirectory) -> None:
     without = (
         "import sys; sys.modules['numpy'] = sys.modules['safetensors'] = None; from edl.cli import app; app.main()"
     )
@@ -221,7 +222,7 @@ def test_the_light_client_lists_and_verifies_without_numpy(run: RunDir) -> None:
 # ---------------------------------------------------------------------------- inspect
 
 
-def test_inspect_shows_values_optimizer_and_position(run: RunDir, edl: Any) -> None:
+def test_inspect_shows_values_optimizer_and_position(run: RunDirectory, edl: Any) -> None:
     code, out, _ = edl("inspect", "mnist")
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -235,7 +236,7 @@ def test_inspect_shows_values_optimizer_and_position(run: RunDir, edl: Any) -> N
 
 
 def test_facts_are_broken_between_words_where_the_terminal_is_narrow(
-    run: RunDir, edl: Any, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, edl: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edl.cli.checkpoint._PIPE_WIDTH", 60)
     out = edl("inspect", "mnist")[1]
@@ -245,7 +246,7 @@ def test_facts_are_broken_between_words_where_the_terminal_is_narrow(
     assert all(len(line) <= 60 for line in facts if str(run.checkpoints) not in line)
 
 
-def test_inspect_tells_programs_the_same(run: RunDir, edl: Any) -> None:
+def test_inspect_tells_programs_the_same(run: RunDirectory, edl: Any) -> None:
     seen = json.loads(edl("inspect", "mnist", "--json", "-c", "1")[1])
     assert seen["ledger"] == LEDGER
     assert seen["optimizer"] == DECLARED["optimizer"]
@@ -260,7 +261,9 @@ def test_inspect_tells_programs_the_same(run: RunDir, edl: Any) -> None:
     assert (table["rows"], table["vocabulary"], table["width"], table["mean"]) == (3, 1000, 2, 1)
 
 
-def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_refused(run: RunDir, edl: Any) -> None:
+def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_refused(
+    run: RunDirectory, edl: Any
+) -> None:
     flip(cut_directory(run.checkpoints, 2) / "ps-0.safetensors")
     code, out, err = edl("inspect", "mnist")
     assert (code, out.split(",")[0]) == (0, "Checkpoint 1 of run r1 of mnist")
@@ -273,28 +276,28 @@ def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_re
     assert (code, unsaid(err, "checkpoint 7", "1, 2")) == (2, [])
 
 
-def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDir, edl: Any) -> None:
+def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDirectory, edl: Any) -> None:
     directory = cut_directory(run.checkpoints, 3)
     shard = write_shard(directory, 0, {"dense/w": np.ones(2)}, {"declaration": "[]"})
-    commit(directory, Manifest(3, 3, "", (shard,), None))
+    commit_checkpoint(directory, CheckpointManifest(3, 3, "", (shard,), None))
     code, _, err = edl("inspect", "mnist")
     assert code == 2
     assert not unsaid(err, "ps-0.safetensors", "shard")
 
 
 @pytest.mark.parametrize("ledger", [None, [], {"done_steps": "many"}, {"returned": [3]}, {"epoch": {}}])
-def test_a_ledger_of_another_kind_is_shown_as_it_is(run: RunDir, edl: Any, ledger: Any) -> None:
+def test_a_ledger_of_another_kind_is_shown_as_it_is(run: RunDirectory, edl: Any, ledger: Any) -> None:
     directory = cut_directory(run.checkpoints, 3)
-    commit(directory, Manifest(3, 7, "yesterday", (write_shard(directory, 0, {}),), ledger))
+    commit_checkpoint(directory, CheckpointManifest(3, 7, "yesterday", (write_shard(directory, 0, {}),), ledger))
     for command in ("ls", "inspect"):
         for option in ((), ("--json",)):
             assert edl(command, "mnist", *option)[0] == 0
 
 
-def test_checkpoints_of_strategy_local_are_shown_too(run: RunDir, edl: Any) -> None:
+def test_checkpoints_of_strategy_local_are_shown_too(run: RunDirectory, edl: Any) -> None:
     directory = cut_directory(run.checkpoints, 30)
     shard = write_shard(directory, 0, {"dense/w": np.ones(2), "slot/0": np.array(3, np.int64), "state/0": np.ones(2)})
-    commit(directory, Manifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
+    commit_checkpoint(directory, CheckpointManifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
     out = edl("inspect", "mnist")[1]
     assert not unsaid(out, "step 30", "64 records", "2 arrays", "Local")
     assert [each["records"] for each in json.loads(edl("ls", "mnist", "--json")[1])] == [12800, 12800, 64]
@@ -303,7 +306,7 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDir, edl: Any) -> N
 # ---------------------------------------------------------------------------- export
 
 
-def test_export_puts_the_shards_together(run: RunDir, edl: Any) -> None:
+def test_export_puts_the_shards_together(run: RunDirectory, edl: Any) -> None:
     code, out, _ = edl("export", "mnist", "out.npz")
     assert (code, unsaid(out, "Checkpoint 2", "2 variables", "1 table", "3 rows", "out.npz")) == (0, [])
     with np.load("out.npz", allow_pickle=False) as found:
@@ -318,12 +321,12 @@ def test_export_puts_the_shards_together(run: RunDir, edl: Any) -> None:
 
 
 @pytest.mark.parametrize(("file", "message"), [("out.h5", "neither a .npz nor"), ("nowhere/out.npz", "no such folder")])
-def test_export_refuses_what_it_cannot_write(run: RunDir, edl: Any, file: str, message: str) -> None:
+def test_export_refuses_what_it_cannot_write(run: RunDirectory, edl: Any, file: str, message: str) -> None:
     code, _, err = edl("export", "mnist", file)
     assert (code, message in err) == (2, True)
 
 
-def test_export_of_a_damaged_checkpoint_writes_nothing(run: RunDir, edl: Any) -> None:
+def test_export_of_a_damaged_checkpoint_writes_nothing(run: RunDirectory, edl: Any) -> None:
     for number in (1, 2):
         flip(cut_directory(run.checkpoints, number) / "ps-0.safetensors")
     assert edl("export", "mnist", "out.npz")[0] == 2

@@ -28,8 +28,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
     cluster = SmallCluster()
     for name in ("mnist", "mnist-2", "iris"):
         put_job(cluster, name)
-    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connect", lambda context, namespace: None)
-    monkeypatch.setattr("edl.cluster.kubernetes.api_client.Api", lambda connection: cluster)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.load_connection", lambda context, namespace: None)
+    monkeypatch.setattr("edl.cluster.kubernetes.api_client.KubeClient", lambda connection: cluster)
     return cluster
 
 
@@ -48,8 +48,8 @@ def test_errors_are_nobodys_business_here(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_a_cluster_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr(names_completion, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(names_completion, "_ask", lambda *_: answered.wait())
+    monkeypatch.setattr(names_completion, "COMPLETION_SECONDS", 0.0)
+    monkeypatch.setattr(names_completion, "_collect_job_names", lambda *_: answered.wait())
     assert complete_jobs(Line(), "") == []  # who waited for the answer would wait for good
     answered.set()
 

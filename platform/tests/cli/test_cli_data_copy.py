@@ -17,7 +17,7 @@ from wording import unsaid
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.resource_kinds import PODS
 from edl.ops import copy_plan
-from edl.ops.file_transfer import Entry
+from edl.ops.file_transfer import VolumeEntry
 
 LARGE = os.urandom(900_000)
 
@@ -160,13 +160,13 @@ def test_a_path_that_cannot_be_written(desk: Desk, claim: Path) -> None:
 @pytest.mark.parametrize(("target", "there"), [("/d/", "/d/labels"), ("/d", "/d"), ("/", "/labels")])
 def test_where_a_file_goes(desk: Desk, target: str, there: str) -> None:
     kind = "directory" if target == "/" else "missing"
-    (item,) = copy_plan.upload(Path("mnist/labels"), target, kind).items
+    (item,) = copy_plan.plan_upload(Path("mnist/labels"), target, kind).items
     assert item.there == there
 
 
 def test_links_are_left_out(desk: Desk) -> None:
     Path("mnist/link").symlink_to("/etc/passwd")
-    plan = copy_plan.upload(Path("mnist"), "/d", "missing")
+    plan = copy_plan.plan_upload(Path("mnist"), "/d", "missing")
     assert plan.left_out == ("link",)
     assert sorted(item.there for item in plan.items) == ["/d/labels", "/d/train/0.rec"]
 
@@ -174,10 +174,10 @@ def test_links_are_left_out(desk: Desk) -> None:
 NAMES = st.sampled_from(["a", "b", "..", "c/d", "c/../../x", "/etc/x", "a..b"])
 
 
-@given(st.lists(st.builds(Entry, NAMES, st.sampled_from(["file", "directory"]), st.just(1), st.just(0.0))))
-def test_nothing_is_written_outside_the_target(entries: list[Entry]) -> None:
+@given(st.lists(st.builds(VolumeEntry, NAMES, st.sampled_from(["file", "directory"]), st.just(1), st.just(0.0))))
+def test_nothing_is_written_outside_the_target(entries: list[VolumeEntry]) -> None:
     try:
-        plan = copy_plan.download("/d", entries, Path("/t"), is_file=False, inside=True)
+        plan = copy_plan.plan_download("/d", entries, Path("/t"), is_file=False, inside=True)
     except BadInputError:
         return
     for path in (*plan.here, *(item.here for item in plan.items)):

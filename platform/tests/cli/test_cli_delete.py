@@ -12,27 +12,30 @@ from edl.api.status import Status
 from edl.cli import options as cluster_options
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, SECRETS
-from edl.jobfile.published_status import Publication
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops import job_deletion
 
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    monkeypatch.setattr(job_deletion, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job_deletion, "DELETION_POLL_SECONDS", 0.0)
     desk = desk_at(tmp_path, monkeypatch, capsys)
     assert desk.submit("--yes") == 0
     return desk
 
 
 def worker(index: int) -> Manifest:
-    meta = {"name": names.pod("mnist", Role.WORKER, index), "labels": names.labels("mnist", Role.WORKER, index)}
+    meta = {
+        "name": names.pod_name("mnist", Role.WORKER, index),
+        "labels": names.object_labels("mnist", Role.WORKER, index),
+    }
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": "n1"}, "status": {}}
 
 
 def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
     desk.cluster.put(worker(0))
     training = Status("mnist", "run", "/data/run", "Training", 1.0)
-    desk.cluster.published.update(Publication(training).to_pages())
+    desk.cluster.published.update(PublishedStatus(training).to_pages())
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert not unsaid(desk.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
     assert not unsaid(desk.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")
@@ -62,7 +65,7 @@ def test_a_token_that_is_left_is_removed_by_somebody_who_may_not_look(desk: Desk
     """What is left of `edl render | kubectl create` after `kubectl delete job`."""
     (token,) = desk.cluster.of(SECRETS)
     assert desk.edl("delete", "mnist", "--yes") == 0
-    desk.cluster.put({**token, "metadata": {"name": token["metadata"]["name"], "labels": names.labels("mnist")}})
+    desk.cluster.put({**token, "metadata": {"name": token["metadata"]["name"], "labels": names.object_labels("mnist")}})
     desk.cluster.deny("list", SECRETS)
     desk.cluster.deny("get", SECRETS)
     assert desk.edl("delete", "mnist") == 2, "not without being asked"
@@ -83,7 +86,7 @@ def test_a_job_that_is_not_there_is_bad_input(desk: Desk) -> None:
 def test_nothing_is_deleted_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(desk.cluster.objects)
     assert desk.edl("delete", "mnist") == 2
-    monkeypatch.setattr(cluster_options, "is_terminal", lambda: True)
+    monkeypatch.setattr(cluster_options, "is_interactive", lambda: True)
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: "n")
     assert desk.edl("delete", "mnist") == 1
     assert desk.cluster.objects == before
@@ -122,13 +125,13 @@ def test_a_missing_right_is_named(desk: Desk) -> None:
 def another(desk: Desk, name: str, ended: str = "") -> None:
     """One more job, that of the desk under another name; ended as Kubernetes says it."""
     (job, *_) = desk.cluster.of(JOBS)
-    labels = names.labels(name, Role.MASTER)
+    labels = names.object_labels(name, Role.MASTER)
     status = {"conditions": [{"type": ended, "status": "True"}]} if ended else {}
-    desk.cluster.put({**job, "metadata": {"name": names.master(name), "labels": labels}, "status": status})
+    desk.cluster.put({**job, "metadata": {"name": names.master_name(name), "labels": labels}, "status": status})
 
 
 def left(desk: Desk) -> list[str]:
-    return sorted(job["metadata"]["labels"][names.JOB] for job in desk.cluster.of(JOBS))
+    return sorted(job["metadata"]["labels"][names.JOB_LABEL] for job in desk.cluster.of(JOBS))
 
 
 def test_several_jobs_are_removed_at_once(desk: Desk) -> None:

@@ -10,28 +10,28 @@ from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 from wording import unsaid
 
-from edl.cluster.kubernetes.api_client import Api
-from edl.ops.doctor_findings import Checkup, Classes, Level
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.ops.doctor_findings import DoctorFinding, FindingLevel, PriorityClassNames
 
-FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
-ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
-BAD = Checkup(Level.FAIL, "accounts", "there is no ServiceAccount edl-none", "Apply the base.")
+FINE = DoctorFinding(FindingLevel.OK, "server", "Kubernetes v1.34.1")
+ODD = DoctorFinding(FindingLevel.WARN, "claims", "there is none", "Create one.")
+BAD = DoctorFinding(FindingLevel.FAIL, "accounts", "there is no ServiceAccount edl-none", "Apply the base.")
 
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     monkeypatch.setattr(
-        "edl.ops.doctor_checks.pull",
-        lambda api, image, classes, tell: Checkup(Level.OK, "images", f"{image} pulled as {classes.low}"),
+        "edl.ops.doctor_checks.check_image_pull",
+        lambda api, image, classes, tell: DoctorFinding(FindingLevel.OK, "images", f"{image} pulled as {classes.low}"),
     )
     return jobs_desk(monkeypatch, capsys)
 
 
-def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
-    def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
+def found(monkeypatch: pytest.MonkeyPatch, *checkups: DoctorFinding) -> None:
+    def examine(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
         yield from checkups
 
-    monkeypatch.setattr("edl.ops.doctor_checks.examine", examine)
+    monkeypatch.setattr("edl.ops.doctor_checks.examine_cluster", examine)
 
 
 def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +79,9 @@ def test_the_pod_has_the_class_that_workers_have(desk: Desk, monkeypatch: pytest
 
 @pytest.mark.parametrize(("checkup", "code"), [(FINE, 0), (BAD, 1)])
 def test_before_an_uninstall_only_other_teams_are_looked_for(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, checkup: Checkup, code: int
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, checkup: DoctorFinding, code: int
 ) -> None:
     found(monkeypatch, ODD)
-    monkeypatch.setattr("edl.ops.doctor_checks.before_uninstall", lambda api, release: iter((checkup,)))
+    monkeypatch.setattr("edl.ops.doctor_checks.check_uninstall", lambda api, release: iter((checkup,)))
     assert desk.edl("doctor", "--before-uninstall", "edl") == code
     assert [line[:4].strip() for line in desk.out.splitlines()[1:] if line[0] != " "] == [checkup.level.value]

@@ -14,7 +14,7 @@ from wording import unsaid
 
 from edl.api.events import JobEnded
 from edl.api.status import Summary
-from edl.jobfile.published_status import Publication
+from edl.jobfile.published_status import PublishedStatus
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest
         put_job(desk.cluster, told=replace(TOLD, events=(*EVENTS, ended)), status=conditions(Complete=""))
 
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
-    monkeypatch.setattr("edl.ops.polling.polled.__kwdefaults__", defaults)
+    monkeypatch.setattr("edl.ops.polling.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("events", "mnist", "-f", "--json") == 0
     kinds = [json.loads(line)["event"] for line in desk.out.splitlines()]
     assert kinds == ["role_started", "role_ended", "job_ended"]
 
 
 def test_nothing_happened_yet(desk: Desk) -> None:
-    put_job(desk.cluster, "new", Publication(), status={})
+    put_job(desk.cluster, "new", PublishedStatus(), status={})
     assert desk.edl("events", "new") == 0
     assert not unsaid(desk.out, "yet")
     assert desk.edl("events", "new", "--json") == 0

@@ -25,11 +25,11 @@ from edl.api.cluster_port import Role
 from edl.api.events import EvaluationEnded, Warned
 from edl.api.status import Status
 from edl.cli import app
-from edl.reporting.rich_console import console
-from edl.reporting.slow_response import Notice
-from edl.reporting.status_line import Ticker
-from edl.reporting.terminal_text import guarded, one_line, printable, unguarded
-from edl.storage.run_directory import RunDir
+from edl.reporting.rich_console import make_console
+from edl.reporting.slow_response import SlowResponseNotice
+from edl.reporting.status_line import StatusLine
+from edl.reporting.terminal_text import raw_stream, sanitize_standard_streams, strip_control_characters, to_single_line
+from edl.storage.run_directory import RunDirectory
 from edl.worker.local_strategy.local_report import LocalReport
 
 CLI = Path(app.__file__).parent
@@ -43,40 +43,40 @@ BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
 def test_sequences_go_and_words_stay() -> None:
-    assert printable(HOSTILE) == SHOWN
-    assert printable("a\tb\r\nc\n") == "a\tb\nc\n"
-    assert printable("é 漢字 █░ …") == "é 漢字 █░ …"
-    assert printable("half \ud800 a character") == "half \ufffd a character"
+    assert strip_control_characters(HOSTILE) == SHOWN
+    assert strip_control_characters("a\tb\r\nc\n") == "a\tb\nc\n"
+    assert strip_control_characters("é 漢字 █░ …") == "é 漢字 █░ …"
+    assert strip_control_characters("half \ud800 a character") == "half \ufffd a character"
 
 
 @given(st.text())
 def test_one_line_is_one_line(text: str) -> None:
-    assert len(one_line(text).splitlines()) <= 1
-    assert one_line(f"  {text}.") == one_line(one_line(f"  {text}."))
+    assert len(to_single_line(text).splitlines()) <= 1
+    assert to_single_line(f"  {text}.") == to_single_line(to_single_line(f"  {text}."))
 
 
 @given(st.text())
 def test_what_is_printable_holds_no_control_character_and_stays_as_it_is(text: str) -> None:
-    shown = printable(text)
+    shown = strip_control_characters(text)
     assert not BAD.search(shown)
     shown.encode()
-    assert printable(shown) == shown
+    assert strip_control_characters(shown) == shown
 
 
 def test_print_goes_through_the_border_and_back(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
-    with guarded():
+    with sanitize_standard_streams():
         print(HOSTILE)
         print(HOSTILE, file=sys.stderr)
         sys.stdout.writelines([HOSTILE])
-        assert unguarded(sys.stdout) is before
+        assert raw_stream(sys.stdout) is before
     assert sys.stdout is before
     assert capsys.readouterr() == (f"{SHOWN}\n{SHOWN}", f"{SHOWN}\n")
 
 
 def test_a_styled_console_keeps_its_own_colours_only() -> None:
     out = io.StringIO()
-    on = console(out)
+    on = make_console(out)
     on._force_terminal = True
     on._color_system = None
     on.print(f"[bold]{HOSTILE.replace('[', chr(92) + '[')}[/bold]")
@@ -86,10 +86,10 @@ def test_a_styled_console_keeps_its_own_colours_only() -> None:
 def test_what_is_rewritten_in_place_holds_no_other_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     out.isatty = lambda: True  # type: ignore[method-assign]
-    with Ticker(out) as ticker:
+    with StatusLine(out) as ticker:
         ticker.say(HOSTILE)
     monkeypatch.setattr(sys, "stderr", out)
-    Notice()._say(HOSTILE)
+    SlowResponseNotice()._say(HOSTILE)
     assert not BAD.search(out.getvalue().replace("\r\x1b[K", ""))
 
 
@@ -108,7 +108,7 @@ def test_nothing_writes_past_the_border() -> None:
             assert name in below, name
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "Console", f"{name}:{node.lineno}: use edl.reporting.rich_console.console"
+                assert node.func.id != "Console", f"{name}:{node.lineno}: use edl.reporting.rich_console.make_console"
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("__stdout__", "__stderr__"), f"{name}:{node.lineno}"
                 if node.attr == "buffer" and isinstance(node.value, ast.Attribute):
@@ -261,6 +261,6 @@ def test_strategy_local_in_this_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert not BAD.search(out)
 
 
-def make(folder: Path) -> RunDir:
+def make(folder: Path) -> RunDirectory:
     (folder / "logs").mkdir()
-    return RunDir(folder)
+    return RunDirectory(folder)

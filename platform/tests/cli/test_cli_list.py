@@ -12,7 +12,7 @@ from small_cluster import NOW, SmallCluster
 from wording import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import NAMESPACES
-from edl.jobfile.published_status import Publication
+from edl.jobfile.published_status import PublishedStatus
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def fill(cluster: SmallCluster) -> None:
-    put_job(cluster, "waits", Publication(), status={})
+    put_job(cluster, "waits", PublishedStatus(), status={})
     put_job(cluster, "done", with_status(phase="Done", records_done=60_000), status=conditions(Complete=""))
     put_job(cluster, "other", with_status(starved=True), namespace="elsewhere")
 

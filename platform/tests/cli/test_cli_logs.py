@@ -17,11 +17,11 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import translate
+from edl.cluster.kubernetes.api_errors import error_from_response
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
-from edl.jobfile.published_status import Publication
-from edl.ops.helper_pod import Place
-from edl.ops.pod_logs import Chosen, chosen_pods, stored
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.helper_pod import ClaimPath
+from edl.ops.pod_logs import LogSelection, find_log_directory, select_log_pods
 
 MASTER = "edl-mnist-master-abcde"
 
@@ -58,7 +58,7 @@ def test_following_several_ends_with_them(desk: Desk) -> None:
 
 def test_a_container_that_has_not_started_says_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def waiting(self: SmallCluster, pod: str, **_: object) -> None:
-        raise translate(400, b'{"message": "container is waiting to start"}', where="")
+        raise error_from_response(400, b'{"message": "container is waiting to start"}', where="")
 
     monkeypatch.setattr(SmallCluster, "logs", waiting)
     put_pod(desk.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
@@ -121,7 +121,7 @@ def test_an_image_that_is_gone_is_said_where_no_other_is_named(
 def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
     """What the pods that are made to read logs are like; one of the image ``gone`` cannot start."""
     spec = {**SPEC, "name": "mnist", "image": "registry.example/mnist:1", "pod": {"image_pull_secrets": ["puller"]}}
-    meta = {"name": names.spec("mnist")}
+    meta = {"name": names.spec_configmap("mnist")}
     data = {names.SPEC_KEY: json.dumps(spec)}
     desk.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
     made: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def test_without_a_volume_logs_go_with_their_pods(desk: Desk) -> None:
 
 
 def test_before_there_is_anything(desk: Desk) -> None:
-    put_job(desk.cluster, "new", Publication(), status={})
+    put_job(desk.cluster, "new", PublishedStatus(), status={})
     assert desk.edl("logs", "new") == 2
     assert "edl why new" in desk.err
 
@@ -156,19 +156,19 @@ def test_before_there_is_anything(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("spec", "run_dir", "place"),
     [
-        (SPEC, "/data/edl/a/b/r", Place("files", "/edl/a/b/r/logs")),
+        (SPEC, "/data/edl/a/b/r", ClaimPath("files", "/edl/a/b/r/logs")),
         (SPEC, "/database/r", None),
-        ({**SPEC, "storage": {"claim": "runs", "path": "/runs"}}, "/runs/a/r", Place("runs", "/a/r/logs")),
+        ({**SPEC, "storage": {"claim": "runs", "path": "/runs"}}, "/runs/a/r", ClaimPath("runs", "/a/r/logs")),
         (
             {"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/e", "claim": "b"}]},
             "/d/e/r",
-            Place("b", "/r/logs"),
+            ClaimPath("b", "/r/logs"),
         ),
         ({"volumes": [{"mount": "/d", "claim": None, "host_path": "/x"}]}, "/d/r", None),
     ],
 )
-def test_where_a_run_keeps_its_logs(spec: dict[str, object], run_dir: str, place: Place | None) -> None:
-    assert stored(spec, run_dir) == place
+def test_where_a_run_keeps_its_logs(spec: dict[str, object], run_dir: str, place: ClaimPath | None) -> None:
+    assert find_log_directory(spec, run_dir) == place
 
 
 def test_of_several_masters_the_newest_that_stays() -> None:
@@ -176,4 +176,4 @@ def test_of_several_masters_the_newest_that_stays() -> None:
     old = put_pod(cluster, Role.MASTER)
     old["metadata"] |= {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     new = put_pod(cluster, Role.MASTER)
-    assert chosen_pods([new, old], Chosen(Role.MASTER)) == [new]
+    assert select_log_pods([new, old], LogSelection(Role.MASTER)) == [new]

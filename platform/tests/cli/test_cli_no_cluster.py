@@ -9,7 +9,7 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.storage.run_directory import create, job_dir
+from edl.storage.run_directory import create_run, locate_job_dir
 
 JOB = """\
 name: mnist
@@ -35,12 +35,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def runs(nowhere: Path) -> Path:
     """``mnist`` ran twice on this machine; its second run has a checkpoint and failed."""
     for _ in range(2):
-        run = create(job_dir(Path(".edl"), "mnist"))
+        run = create_run(locate_job_dir(Path(".edl"), "mnist"))
     run.status.write_text("{}")
     (run.path / "failure.txt").write_text("a traceback")
     (run.logs / "master-0.log").write_text("Loss")
     (run.checkpoints / "cut-00000001").mkdir()
-    create(job_dir(Path(".edl"), "iris"))
+    create_run(locate_job_dir(Path(".edl"), "iris"))
     return nowhere
 
 

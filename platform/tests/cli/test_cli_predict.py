@@ -13,30 +13,30 @@ from wording import unsaid
 from edl.api.errors import BadInputError
 from edl.api.status import Status
 from edl.jobfile.json_object import to_json
-from edl.jobfile.loader import load
-from edl.ops.weights_lookup import Weights, weights_of
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
-from edl.storage.run_directory import RunDir, create, write_json
+from edl.jobfile.loader import load_job_file
+from edl.ops.weights_lookup import TrainedWeights, find_weights
+from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
+from edl.storage.run_directory import RunDirectory, create_run, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "a worker crashed again and again", "summary": SUMMARY}
 
 
-def checkpoint(run: RunDir, cut: int, *, step: int = 3000, committed: bool = True) -> Path:
+def checkpoint(run: RunDirectory, cut: int, *, step: int = 3000, committed: bool = True) -> Path:
     """An empty cut of a run."""
     directory = cut_directory(run.checkpoints, cut)
     directory.mkdir()
     if committed:
         ledger = {"done_steps": step}
-        write_json(directory / MANIFEST, Manifest(cut, 7, "2026-01-01T00:00:00Z", (), ledger).to_json())
+        write_json(directory / MANIFEST_NAME, CheckpointManifest(cut, 7, "2026-01-01T00:00:00Z", (), ledger).to_json())
     return directory
 
 
-def ended(run: RunDir, phase: str, step: int = 3000) -> None:
+def ended(run: RunDirectory, phase: str, step: int = 3000) -> None:
     """A run whose status says how far it came."""
     write_json(run.status, to_json(Status("digits", run.run_id, str(run.path), phase, 0.0, step=step)))
 
 
-def export(run: RunDir) -> Path:
+def export(run: RunDirectory) -> Path:
     """An export that looks complete."""
     run.export.mkdir()
     (run.export / "model.keras").touch()
@@ -51,45 +51,45 @@ def keras_file(path: Path) -> Path:
 
 
 def test_the_newest_committed_checkpoint_of_the_newest_run_that_has_one(tmp_path: Path) -> None:
-    old, new, empty = create(tmp_path), create(tmp_path), create(tmp_path)
+    old, new, empty = create_run(tmp_path), create_run(tmp_path), create_run(tmp_path)
     export(new)
     checkpoint(old, 9)
     wanted = checkpoint(new, 2)
     checkpoint(new, 3, committed=False)
-    assert weights_of(tmp_path, None).path == wanted
-    assert weights_of(tmp_path, "r1").path.name == "cut-00000009"
+    assert find_weights(tmp_path, None).path == wanted
+    assert find_weights(tmp_path, "r1").path.name == "cut-00000009"
     with pytest.raises(BadInputError, match="run r3 left neither"):
-        weights_of(tmp_path, empty.run_id)
+        find_weights(tmp_path, empty.run_id)
 
 
 def test_a_run_without_checkpoints_predicts_with_its_export(tmp_path: Path) -> None:
-    wanted = export(create(tmp_path))
-    assert weights_of(tmp_path, None).path == wanted
+    wanted = export(create_run(tmp_path))
+    assert find_weights(tmp_path, None).path == wanted
 
 
 def test_a_run_that_trained_nothing_is_passed_over_unless_it_is_named(tmp_path: Path) -> None:
-    done, failed, interrupted = create(tmp_path), create(tmp_path), create(tmp_path)
+    done, failed, interrupted = create_run(tmp_path), create_run(tmp_path), create_run(tmp_path)
     wanted = checkpoint(done, 4)
     untrained = [checkpoint(run, 1, step=0) for run in (failed, interrupted)]
-    assert weights_of(tmp_path, None).path == wanted
-    assert not any("warning" in line for line in weights_of(tmp_path, None).lines())
-    assert weights_of(tmp_path, "r2").path == untrained[0]
-    (warning,) = [line for line in weights_of(tmp_path, "r2").lines() if "warning" in line]
+    assert find_weights(tmp_path, None).path == wanted
+    assert not any("warning" in line for line in find_weights(tmp_path, None).lines())
+    assert find_weights(tmp_path, "r2").path == untrained[0]
+    (warning,) = [line for line in find_weights(tmp_path, "r2").lines() if "warning" in line]
     assert not unsaid(warning, "checkpoint", "step 0")
 
 
 def test_runs_that_trained_nothing_are_no_default(tmp_path: Path) -> None:
-    checkpoint(create(tmp_path), 1, step=0)
+    checkpoint(create_run(tmp_path), 1, step=0)
     with pytest.raises(BadInputError, match=r"checkpoint after step 0.* export") as caught:
-        weights_of(tmp_path, None)
+        find_weights(tmp_path, None)
     assert not unsaid(caught.value.hint, "edl run", "--from")
 
 
 def test_an_export_is_rather_taken_than_a_checkpoint_of_its_run_that_is_untrained(tmp_path: Path) -> None:
-    run = create(tmp_path)
+    run = create_run(tmp_path)
     checkpoint(run, 1, step=0)
     wanted = export(run)
-    assert weights_of(tmp_path, "r1").path == wanted
+    assert find_weights(tmp_path, "r1").path == wanted
 
 
 @pytest.mark.parametrize(
@@ -97,45 +97,45 @@ def test_an_export_is_rather_taken_than_a_checkpoint_of_its_run_that_is_untraine
     [("Done", "done"), ("Failed", "failed"), ("Interrupted", "interrupted"), ("Training", "interrupted")],
 )
 def test_which_run_how_it_ended_and_the_step_are_told(tmp_path: Path, phase: str, said: str) -> None:
-    by_checkpoint, by_export = create(tmp_path), create(tmp_path)
+    by_checkpoint, by_export = create_run(tmp_path), create_run(tmp_path)
     for run in (by_checkpoint, by_export):
         ended(run, phase, step=4000)
     checkpoint(by_checkpoint, 4)
     export(by_export)
-    (line,) = weights_of(tmp_path, "r1").lines()
+    (line,) = find_weights(tmp_path, "r1").lines()
     assert not unsaid(line, "run r1", said, "checkpoint 4", "step 3,000")
-    (line,) = weights_of(tmp_path, "r2").lines()
+    (line,) = find_weights(tmp_path, "r2").lines()
     assert not unsaid(line, "run r2", said, "export", "step 4,000")
 
 
 def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Path) -> None:
-    run = create(tmp_path)
+    run = create_run(tmp_path)
     export(run)
-    (missing,) = weights_of(tmp_path, "r1").lines()
+    (missing,) = find_weights(tmp_path, "r1").lines()
     run.status.write_text("{")
-    (unreadable,) = weights_of(tmp_path, "r1").lines()
+    (unreadable,) = find_weights(tmp_path, "r1").lines()
     assert not unsaid(missing, "run r1", "status", "export")
     assert not unsaid(unreadable, "run r1", "status", "export")
     assert missing != unreadable
 
 
-def damaged(run: RunDir, cut: int, *, step: int = 3000) -> Path:
+def damaged(run: RunDirectory, cut: int, *, step: int = 3000) -> Path:
     """A cut whose only shard is gone."""
     directory = checkpoint(run, cut, step=step)
     lost = (ShardInfo("ps-0.safetensors", 8, 0),)
-    manifest = Manifest(cut, 7, "2026-01-01T00:00:00Z", lost, {"done_steps": step})
-    write_json(directory / MANIFEST, manifest.to_json())
+    manifest = CheckpointManifest(cut, 7, "2026-01-01T00:00:00Z", lost, {"done_steps": step})
+    write_json(directory / MANIFEST_NAME, manifest.to_json())
     return directory
 
 
 def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path) -> None:
-    run = create(tmp_path)
+    run = create_run(tmp_path)
     checkpoint(run, 3)
     wanted = checkpoint(run, 4)
     damaged(run, 5)
     checkpoint(run, 6, committed=False)
     for source in (None, "r1"):
-        found = weights_of(tmp_path, source)
+        found = find_weights(tmp_path, source)
         assert found.path == wanted
         (left_out,) = found.left_out()
         assert not unsaid(left_out, "checkpoint 5", "run r1", "ps-0.safetensors", "missing")
@@ -144,37 +144,39 @@ def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path
 @pytest.mark.parametrize("source", [None, "r2"])
 def test_a_run_whose_trained_checkpoints_are_all_damaged_is_refused(tmp_path: Path, source: str | None) -> None:
     """Neither values that nothing was trained of stand in for it, nor those of a run that nobody asked for."""
-    older, run = create(tmp_path), create(tmp_path)
+    older, run = create_run(tmp_path), create_run(tmp_path)
     checkpoint(older, 9)
     checkpoint(run, 1, step=0)
     damaged(run, 2)
     directory = damaged(run, 3)
     with pytest.raises(BadInputError, match=r"checkpoint.*run r2") as caught:
-        weights_of(tmp_path, source)
+        find_weights(tmp_path, source)
     _, newest, older_one = caught.value.message.splitlines()
     assert not unsaid(newest, "checkpoint 3", "ps-0.safetensors", "missing")
     assert not unsaid(older_one, "checkpoint 2")
     assert caught.value.where == str(directory.parent)
     assert not unsaid(caught.value.hint, "--from")
     wanted = export(run)
-    found = weights_of(tmp_path, source)
+    found = find_weights(tmp_path, source)
     assert found.path == wanted
     assert len(found.left_out()) == 2
 
 
 def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:
-    done, failed = create(tmp_path), create(tmp_path)
+    done, failed = create_run(tmp_path), create_run(tmp_path)
     wanted = checkpoint(done, 4)
     damaged(failed, 1, step=0)
-    assert weights_of(tmp_path, None) == Weights(wanted, done, checkpoint=weights_of(tmp_path, "r1").checkpoint)
+    assert find_weights(tmp_path, None) == TrainedWeights(
+        wanted, done, checkpoint=find_weights(tmp_path, "r1").checkpoint
+    )
     with pytest.raises(BadInputError, match="run r2 left neither"):
-        weights_of(tmp_path, "r2")
+        find_weights(tmp_path, "r2")
 
 
 def test_which_checkpoints_are_left_out_is_told_whoever_reads(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.edl("run", "job.yaml") == 0
-    wanted = checkpoint(RunDir(stage.run_dir()), 2, step=9)
-    damaged(RunDir(stage.run_dir()), 3, step=12)
+    wanted = checkpoint(RunDirectory(stage.run_dir()), 2, step=9)
+    damaged(RunDirectory(stage.run_dir()), 3, step=12)
     for number, more in enumerate(([], ["--json"]), 2):
         capsys.readouterr()
         assert stage.edl("predict", "job.yaml", "--output", "out", *more) == 0
@@ -185,9 +187,9 @@ def test_which_checkpoints_are_left_out_is_told_whoever_reads(stage: Stage, caps
 def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInputError, match="no such file"):
-        weights_of(tmp_path, "model.keras")
+        find_weights(tmp_path, "model.keras")
     keras_file(tmp_path / "model.keras")
-    assert weights_of(tmp_path, "model.keras") == Weights(tmp_path / "model.keras")
+    assert find_weights(tmp_path, "model.keras") == TrainedWeights(tmp_path / "model.keras")
 
 
 def test_a_file_that_is_no_model_is_found_before_a_process_starts(
@@ -213,10 +215,10 @@ def test_the_master_is_told_weights_and_output(stage: Stage, capsys: pytest.Capt
 
 def test_the_plan_says_which_run_trained_the_weights(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.edl("run", "job.yaml") == 0
-    wanted = checkpoint(RunDir(stage.run_dir()), 2, step=9)
+    wanted = checkpoint(RunDirectory(stage.run_dir()), 2, step=9)
     stage.script(["event", FAILED], ["status", {"job": "digits", "phase": "Failed"}])
     assert stage.edl("run", "job.yaml") == 1
-    checkpoint(RunDir(stage.run_dir("r2")), 1, step=0)
+    checkpoint(RunDirectory(stage.run_dir("r2")), 1, step=0)
     stage.script(*DONE)
     capsys.readouterr()
     assert stage.edl("predict", "job.yaml", "--output", "out") == 0
@@ -237,7 +239,7 @@ def test_what_only_training_demands_does_not_hinder(
     for number, fewer in enumerate((["--workers", "1"], ["--set", "workers.max=1"]), 1):
         assert stage.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", *fewer) == 0
         assert "  1 worker\n" in capsys.readouterr().out
-        assert load(stage.run_dir(f"r{number}") / "spec.json").workers.max == 1
+        assert load_job_file(stage.run_dir(f"r{number}") / "spec.json").workers.max == 1
 
 
 def test_where_predictions_are_is_told_when_there_are_some(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli.render import app
-from edl.reporting.manifest_yaml import yaml_text
+from edl.reporting.manifest_yaml import manifests_yaml
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["yes", "No", "on", "y", "~", "null", "0777", "1:30", "1e3", "0x1f", "2Gi", "500m", ".5", "2001-01-01", "<<", "=",
@@ -37,7 +37,7 @@ def read(text: str, version: tuple[int, int]) -> list[Any]:
 @pytest.mark.parametrize("version", [(1, 1), (1, 2)])
 @given(manifests=st.lists(st.dictionaries(_TEXT, _VALUES, min_size=1, max_size=3), min_size=1, max_size=2))
 def test_yaml_means_what_was_written(manifests: list[dict[str, Any]], version: tuple[int, int]) -> None:
-    assert read(yaml_text(manifests), version) == manifests
+    assert read(manifests_yaml(manifests), version) == manifests
 
 
 @pytest.fixture

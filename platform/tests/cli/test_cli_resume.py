@@ -15,15 +15,15 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry
-from edl.core.job import JobState
-from edl.core.job_settings import Settings
-from edl.core.saved_checkpoint import Checkpoint
-from edl.jobfile.loader import dump, load
+from edl.core.job import JobStateMachine
+from edl.core.job_settings import JobSettings
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
+from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay
-from edl.storage.run_directory import RunDir, create, write_json
+from edl.storage.journal_replay import replay_journal
+from edl.storage.run_directory import RunDirectory, create_run, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
 FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
@@ -50,7 +50,7 @@ def test_a_failed_run_goes_on_in_its_directory(
     said = capsys.readouterr()
     assert not unsaid(said.out, "r1", str(stage.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2")
     assert "the disk is full" not in said.out + said.err
-    journal, replay = Journal.open(RunDir(stage.run_dir()).journal, holder="test")
+    journal, replay = Journal.open(RunDirectory(stage.run_dir()).journal, holder="test")
     journal.close()
     assert [entry["kind"] for entry in replay.entries] == ["resumed"]
     assert json.loads((stage.run_dir() / "spec.json").read_text())["ps"]["count"] == 2
@@ -60,7 +60,7 @@ def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stag
     fail(stage)
     status = stage.run_dir() / "status.json"
     write_json(status, stage.status() | {"phase": "Training"})
-    local_run_resumption.reopen(RunDir(stage.run_dir()))
+    local_run_resumption.reopen_run(RunDirectory(stage.run_dir()))
     assert not list((stage.run_dir() / "journal").iterdir())
     assert not (stage.run_dir() / "failure.txt").exists()
 
@@ -116,24 +116,24 @@ def saved(cut: int, kind: str = "saved") -> dict[str, Any]:
     return {"kind": kind, "cut": cut, "step": 1000 * cut, "version": 0, "ledger": {"done_steps": 1000 * cut}}
 
 
-def keep(run: RunDir, *entries: dict[str, Any]) -> None:
+def keep(run: RunDirectory, *entries: dict[str, Any]) -> None:
     """What a master of the run has entered, and the checkpoints that are complete."""
     journal, _ = Journal.open(run.journal, holder="test")
     for entry in entries:
         journal.append(entry)
         if "ledger" not in entry:
             continue
-        manifest = Manifest(entry["cut"], 0, "", (), entry["ledger"])
+        manifest = CheckpointManifest(entry["cut"], 0, "", (), entry["ledger"])
         folder = cut_directory(run.checkpoints, entry["cut"])
         folder.mkdir(exist_ok=True)
-        write_json(folder / MANIFEST, manifest.to_json())
+        write_json(folder / MANIFEST_NAME, manifest.to_json())
     journal.close()
 
 
 def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert not unsaid(capsys.readouterr().out, "no checkpoint", "edl run job.yaml --resume r1")
-    keep(RunDir(stage.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
+    keep(RunDirectory(stage.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
     cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--resume") == 1
@@ -144,7 +144,7 @@ def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytes
 def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """Its manifest is there and its files have their sizes; that a byte is another one, the journal knows."""
     fail(stage)
-    keep(RunDir(stage.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
+    keep(RunDirectory(stage.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--resume") == 1
     said = capsys.readouterr().out
@@ -153,31 +153,31 @@ def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, caps
 
 
 def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    state = JobState(Settings(minibatch=4, task_records=8))
+    run = RunDirectory(tmp_path)
+    state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in {"kind": "cut_announced", "cut": 5, "step": 5000}, saved(5):
         state.apply(JournalEntry.from_json(entry))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir(parents=True)
-    write_json(folder / MANIFEST, Manifest(5, 0, "", (), {}).to_json())
+    write_json(folder / MANIFEST_NAME, CheckpointManifest(5, 0, "", (), {}).to_json())
     journal, _ = Journal.open(run.journal, holder="test")
     journal.compact(state.snapshot())
     journal.close()
-    assert local_run_resumption.goes_on_from(run) == Checkpoint(5, 5000, 0, {"done_steps": 5000})
+    assert local_run_resumption.resume_checkpoint(run) == SavedCheckpoint(5, 5000, 0, {"done_steps": 5000})
 
 
 def test_strategy_local_has_no_journal_and_goes_on_from_the_newest_that_is_intact(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert local_run_resumption.goes_on_from(run) is None
+    run = RunDirectory(tmp_path)
+    assert local_run_resumption.resume_checkpoint(run) is None
     for cut in 1, 2:
         folder = cut_directory(run.checkpoints, cut)
         folder.mkdir(parents=True)
         (folder / "ps-0.safetensors").write_bytes(b"values")
         shard = ShardInfo("ps-0.safetensors", 6, zlib.crc32(b"values"))
-        write_json(folder / MANIFEST, Manifest(cut, 9, "", (shard,), {"done_steps": cut}).to_json())
-    assert local_run_resumption.goes_on_from(run) == Checkpoint(2, 2, 9, {"done_steps": 2})
+        write_json(folder / MANIFEST_NAME, CheckpointManifest(cut, 9, "", (shard,), {"done_steps": cut}).to_json())
+    assert local_run_resumption.resume_checkpoint(run) == SavedCheckpoint(2, 2, 9, {"done_steps": 2})
     (folder / "ps-0.safetensors").write_bytes(b"Values")
-    assert local_run_resumption.goes_on_from(run) == Checkpoint(1, 1, 9, {"done_steps": 1})
+    assert local_run_resumption.resume_checkpoint(run) == SavedCheckpoint(1, 1, 9, {"done_steps": 1})
 
 
 def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,18 +194,18 @@ def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail(stage)
-    run = RunDir(stage.run_dir())
+    run = RunDirectory(stage.run_dir())
     keep(run, saved(3))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir()
-    write_json(folder / MANIFEST, Manifest(5, 0, "", (), WHOLE).to_json())
+    write_json(folder / MANIFEST_NAME, CheckpointManifest(5, 0, "", (), WHOLE).to_json())
     capsys.readouterr()
 
     assert stage.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
     said = capsys.readouterr().err
     assert not unsaid(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
     assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
-    assert [entry["kind"] for entry in replay(run.journal).entries] == ["saved"], "nothing was changed"
+    assert [entry["kind"] for entry in replay_journal(run.journal).entries] == ["saved"], "nothing was changed"
 
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1
@@ -217,7 +217,7 @@ def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
 ) -> None:
     fail(stage)
     newer = {**saved(4, "cut_announced"), "ledger": WHOLE}
-    keep(RunDir(stage.run_dir()), saved(3), newer)
+    keep(RunDirectory(stage.run_dir()), saved(3), newer)
     pruned = ["text", ["checkpoints/cut-00000003/manifest.json", ""]]
     stage.script(["event", FAILED], ["status", FAILED_STATUS], pruned)
     capsys.readouterr()
@@ -266,8 +266,8 @@ def test_what_the_ledger_is_built_on_may_not_change(
 
 
 def test_fixed_fields_exist(stage: Stage) -> None:
-    names = dump(load("job.yaml"))
-    for field in local_run_resumption.FIXED:
+    names = dump_job_spec(load_job_file("job.yaml"))
+    for field in local_run_resumption.FIXED_FIELDS:
         section, name = field.split(".")
         inner = names[section]
         assert isinstance(inner, dict)
@@ -275,20 +275,20 @@ def test_fixed_fields_exist(stage: Stage) -> None:
 
 
 def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
-    training, predicting = create(tmp_path), create(tmp_path)
+    training, predicting = create_run(tmp_path), create_run(tmp_path)
     write_json(predicting.path / local_run_resumption.PREDICT_FILE, {})
-    assert local_run_resumption.find(tmp_path, None) == training
+    assert local_run_resumption.find_resumable_run(tmp_path, None) == training
     with pytest.raises(BadInputError, match="predicts"):
-        local_run_resumption.find(tmp_path, "r2")
+        local_run_resumption.find_resumable_run(tmp_path, "r2")
 
 
 def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
-    run = create(stage.folder / "runs")
-    spec = load("job.yaml")
-    write_json(run.spec, dump(spec))
-    assert local_run_resumption.differences(run, spec) == []
+    run = create_run(stage.folder / "runs")
+    spec = load_job_file("job.yaml")
+    write_json(run.spec, dump_job_spec(spec))
+    assert local_run_resumption.check_resume_changes(run, spec) == []
     more = replace(spec, workers=replace(spec.workers, max=9))
-    assert local_run_resumption.differences(run, more) == [("workers.max", 2, 9)]
+    assert local_run_resumption.check_resume_changes(run, more) == [("workers.max", 2, 9)]
 
 
 UNBEGUN = ["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}]
@@ -308,7 +308,7 @@ def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reason says to go on with --resume, and there is a checkpoint: nothing that may not change has to."""
-    stage.monkeypatch.setattr(local_run_plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
     assert stage.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
     from_where, change, command = capsys.readouterr().out.splitlines()[-3:]
@@ -319,7 +319,7 @@ def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
 
 def test_a_fault_of_the_model_is_a_reason_to_begin_anew(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """What has to change then, a run that goes on may not."""
-    stage.monkeypatch.setattr(local_run_plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
     assert stage.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
     change, command = capsys.readouterr().out.splitlines()[-2:]

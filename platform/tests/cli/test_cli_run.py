@@ -79,7 +79,9 @@ def test_a_failed_job_shows_the_users_traceback_before_the_reason(
 
 
 def test_a_supervisor_that_dies_is_explained_with_its_log(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    stage.monkeypatch.setattr("edl.ops.local_run_start.SUPERVISOR", ("-c", "import sys; sys.exit('no more room')"))
+    stage.monkeypatch.setattr(
+        "edl.ops.local_run_start.SUPERVISOR_PROGRAM", ("-c", "import sys; sys.exit('no more room')")
+    )
     assert stage.edl("run", "job.yaml") == 1
     said = capsys.readouterr()
     assert f"{stage.run_dir()}/logs/supervisor.log:\n  no more room\n" in said.err

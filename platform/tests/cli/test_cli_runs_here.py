@@ -62,7 +62,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def none(*_: object, **__: object) -> object:
         raise NoKubeconfigError("There is no kubeconfig", hint="Set KUBECONFIG.")
 
-    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", none)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", none)
     return desk
 
 

@@ -11,8 +11,8 @@ from published_job import conditions, put_job, with_status
 from wording import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import JOBS
-from edl.cluster.status_port import Desired
-from edl.ops.job_view import find
+from edl.cluster.status_port import DesiredState
+from edl.ops.job_view import find_job
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_wish_is_pinned(desk: Desk) -> None:
     assert desk.edl("scale", "mnist", "--max", "8") == 0
-    assert find(desk.cluster, "mnist").desired == Desired(max=8)
+    assert find_job(desk.cluster, "mnist").desired == DesiredState(max=8)
     assert not unsaid(desk.out, "1 to 8 workers", "edl wait mnist --for workers=8")
 
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: tuple
     assert desk.edl("scale", "mnist", *options) == 2
     assert desk.err
     assert not unsaid(desk.err, *said)
-    assert find(desk.cluster, "mnist").desired == Desired()
+    assert find_job(desk.cluster, "mnist").desired == DesiredState()
 
 
 def test_a_job_that_is_over(desk: Desk) -> None:

@@ -16,10 +16,10 @@ from wording import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
-from edl.cli.status_view import view
+from edl.cli.status_view import status_lines
 from edl.jobfile.json_object import to_json
-from edl.jobfile.published_status import Moment, Publication
-from edl.reporting.worker_plot import averages, plot
+from edl.jobfile.published_status import PublishedStatus, TimelinePoint
+from edl.reporting.worker_plot import column_averages, plot_workers
 
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago
@@ -65,7 +65,7 @@ def test_for_programs(desk: Desk) -> None:
 
 
 def test_a_job_whose_master_has_said_nothing(desk: Desk) -> None:
-    put_job(desk.cluster, "new", Publication(), status={})
+    put_job(desk.cluster, "new", PublishedStatus(), status={})
     assert desk.edl("status", "new") == 0
     assert not unsaid(desk.out.splitlines()[1], "master", "yet")
 
@@ -92,7 +92,7 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
 
     monkeypatch.setattr("time.sleep", sleep)
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
-    monkeypatch.setattr("edl.ops.polling.polled.__kwdefaults__", defaults)
+    monkeypatch.setattr("edl.ops.polling.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     first, last = desk.out.splitlines()
     assert not unsaid(first, "training", "25,800 of 60,000 records")
@@ -113,8 +113,8 @@ def test_an_unknown_job(desk: Desk) -> None:
     ],
 )
 def test_what_is_worth_a_word(changes: dict[str, object], keys: tuple[str, ...]) -> None:
-    assert any(not unsaid(line, *keys) for line in view(seen(with_status(**changes)), NOW, 80))
-    assert all(unsaid(line, *keys) for line in view(seen(TOLD), NOW, 80))
+    assert any(not unsaid(line, *keys) for line in status_lines(seen(with_status(**changes)), NOW, 80))
+    assert all(unsaid(line, *keys) for line in status_lines(seen(TOLD), NOW, 80))
 
 
 EXCHANGE = """\
@@ -162,28 +162,28 @@ def test_pushes_an_update_that_waits_and_tables(desk: Desk) -> None:
 @given(st.integers(0, 100), st.integers(60, 200))
 def test_the_picture_is_as_wide_as_the_terminal(count: int, width: int) -> None:
     workers = tuple(RoleStatus(index, None, "training", node="a-node-with-a-long-name") for index in range(count))
-    lines = view(seen(with_status(workers=workers)), NOW, width)
+    lines = status_lines(seen(with_status(workers=workers)), NOW, width)
     drawn = [line for line in lines if line[:1] in "█░" or "┤" in line]
     assert all(len(line) <= width for line in drawn)
     assert len(lines) < 60
 
 
 MOMENTS = st.lists(
-    st.builds(Moment, st.floats(0, 1e6), st.integers(0, 20), st.integers(0, 20)), min_size=2, max_size=30
+    st.builds(TimelinePoint, st.floats(0, 1e6), st.integers(0, 20), st.integers(0, 20)), min_size=2, max_size=30
 ).map(lambda moments: sorted(moments, key=lambda moment: moment.time))
 
 
 @given(MOMENTS, st.integers(1, 40), st.integers(20, 200))
-def test_a_plot_fits_and_is_never_higher_than_it_may_be(moments: list[Moment], wanted: int, width: int) -> None:
-    lines = plot(moments, wanted, width)
+def test_a_plot_fits_and_is_never_higher_than_it_may_be(moments: list[TimelinePoint], wanted: int, width: int) -> None:
+    lines = plot_workers(moments, wanted, width)
     assert all(len(line) <= width for line in lines[:-1])
     assert len(lines) <= 8
 
 
 @given(MOMENTS, st.integers(8, 60))
-def test_no_time_is_lost_between_columns(moments: list[Moment], columns: int) -> None:
+def test_no_time_is_lost_between_columns(moments: list[TimelinePoint], columns: int) -> None:
     begin, end = moments[0].time, moments[-1].time
-    found = averages(moments, begin, end, columns, lambda moment: moment.workers)
+    found = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
     spans = zip(moments, [moment.time for moment in moments[1:]] + [end], strict=True)
     whole = sum((until - moment.time) * moment.workers for moment, until in spans)
     step = (end - begin) / columns or 1.0
@@ -191,10 +191,14 @@ def test_no_time_is_lost_between_columns(moments: list[Moment], columns: int) ->
 
 
 def test_one_moment_is_no_plot() -> None:
-    assert plot(TIMELINE[:1], 4, 80) == []
+    assert plot_workers(TIMELINE[:1], 4, 80) == []
 
 
 def test_the_newest_events_are_shown() -> None:
     assert (
-        sum("worker 0 started" in line for line in view(seen(replace(TOLD, events=TOLD.events[:1] * 9)), NOW, 80)) == 5
+        sum(
+            "worker 0 started" in line
+            for line in status_lines(seen(replace(TOLD, events=TOLD.events[:1] * 9)), NOW, 80)
+        )
+        == 5
     )

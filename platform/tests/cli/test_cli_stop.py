@@ -12,12 +12,12 @@ from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
 from wording import unsaid
 
-from edl.cli.wait import TIMED_OUT, await_goal
+from edl.cli.wait import TIMED_OUT_EXIT, wait_for_goal
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS
-from edl.cluster.status_port import Desired
-from edl.jobfile.published_status import Publication
-from edl.ops.job_view import find
+from edl.cluster.status_port import DesiredState
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.job_view import find_job
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_wish_is_added_to_those_before(desk: Desk) -> None:
-    put_job(desk.cluster, annotations={names.DESIRED: '{"min": 9}'})
+    put_job(desk.cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 9}'})
     assert desk.edl("stop", "mnist") == 0
-    assert find(desk.cluster, "mnist").desired == Desired(min=9, stop=True)
+    assert find_job(desk.cluster, "mnist").desired == DesiredState(min=9, stop=True)
     assert not unsaid(desk.out, "checkpoint", "30 s", "edl stop --wait")
     assert desk.out.endswith(": edl submit JOB.yaml --resume 0a1b\n")
 
@@ -42,7 +42,7 @@ def test_a_job_without_a_volume_is_not_promised_to_go_on(desk: Desk, monkeypatch
 
 
 def test_a_job_whose_master_is_not_there_is_better_deleted(desk: Desk) -> None:
-    put_job(desk.cluster, told=Publication(), status={})
+    put_job(desk.cluster, told=PublishedStatus(), status={})
     assert desk.edl("stop", "mnist") == 0
     assert "edl delete mnist" in desk.out
 
@@ -52,7 +52,7 @@ def test_a_job_that_is_over_stays_so(desk: Desk) -> None:
     assert desk.edl("stop", "mnist") == 0
     assert not unsaid(desk.out, "mnist", "Done")
     assert "edl" not in desk.out, "nothing is left to do"
-    assert find(desk.cluster, "mnist").desired == Desired()
+    assert find_job(desk.cluster, "mnist").desired == DesiredState()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def stopping(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Calla
     """What happens at each look after the first, in order."""
     put_job(desk.cluster)
     happens: list[Callable[[], object]] = []
-    monkeypatch.setattr("edl.cli.stop.await_goal", partial(await_goal, sleep=lambda _: happens.pop(0)()))
+    monkeypatch.setattr("edl.cli.stop.wait_for_goal", partial(wait_for_goal, sleep=lambda _: happens.pop(0)()))
     yield happens
     assert happens == []
 
@@ -79,7 +79,7 @@ def test_it_waits_until_the_job_can_be_gone_on_with(desk: Desk, stopping: list[C
 
 @pytest.mark.usefixtures("stopping")
 def test_it_waits_no_longer_than_it_is_told(desk: Desk) -> None:
-    assert desk.edl("stop", "mnist", "--wait", "--timeout", "0") == TIMED_OUT
+    assert desk.edl("stop", "mnist", "--wait", "--timeout", "0") == TIMED_OUT_EXIT
     assert not unsaid(desk.err, "mnist", "Training", "0 s")
     assert desk.edl("stop", "mnist", "--wait", "--timeout", "soon") == 2
     assert desk.edl("stop", "mnist", "--timeout", "5m") == 2

@@ -19,9 +19,9 @@ from edl.api.events import RunStarted
 from edl.api.status import Status
 from edl.cli import options as cluster_options
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import AwayError, translate
+from edl.cluster.kubernetes.api_errors import NoResponseError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import JOBS, NODES, PODS, SECRETS
-from edl.jobfile.published_status import Publication
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops import job_deletion
 
 PRIORITIES = {"high": 1000, "low": 100}
@@ -36,7 +36,7 @@ RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    monkeypatch.setattr(job_deletion, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job_deletion, "DELETION_POLL_SECONDS", 0.0)
     desk = desk_at(tmp_path, monkeypatch, capsys)
 
     def prioritized(thing: Manifest) -> None:
@@ -158,7 +158,7 @@ def test_who_cannot_be_asked_must_say_yes_beforehand(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("answer", "code", "jobs"), [("\n", 0, 1), ("y\n", 0, 1), ("n\n", 1, 0)])
 def test_enter_means_yes(desk: Desk, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, jobs: int) -> None:
-    monkeypatch.setattr(cluster_options, "is_terminal", lambda: True)
+    monkeypatch.setattr(cluster_options, "is_interactive", lambda: True)
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: answer.strip())
     assert desk.submit() == code
     assert len(desk.cluster.of(JOBS)) == jobs
@@ -183,7 +183,9 @@ def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
 
 
 def test_a_cluster_that_does_not_answer_is_one_clear_message(desk: Desk) -> None:
-    desk.cluster.breaks["GET", PODS.plural] = AwayError("The API server does not answer", hint="Is the cluster up?")
+    desk.cluster.breaks["GET", PODS.plural] = NoResponseError(
+        "The API server does not answer", hint="Is the cluster up?"
+    )
     assert desk.submit("--yes") == 2
     assert desk.err == "The API server does not answer\n  Is the cluster up?\n"
 
@@ -264,7 +266,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
 def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: full."}
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
-    monkeypatch.setattr("edl.ops.master_start.START_SECONDS", 0.0)
+    monkeypatch.setattr("edl.ops.master_start.START_TIMEOUT_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
     assert not unsaid(desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist")
     assert len(desk.cluster.of(JOBS)) == 1
@@ -327,8 +329,8 @@ def test_an_ended_job_is_replaced_when_it_goes_on(desk: Desk, option: list[str],
     assert desk.edl("submit", *option, "job.yaml", "--yes") == 0
     (new,) = desk.cluster.of(JOBS)
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
-    assert new["metadata"]["annotations"][names.RUN] == run
-    assert new["spec"]["template"]["metadata"]["annotations"][names.RUN] == run
+    assert new["metadata"]["annotations"][names.RUN_ANNOTATION] == run
+    assert new["spec"]["template"]["metadata"]["annotations"][names.RUN_ANNOTATION] == run
     assert not unsaid(desk.out, "removes", "2027-01-15 08:00:00 UTC", "removed")
 
 
@@ -340,7 +342,7 @@ TOLD = Status(
 
 def ended(desk: Desk, phase: str, given: Sequence[str] = (), **told: int) -> None:
     """Have the run RUN of a job submitted with the options ``given``, which has ended."""
-    desk.cluster.published = Publication(replace(TOLD, phase=phase, **told)).to_pages()  # type: ignore[arg-type]
+    desk.cluster.published = PublishedStatus(replace(TOLD, phase=phase, **told)).to_pages()  # type: ignore[arg-type]
     assert desk.submit("--yes", *given) == 0
     (old,) = desk.cluster.of(JOBS)
     old["status"] = {"conditions": [{"type": "Complete" if phase == "Done" else "Failed", "status": "True"}]}
@@ -395,7 +397,7 @@ def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
 def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk) -> None:
     ended(desk, "Interrupted")
     start = RunStarted(RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",), time=2.0)
-    desk.cluster.published = Publication(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_pages()
+    desk.cluster.published = PublishedStatus(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_pages()
     assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
     assert not unsaid(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
     (old,) = desk.cluster.of(JOBS)
@@ -454,7 +456,7 @@ def test_the_command_that_is_offered_next_has_the_settings_of_this_one(desk: Des
 
 @pytest.mark.parametrize("code", [429, 409, 500, 503])
 def test_a_server_in_trouble_before_anything_is_created_ends_with_code_2(desk: Desk, code: int) -> None:
-    desk.cluster.breaks["GET", PODS.plural] = translate(code, b'{"message": "in trouble"}', where="GET")
+    desk.cluster.breaks["GET", PODS.plural] = error_from_response(code, b'{"message": "in trouble"}', where="GET")
     assert desk.submit("--yes", "--json") == 2
     assert [(event["event"], event["exit_code"]) for event in desk.events()] == [("refused", 2)]
     assert desk.cluster.created == []
@@ -464,9 +466,9 @@ def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
-        raise translate(503, b'{"message": "in trouble"}', where="GET")
+        raise error_from_response(503, b'{"message": "in trouble"}', where="GET")
 
-    monkeypatch.setattr("edl.cli.submission_workflow.tell_resumed", refused)
+    monkeypatch.setattr("edl.cli.submission_workflow.report_resumed", refused)
     assert desk.submit("--yes", "--resume") == 1
     assert not unsaid(desk.err, "in trouble", "goes on", "edl status mnist")
     assert len(desk.cluster.of(JOBS)) == 1
@@ -476,7 +478,7 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.ops.master_start.Lookout.look", interrupted)
+    monkeypatch.setattr("edl.ops.master_start.MasterStatusReader.look", interrupted)
     assert desk.submit("--yes") == 130
     assert not unsaid(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -11,12 +11,12 @@ from wording import unsaid
 
 from edl.api.events import Event, JobEnded, RoleStarted, Warned
 from edl.api.status import Status, Summary
-from edl.cli.submission_workflow import Options
+from edl.cli.submission_workflow import SubmitOptions
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.jobfile.published_status import Failure, Publication
-from edl.ops.job_following import DELETED, NEVER_SAID, Following, Watched, fresh
-from edl.ops.job_view import JobSeen
-from edl.reporting.plain_text import Lines
+from edl.jobfile.published_status import JobFailure, PublishedStatus
+from edl.ops.job_following import DELETED_REASON, UNEXPLAINED_END, JobFollower, WatchedJob, new_events
+from edl.ops.job_view import JobView
+from edl.reporting.plain_text import PlainTextRenderer
 
 T = 1_800_000_000.0
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0, logs="/data/edl/team/mnist/run/logs")
@@ -28,18 +28,18 @@ def status(done: int, at: float, phase: str = "Training") -> Status:
     return Status("mnist", "run", "/data/edl/team/mnist/run", phase, at, records_total=100, records_done=done)
 
 
-def seen(*events: Event, condition: str = "", **told: object) -> JobSeen:
+def seen(*events: Event, condition: str = "", **told: object) -> JobView:
     job: Manifest = {"metadata": {"uid": "u", "creationTimestamp": "2027-01-15T08:00:00Z"}}
     if condition:
         job["status"] = {"conditions": [{"type": condition, "status": "True"}]}
-    return JobSeen("mnist", "team", job, Publication(events=events, **told))  # type: ignore[arg-type]
+    return JobView("mnist", "team", job, PublishedStatus(events=events, **told))  # type: ignore[arg-type]
 
 
 class Screen:
     def __init__(self) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
-        self.face = Lines(self.out, self.err)
-        self.following = Following(self.face)
+        self.face = PlainTextRenderer(self.out, self.err)
+        self.following = JobFollower(self.face)
 
     def lines(self) -> list[str]:
         """What was shown, without the time of day."""
@@ -63,7 +63,7 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
 def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> None:
     failed = JobEnded("Failed", "every worker crashed", SUMMARY, time=T)
-    outcome = Screen().following.see(seen(failed, failure=Failure(kind, "why", "Traceback")))
+    outcome = Screen().following.see(seen(failed, failure=JobFailure(kind, "why", "Traceback")))
     assert outcome is not None
     assert (outcome.exit_code, outcome.detail) == (code, "Traceback")
 
@@ -71,12 +71,12 @@ def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> Non
 @pytest.mark.parametrize(
     ("now", "phase", "reason", "code"),
     [
-        (None, "Interrupted", DELETED, 130),
-        (seen(condition="Failed"), "Failed", NEVER_SAID, 1),
+        (None, "Interrupted", DELETED_REASON, 130),
+        (seen(condition="Failed"), "Failed", UNEXPLAINED_END, 1),
         (seen(condition="Complete"), "Done", "", 0),
     ],
 )
-def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobSeen | None, phase: str, reason: str, code: int) -> None:
+def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobView | None, phase: str, reason: str, code: int) -> None:
     screen = Screen()
     assert screen.following.see(seen(STARTED, status=status(10, T + 1))) is None
     outcome = screen.following.see(now)
@@ -93,7 +93,7 @@ def test_no_event_is_missed_or_shown_twice_while_the_newest_overlap(looks: list[
     for added in looks:
         everything += [Warned(str(text), time=T + len(everything) + at) for at, text in enumerate(added)]
         newest = everything[-max(kept, len(added) + 1) :]
-        shown += fresh(known, newest)
+        shown += new_events(known, newest)
         known = newest
     assert shown == everything
 
@@ -102,7 +102,7 @@ def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
-    told = Publication(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
+    told = PublishedStatus(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
     desk.cluster.published = told.to_pages()
     assert desk.submit("--yes", "--watch") == 0
     done, records, logs, remove = desk.out.splitlines()[-4:]
@@ -117,7 +117,7 @@ def test_watching_for_programs_ends_with_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
-    desk.cluster.published = Publication(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_pages()
+    desk.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_pages()
     assert desk.submit("--yes", "--watch", "--json") == 0
     found = desk.events()
     assert [event["event"] for event in found] == ["plan", "submitted", "started", "job_ended", "status", "summary"]
@@ -125,7 +125,7 @@ def test_watching_for_programs_ends_with_the_summary(
 
 
 def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
-    watched = Watched("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
+    watched = WatchedJob("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
     outcome = Screen().following.see(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
     assert outcome is not None
     commands = [step.partition(": ")[2] for step in watched.next_steps(outcome)]
@@ -133,7 +133,7 @@ def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
 
 
 def test_the_command_that_goes_on_with_a_run_has_the_settings_of_the_one_that_began_it() -> None:
-    options = Options(Path("my job.yaml"), ["train.epochs=3", "image=a/b:1"], context="lab", namespace="team")
+    options = SubmitOptions(Path("my job.yaml"), ["train.epochs=3", "image=a/b:1"], context="lab", namespace="team")
     assert options.again() == (
         "edl submit 'my job.yaml' --set train.epochs=3 --set image=a/b:1 --context lab -n team --resume"
     )

@@ -21,11 +21,11 @@ from wording import unsaid
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status
-from edl.cli.submitter_loop import FINISH_SECONDS
+from edl.cli.submitter_loop import MASTER_END_SECONDS
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import AwayError, BusyError, QuotaError, translate
-from edl.cluster.kubernetes.resource_kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
-from edl.jobfile.published_status import Publication
+from edl.cluster.kubernetes.api_errors import NoResponseError, QuotaExceededError, ServerBusyError, error_from_response
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, VOLUME_CLAIMS
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops import job_following, polling
 
 INSTANCE = "app.kubernetes.io/instance"
@@ -47,8 +47,8 @@ def raises(error: BaseException) -> Any:
 
 def by_hand(desk: SubmitterDesk, job: str = "mnist", **spec: Any) -> Manifest:
     """A job that ``edl submit`` made; its name may be that of a release."""
-    labels = names.labels(job, None) | {names.ROLE: "master", INSTANCE: RELEASE}
-    meta = {"name": names.master(job), "labels": labels}
+    labels = names.object_labels(job, None) | {names.ROLE_LABEL: "master", INSTANCE: RELEASE}
+    meta = {"name": names.master_name(job), "labels": labels}
     return desk.cluster.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
 
 
@@ -85,7 +85,7 @@ def test_a_master_that_never_ends_does_not_hold_its_release(desk: SubmitterDesk)
     desk.cluster.conditions = []
     desk.install()
     assert desk.pod() == 0
-    assert desk.time.now < FINISH_SECONDS + 2
+    assert desk.time.now < MASTER_END_SECONDS + 2
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_schedule_has_a_job_for_each_date(desk: SubmitterDesk) -> None:
 def test_a_release_can_go_on_with_a_run(desk: SubmitterDesk) -> None:
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
-    assert desk.masters()[0]["metadata"]["annotations"][names.RUN] == "latest"
+    assert desk.masters()[0]["metadata"]["annotations"][names.RUN_ANNOTATION] == "latest"
 
 
 def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
@@ -147,15 +147,19 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     again = RunStarted("run", "/data/run", resumed=True, time=T + 2)
     trains = Status("mnist", "run", "/data/run", "Training", T + 3, records_total=100, records_done=50)
     events = (RunStarted("run", "/data/run", time=T), earlier, again)
-    desk.cluster.published, desk.cluster.conditions = Publication(trains, events).to_pages(), []
+    desk.cluster.published, desk.cluster.conditions = PublishedStatus(trains, events).to_pages(), []
 
     def end() -> None:
         done = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
-        pages = Publication(replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY).to_pages()
+        pages = PublishedStatus(
+            replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY
+        ).to_pages()
         next(page for page in desk.cluster.of(CONFIGMAPS) if "status.json" in page["data"])["data"] = pages
 
     desk.time.at(5, end)
-    monkeypatch.setattr(job_following, "polled", partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep))
+    monkeypatch.setattr(
+        job_following, "poll_repeatedly", partial(polling.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
+    )
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
     assert desk.time.now >= 5, "it did not wait for the end"
@@ -336,7 +340,7 @@ def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterDesk) -> No
 
 def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
     desk.install()
-    desk.cluster.delete(CLAIMS, "files")
+    desk.cluster.delete(VOLUME_CLAIMS, "files")
     assert desk.pod() == 2
     assert not unsaid(desk.err, "PersistentVolumeClaim files")
     assert desk.cluster.created == []
@@ -344,7 +348,7 @@ def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
 
 def test_a_refusal_that_passes_is_waited_out(desk: SubmitterDesk) -> None:
     """After an upgrade what goes counts in quotas a little longer."""
-    full = QuotaError("exceeded quota: team")
+    full = QuotaExceededError("exceeded quota: team")
     desk.cluster.admissions.append(lambda thing: full.message if desk.time.now < 4 else None)
     desk.install()
     assert desk.pod() == 0
@@ -365,7 +369,7 @@ def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterDesk) -> None:
 
     def create(manifest: Manifest, **how: Any) -> Manifest:
         if manifest["kind"] == "Service" and not how.get("dry_run"):
-            raise QuotaError("exceeded quota: services", where="POST")
+            raise QuotaExceededError("exceeded quota: services", where="POST")
         return real(manifest, **how)
 
     desk.cluster.create = create  # type: ignore[method-assign]
@@ -374,10 +378,10 @@ def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterDesk) -> None:
     assert desk.cluster.labelled() == []
 
 
-@pytest.mark.parametrize("error", [AwayError("no answer"), BusyError("etcd leader changed")])
+@pytest.mark.parametrize("error", [NoResponseError("no answer"), ServerBusyError("etcd leader changed")])
 @pytest.mark.parametrize("key", [("GET", "jobs"), ("POST", "jobs"), ("POST", "secrets"), ("PATCH", "jobs")])
 def test_an_absence_is_waited_out_and_a_long_one_is_no_failure(
-    desk: SubmitterDesk, key: tuple[str, str], error: AwayError | BusyError
+    desk: SubmitterDesk, key: tuple[str, str], error: NoResponseError | ServerBusyError
 ) -> None:
     desk.install()
     desk.cluster.breaks[key] = error
@@ -415,8 +419,8 @@ def failing(reason: str, code: int | None = None, message: str = "it says why") 
 @pytest.fixture
 def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterDesk:
     """A release whose master has not published anything yet, in virtual time."""
-    patient = partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep)
-    monkeypatch.setattr(job_following, "polled", patient)
+    patient = partial(polling.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
+    monkeypatch.setattr(job_following, "poll_repeatedly", patient)
     desk.install()
     desk.cluster.published, desk.cluster.conditions = {}, []
     return desk
@@ -455,7 +459,9 @@ def test_an_eviction_never_fails_the_release(starting: SubmitterDesk) -> None:
 
 def test_a_right_that_is_lost_for_a_moment_is_missed_only_when_it_stays_away(starting: SubmitterDesk) -> None:
     """An API server that has just begun may refuse what it allows a moment later."""
-    forbidden = translate(403, b'{"message": "configmaps is forbidden: User \\"u\\" cannot get"}', where="GET")
+    forbidden = error_from_response(
+        403, b'{"message": "configmaps is forbidden: User \\"u\\" cannot get"}', where="GET"
+    )
     starting.time.at(3, lambda: starting.cluster.breaks.update({("GET", "configmaps"): forbidden}))
     starting.time.at(9, starting.cluster.breaks.clear)
     starting.time.at(100, starting.uninstall)

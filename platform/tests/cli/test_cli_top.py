@@ -13,9 +13,9 @@ from small_cluster import SmallCluster
 from wording import unsaid
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes.api_client import Listing
-from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Kind
+from edl.cluster.kubernetes.api_client import ResourceList
+from edl.cluster.kubernetes.api_errors import error_from_response
+from edl.cluster.kubernetes.resource_kinds import POD_METRICS, ResourceKind
 
 MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage": {"cpu": "1500m", "memory": "512Mi"}}]}
 
@@ -24,8 +24,8 @@ MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage":
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     listing = SmallCluster.list
 
-    def measured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
-        return Listing((MEASURED,), "1") if kind is POD_METRICS else listing(self, kind, **options)
+    def measured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
+        return ResourceList((MEASURED,), "1") if kind is POD_METRICS else listing(self, kind, **options)
 
     monkeypatch.setattr(SmallCluster, "list", measured)
     desk = jobs_desk(monkeypatch, capsys)
@@ -49,10 +49,10 @@ def test_for_programs(desk: Desk) -> None:
 
 
 def test_a_cluster_that_does_not_measure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmeasured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
+    def unmeasured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         if kind is POD_METRICS:
-            raise translate(404, b"404 page not found", where="")
-        return Listing((), "1")
+            raise error_from_response(404, b"404 page not found", where="")
+        return ResourceList((), "1")
 
     monkeypatch.setattr(SmallCluster, "list", unmeasured)
     assert desk.edl("top", "mnist") == 2

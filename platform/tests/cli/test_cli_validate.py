@@ -12,8 +12,8 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.jobfile.job_spec import Train
-from edl.jobfile.json_schema import JOB_SCHEMA, published
+from edl.jobfile.job_spec import TrainSpec
+from edl.jobfile.json_schema import JOB_SCHEMA, read_published_schema
 from edl.ops.local_run_start import check_storage
 
 JOB = """\
@@ -131,7 +131,7 @@ def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("job.yaml:4: train.epoch: ")
-    assert not unsaid(captured.err, "'epochs'", *(field.name for field in fields(Train)))
+    assert not unsaid(captured.err, "'epochs'", *(field.name for field in fields(TrainSpec)))
 
 
 def test_missing_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.cli.validate.load", interrupted)
+    monkeypatch.setattr("edl.cli.validate.load_job_file", interrupted)
     assert edl("validate", "job.yaml") == 130
 
 
@@ -165,7 +165,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("schema") == 0
     out = capsys.readouterr().out
-    assert out == published(JOB_SCHEMA)
+    assert out == read_published_schema(JOB_SCHEMA)
     assert json.loads(out)["title"] == "JobSpec edl.dev/v1"
 
 

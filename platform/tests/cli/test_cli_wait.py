@@ -11,14 +11,14 @@ from published_job import conditions, put_job, seen, with_status
 from wording import unsaid
 
 from edl.api.errors import BadInputError
-from edl.cli.wait import TIMED_OUT, await_goal, goal
-from edl.cluster.kubernetes.api_errors import AwayError
-from edl.jobfile.published_status import Publication
-from edl.ops.job_view import JobSeen, UnknownJobError
+from edl.cli.wait import TIMED_OUT_EXIT, parse_goal, wait_for_goal
+from edl.cluster.kubernetes.api_errors import NoResponseError
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.job_view import JobView, UnknownJobError
 
 DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))
 FAILED = seen(with_status(phase="Failed"), status=conditions(Failed=""))
-STARTING, TRAINING, NEW = seen(with_status(phase="Starting")), seen(), seen(Publication(), status={})
+STARTING, TRAINING, NEW = seen(with_status(phase="Starting")), seen(), seen(PublishedStatus(), status={})
 
 
 class Hours:
@@ -34,17 +34,17 @@ class Hours:
         self.now += seconds
 
 
-def waited(aim: str, *looks: JobSeen | Exception, seconds: float | None = None) -> tuple[int, str]:
+def waited(aim: str, *looks: JobView | Exception, seconds: float | None = None) -> tuple[int, str]:
     """What comes of looking at these one after the other."""
     hours, left = Hours(), iter(looks)
 
-    def look(left: Iterator[JobSeen | Exception] = left) -> JobSeen:
+    def look(left: Iterator[JobView | Exception] = left) -> JobView:
         found = next(left)
         if isinstance(found, Exception):
             raise found
         return found
 
-    return await_goal(look, goal(aim), seconds, clock=hours.clock, sleep=hours.sleep)
+    return wait_for_goal(look, parse_goal(aim), seconds, clock=hours.clock, sleep=hours.sleep)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def waited(aim: str, *looks: JobSeen | Exception, seconds: float | None = None) 
         ("workers=2", [TRAINING, TRAINING, DONE], 1),
     ],
 )
-def test_goals(aim: str, looks: list[JobSeen], code: int) -> None:
+def test_goals(aim: str, looks: list[JobView], code: int) -> None:
     assert waited(aim, *looks)[0] == code
 
 
 def test_the_time_is_over() -> None:
     code, said = waited("done", *[TRAINING] * 9, seconds=3)
-    assert code == TIMED_OUT == 124
+    assert code == TIMED_OUT_EXIT == 124
     assert not unsaid(said, "mnist", "Training", "3 s", "1 of 4 workers")
 
 
@@ -80,24 +80,24 @@ def test_a_job_that_never_was() -> None:
 
 
 def test_a_short_absence_of_the_api_server_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert waited("done", TRAINING, AwayError("away"), AwayError("away"), DONE)[0] == 0
+    assert waited("done", TRAINING, NoResponseError("away"), NoResponseError("away"), DONE)[0] == 0
     assert capsys.readouterr().err == "away; looking again\n"
 
 
 def test_a_long_one_is_not() -> None:
-    with pytest.raises(AwayError):
-        waited("done", TRAINING, *[AwayError("away")] * 200)
+    with pytest.raises(NoResponseError):
+        waited("done", TRAINING, *[NoResponseError("away")] * 200)
 
 
 def test_a_server_that_never_answered_is_not_waited_for() -> None:
-    with pytest.raises(AwayError):
-        waited("done", AwayError("refused"), DONE)
+    with pytest.raises(NoResponseError):
+        waited("done", NoResponseError("refused"), DONE)
 
 
 @pytest.mark.parametrize("text", ["", "ended", "workers=", "workers=-1"])
 def test_what_nobody_can_wait_for(text: str) -> None:
     with pytest.raises(BadInputError, match="nobody can wait"):
-        goal(text)
+        parse_goal(text)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import NODES
-from edl.jobfile.published_status import Publication
+from edl.jobfile.published_status import PublishedStatus
 
 SAID = "0/2 nodes are available: 2 Insufficient cpu."
 
@@ -22,7 +22,7 @@ SAID = "0/2 nodes are available: 2 Insufficient cpu."
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     desk = jobs_desk(monkeypatch, capsys, with_job=False)
-    put_job(desk.cluster, told=Publication(replace(STATUS, workers_wanted=2)))
+    put_job(desk.cluster, told=PublishedStatus(replace(STATUS, workers_wanted=2)))
     put_pod(desk.cluster, Role.MASTER)
     return desk
 
@@ -44,7 +44,7 @@ def test_a_job_that_is_done_is_said_to_be_done(desk: Desk, ended: dict[str, str]
     assert not unsaid(done, "mnist", "Done", *since)
     assert ("since" in done) == bool(since)
     assert not unsaid(cost, "mnist", "3.3 workers", "4", "33%")
-    put_job(desk.cluster, told=Publication(with_status(phase="Done").status), status=complete)
+    put_job(desk.cluster, told=PublishedStatus(with_status(phase="Done").status), status=complete)
     assert desk.edl("why", "mnist") == 0
     assert not unsaid(desk.out, "mnist", "Done", *since)
     assert desk.out.count("\n") == 1

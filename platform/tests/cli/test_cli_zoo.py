@@ -15,11 +15,11 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli import app
-from edl.cli.zoo_template import FILES, definitions
-from edl.jobfile.loader import load
-from edl.jobfile.zoo_lookup import locate
-from edl.ops.image_context import DOCKERFILE, IGNORE, pack
-from edl.ops.image_dockerfile import default_base, recipe
+from edl.cli.zoo_template import TEMPLATE_FILES, model_definitions
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.zoo_lookup import find_model_function
+from edl.ops.image_context import DOCKERFILE, IGNORE_FILE, pack_context
+from edl.ops.image_dockerfile import choose_dockerfile, default_base_image
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 
@@ -52,7 +52,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
 
 def packed(zoo: Path, dockerfile: str = "FROM x\n") -> dict[str, tarfile.TarInfo]:
     into = io.BytesIO()
-    assert pack(zoo, dockerfile, into) == len(into.getvalue())
+    assert pack_context(zoo, dockerfile, into) == len(into.getvalue())
     with tarfile.open(fileobj=into) as archive:
         return {entry.name: entry for entry in archive.getmembers()}
 
@@ -62,15 +62,15 @@ def packed(zoo: Path, dockerfile: str = "FROM x\n") -> dict[str, tarfile.TarInfo
 
 def test_a_new_zoo_has_a_job_that_names_a_model_in_it(tmp_path: Path) -> None:
     assert edl("zoo", "init", str(tmp_path / "new")) == 0
-    spec = load(tmp_path / "new" / "job.yaml")
-    assert locate(tmp_path / "new", spec.model.definition).function == "custom_model"
-    assert {path.name for path in (tmp_path / "new").iterdir()} == set(FILES.values())
-    assert definitions(tmp_path / "new") == [spec.model.definition]
+    spec = load_job_file(tmp_path / "new" / "job.yaml")
+    assert find_model_function(tmp_path / "new", spec.model.definition).function == "custom_model"
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(TEMPLATE_FILES.values())
+    assert model_definitions(tmp_path / "new") == [spec.model.definition]
 
 
 def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_there(tmp_path: Path) -> None:
     edl("zoo", "init", str(tmp_path))
-    (volume,) = load(tmp_path / "job.yaml").volumes
+    (volume,) = load_job_file(tmp_path / "job.yaml").volumes
     assert volume.claim == "fileserver-claim"
     assert f"edl data cp data/mnist {volume.claim}:/mnist\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
@@ -78,17 +78,17 @@ def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_ther
 def test_pods_of_a_new_job_are_no_larger_than_those_of_the_zoo(tmp_path: Path) -> None:
     """Two CPUs and 2 GiB each, the default, would not fit a small cluster."""
     edl("zoo", "init", str(tmp_path))
-    new, known = load(tmp_path / "job.yaml"), load(ZOO / "mnist" / "job.yaml")
+    new, known = load_job_file(tmp_path / "job.yaml"), load_job_file(ZOO / "mnist" / "job.yaml")
     for role in ("master", "ps", "workers"):
         assert getattr(new, role).resources == getattr(known, role).resources
 
 
 def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path) -> None:
     edl("zoo", "init", str(tmp_path))
-    text, arguments = recipe(tmp_path, base=None, file=None)
-    assert f"ARG BASE={default_base()}\nFROM ${{BASE}}\n" in text
+    text, arguments = choose_dockerfile(tmp_path, base=None, file=None)
+    assert f"ARG BASE={default_base_image()}\nFROM ${{BASE}}\n" in text
     assert arguments == {}
-    assert recipe(tmp_path, base="edl/edl:dev", file=None)[1] == {"BASE": "edl/edl:dev"}
+    assert choose_dockerfile(tmp_path, base="edl/edl:dev", file=None)[1] == {"BASE": "edl/edl:dev"}
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,30 +102,30 @@ def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_dockerfile_is_made_where_the_zoo_has_none(zoo: Path) -> None:
-    text, _ = recipe(zoo, "edl/edl:dev", None)
+    text, _ = choose_dockerfile(zoo, "edl/edl:dev", None)
     assert text == "ARG BASE=edl/edl:dev\nFROM ${BASE}\nCOPY . /model_zoo\nUSER 1000:1000\n"
     (zoo / "requirements.txt").write_text("pandas\n", encoding="utf-8")
-    assert "RUN pip install -r /model_zoo/requirements.txt" in recipe(zoo, None, None)[0]
+    assert "RUN pip install -r /model_zoo/requirements.txt" in choose_dockerfile(zoo, None, None)[0]
 
 
 def test_the_zoos_own_dockerfile_is_used_and_decides_on_its_base(zoo: Path, tmp_path: Path) -> None:
     (zoo / "Dockerfile").write_text("FROM mine\n", encoding="utf-8")
-    assert recipe(zoo, None, None) == ("FROM mine\n", {})
+    assert choose_dockerfile(zoo, None, None) == ("FROM mine\n", {})
     with pytest.raises(BadInputError, match="base"):
-        recipe(zoo, "edl/edl:dev", None)
+        choose_dockerfile(zoo, "edl/edl:dev", None)
     (tmp_path / "Other").write_text("FROM other\n", encoding="utf-8")
-    assert recipe(zoo, None, tmp_path / "Other")[0] == "FROM other\n"
+    assert choose_dockerfile(zoo, None, tmp_path / "Other")[0] == "FROM other\n"
     with pytest.raises(BadInputError, match="cannot be read"):
-        recipe(zoo, None, tmp_path / "nowhere")
+        choose_dockerfile(zoo, None, tmp_path / "nowhere")
 
 
 def test_the_context_leaves_out_what_is_no_model_and_what_the_zoo_ignores(zoo: Path) -> None:
     for name in ("mnist/__pycache__/mlp.pyc", ".git/HEAD", "data/train.rio", "README.md"):
         (zoo / name).parent.mkdir(parents=True, exist_ok=True)
         (zoo / name).write_text("", encoding="utf-8")
-    (zoo / IGNORE).write_text("# no data\ndata\n", encoding="utf-8")
+    (zoo / IGNORE_FILE).write_text("# no data\ndata\n", encoding="utf-8")
     files = {name for name, entry in packed(zoo).items() if entry.isfile()}
-    assert files == {"mnist/mlp.py", "README.md", DOCKERFILE, IGNORE}
+    assert files == {"mnist/mlp.py", "README.md", DOCKERFILE, IGNORE_FILE}
 
 
 def test_every_uid_can_read_what_is_in_the_image(zoo: Path) -> None:

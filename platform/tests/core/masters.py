@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
+    CoreEvent,
     CutPrepared,
     DatasetDescribed,
     EmitEvent,
-    Event,
-    Granted,
-    LeaseWanted,
+    LeaseReply,
+    LeaseRequested,
     ModelDeclared,
     PodChanged,
     PodsSynced,
     PsAttached,
     PsRegistered,
-    Record,
+    RecordEntry,
     SnapshotTaken,
     Tick,
     UpdatesHeld,
 )
-from edl.core.job import JobState
-from edl.core.state import Settings
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
 
 
 class Masters:
     """One master after another over the same journal."""
 
     def __init__(self, ps: int = 1, checkpoint_steps: int | None = None, *, durable: bool = True) -> None:
-        self.settings = Settings(
+        self.settings = JobSettings(
             minibatch=8, task_records=64, ps=ps, workers=2, checkpoint_steps=checkpoint_steps, durable=durable
         )
         self.journal: list[Any] = []
@@ -41,7 +41,7 @@ class Masters:
 
     def restart(self) -> None:
         self.number += 1
-        self.state = JobState(self.settings)
+        self.state = JobStateMachine(self.settings)
         self.state.replay(None, self.journal)
         self._take(self.state.new_incarnation(self.number))
 
@@ -51,11 +51,11 @@ class Masters:
         self.restart()
 
     def _take(self, commands: list[Any]) -> list[Any]:
-        self.journal += [command.entry.to_json() for command in commands if isinstance(command, Record)]
+        self.journal += [command.entry.to_json() for command in commands if isinstance(command, RecordEntry)]
         self.told += [command.event for command in commands if isinstance(command, EmitEvent)]
         return commands
 
-    def see(self, *events: Event) -> list[Any]:
+    def see(self, *events: CoreEvent) -> list[Any]:
         return [command for event in events for command in self._take(self.state.handle(event, 0.0))]
 
     def entries(self, kind: str) -> list[Any]:
@@ -75,13 +75,15 @@ class Masters:
             self.see(UpdatesHeld(f"ps-{index}", 1, {}))
         for index in range(self.settings.ps):
             self.see(SnapshotTaken(f"ps-{index}", 1, 0, 0.0))
-        (granted,) = [x for x in self.see(CheckpointSaved(1), LeaseWanted("worker-0")) if isinstance(x, Granted)]
+        (granted,) = [
+            x for x in self.see(CheckpointSaveFinished(1), LeaseRequested("worker-0")) if isinstance(x, LeaseReply)
+        ]
         return granted.lease
 
 
 def alive(role: Role, index: int, uid: str = "") -> PodChanged:
-    return PodChanged(PodSeen(uid or f"{role}-{index}", role, index, Phase.RUNNING, pid=100 + index))
+    return PodChanged(PodStatus(uid or f"{role}-{index}", role, index, PodPhase.RUNNING, pid=100 + index))
 
 
 def killed(role: Role, index: int, uid: str = "") -> PodChanged:
-    return PodChanged(PodSeen(uid or f"{role}-{index}", role, index, Phase.FAILED, 137, "Killed", 100 + index))
+    return PodChanged(PodStatus(uid or f"{role}-{index}", role, index, PodPhase.FAILED, 137, "Killed", 100 + index))

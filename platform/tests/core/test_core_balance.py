@@ -11,20 +11,20 @@ from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 from edl.api.cluster_port import Role
 from edl.api.events import RolledBack, Warned
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
     CutPrepared,
-    Granted,
-    LeaseWanted,
-    Progressed,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    LeasesRevoked,
+    ProgressReported,
     PsAttached,
     PsRegistered,
-    Revoked,
     SnapshotTaken,
-    Steps,
     Tick,
     UpdatesHeld,
 )
-from edl.core.state import Settings
+from edl.core.state import JobSettings
 from edl.testing.simulation import Network, World
 
 
@@ -36,9 +36,9 @@ def two() -> tuple[Masters, int]:
 
 def finish(masters: Masters, lease: int) -> dict[int, int]:
     """The rest of a lease is done, and two steps of the next one, so that a cut is due; what PS have of both."""
-    masters.see(Progressed("worker-0", (Steps(lease, 8),)))
-    (granted,) = [x for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]
-    masters.see(Progressed("worker-0", (Steps(granted.lease, 2),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 8),)))
+    (granted,) = [x for x in masters.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]
+    masters.see(ProgressReported("worker-0", (LeaseProgress(granted.lease, 2),)))
     return {lease: 8, granted.lease: 2}
 
 
@@ -46,7 +46,9 @@ def cut(masters: Masters, applied: dict[int, int], entered: dict[str, int]) -> N
     """The cut that is on its way is taken and saved."""
     number = masters.state.cut_number
     masters.see(*(CutPrepared(ps, number) for ps in entered), *(UpdatesHeld(ps, number, applied) for ps in entered))
-    masters.see(*(SnapshotTaken(ps, number, 0, 0.0, steps) for ps, steps in entered.items()), CheckpointSaved(number))
+    masters.see(
+        *(SnapshotTaken(ps, number, 0, 0.0, steps) for ps, steps in entered.items()), CheckpointSaveFinished(number)
+    )
 
 
 def replace_ps(masters: Masters, index: int, uid: str) -> None:
@@ -70,7 +72,7 @@ def told(masters: Masters) -> int:
 def test_steps_that_were_in_and_not_reported_are_counted() -> None:
     """Three of the five steps that ps-1 had were reported when it was lost; the reports of two come later."""
     masters, lease = two()
-    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 3),)))
     replace_ps(masters, 1, "ps-1-b")
     assert summary(masters)[0] == 3, "as far as is known"
     cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-b": 5})
@@ -82,9 +84,9 @@ def test_steps_that_were_in_and_not_reported_are_counted() -> None:
 
 def test_what_is_lost_twice_is_counted_once() -> None:
     masters, lease = two()
-    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 3),)))
     replace_ps(masters, 1, "ps-1-b")
-    masters.see(Progressed("worker-0", (Steps(lease, 4),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 4),)))
     replace_ps(masters, 1, "ps-1-c")
     assert summary(masters) == (4, {"1": 4}, 0)
     cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-c": 6})
@@ -94,7 +96,7 @@ def test_what_is_lost_twice_is_counted_once() -> None:
 
 def test_what_a_checkpoint_lacks_stays_lacking_and_no_more_when_all_go_back_to_it() -> None:
     masters, lease = two()
-    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 3),)))
     replace_ps(masters, 1, "ps-1-b")
     cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-b": 7})
     replace_ps(masters, 0, "ps-0-z")
@@ -124,8 +126,8 @@ def test_steps_that_are_applied_and_that_nobody_reported_are_said() -> None:
 
 def test_a_step_that_one_of_two_applied_is_no_difference() -> None:
     masters, lease = two()
-    masters.see(Progressed("worker-0", (Steps(lease, 2),)), killed(Role.WORKER, 0))
-    masters.see(Revoked("ps-0", {lease: 4}, {lease: 0}), Revoked("ps-1", {lease: 3}, {lease: 0}), Tick())
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 2),)), killed(Role.WORKER, 0))
+    masters.see(LeasesRevoked("ps-0", {lease: 4}, {lease: 0}), LeasesRevoked("ps-1", {lease: 3}, {lease: 0}), Tick())
     (returned,) = masters.entries("returned")
     assert returned["extra"] == {"ps-0": 1}
     assert masters.state.fleet.offsets == {"ps-0": 1}
@@ -140,7 +142,7 @@ def test_a_checkpoint_of_an_older_edl_says_nothing_of_what_it_lacks() -> None:
     assert masters.state.checkpoint is not None
     assert "lacking" not in masters.state.checkpoint.ledger
     masters.see(*(alive(Role.PS, index) for index in range(2)), alive(Role.WORKER, 0))
-    masters.see(Progressed("worker-0", (Steps(lease, 3),)), killed(Role.PS, 0), killed(Role.PS, 1))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 3),)), killed(Role.PS, 0), killed(Role.PS, 1))
     assert summary(masters) == (0, {}, 0)
 
 
@@ -152,7 +154,7 @@ def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
     bad = [
         Fault(chance.uniform(1, 30), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(24)
     ]
-    job = Settings(
+    job = JobSettings(
         minibatch=4,
         task_records=32,
         epochs=2,
@@ -165,7 +167,7 @@ def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
 
 
 def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
-    job = Settings(minibatch=4, task_records=24, workers=2, checkpoint_steps=6)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, checkpoint_steps=6)
     world = World(job, SOURCES, seed=5)
     world.run(3.0)
     (ps,) = world.alive_servers()

@@ -9,8 +9,8 @@ from core.masters import Masters
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.events import Progressed, Steps, Tick
-from edl.core.lease_timeouts import SILENCE_FLOOR, STARTING_SILENCE, Holder, Patience
+from edl.core.events import LeaseProgress, ProgressReported, Tick
+from edl.core.lease_timeouts import SILENCE_FLOOR, STARTING_SILENCE, LeaseHolder, LeaseTimeouts
 
 
 class Training(Masters):
@@ -20,7 +20,7 @@ class Training(Masters):
         super().__init__()
         self.lease = self.train()
         if stepped:
-            self.at(0.0, Progressed("worker-0", (Steps(self.lease, 1),)))
+            self.at(0.0, ProgressReported("worker-0", (LeaseProgress(self.lease, 1),)))
 
     def at(self, now: float, event: Any) -> bool:
         """Handle an event; whether leases were taken back."""
@@ -61,14 +61,14 @@ def test_a_worker_that_starts_may_be_silent_while_libraries_are_loaded() -> None
 def test_after_its_first_step_it_is_as_all_others() -> None:
     training = Training(stepped=False)
     training.state.holders["worker-0"].starting = True
-    training.at(1.0, Progressed("worker-0", (Steps(training.lease, 1),)))
+    training.at(1.0, ProgressReported("worker-0", (LeaseProgress(training.lease, 1),)))
     assert training.at(1.0 + SILENCE_FLOOR + 10.0, Tick())
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
 def test_nobody_is_heard_of_in_the_future(late: float, now: float) -> None:
-    holder = Holder(0.0)
+    holder = LeaseHolder(0.0)
     holder.hold(1, 0.0)
     holder.excuse(late, now)
     assert holder.heard == holder.stepped[1] == holder.mentioned[1] == min(late, now)
-    assert not holder.unknown(Patience())
+    assert not holder.unknown(LeaseTimeouts())

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from edl.api.cluster_port import Role
 from edl.core.callback_decisions import (
     BestCheckpoint,
-    Callbacks,
+    CallbackState,
     EarlyStopping,
-    Evaluation,
+    EvaluationResult,
     ReduceLROnPlateau,
-    from_json,
-    to_json,
+    callbacks_from_json,
+    callbacks_to_json,
 )
 from edl.core.events import (
-    CheckpointCopied,
-    CheckpointSaved,
+    CheckpointCopyFinished,
+    CheckpointSaveFinished,
     CopyCheckpoint,
     CutPrepared,
     DatasetDescribed,
-    Granted,
-    LeaseWanted,
+    LeaseReply,
+    LeaseRequested,
     ModelDeclared,
     PodsSynced,
     PsAttached,
@@ -39,7 +39,7 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
-from edl.core.job import JobState
+from edl.core.job import JobStateMachine
 
 DECLARED = (
     EarlyStopping("loss", "min", patience=2, restore_best_weights=True),
@@ -50,12 +50,12 @@ VALUES = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
 SEQUENCES = st.lists(st.tuples(VALUES, VALUES), max_size=20)
 
 
-def evaluations(values: list[tuple[float | None, float | None]]) -> list[Evaluation]:
-    return [Evaluation(10 * n, n, {"loss": a, "auc": b}) for n, (a, b) in enumerate(values, 1)]
+def evaluations(values: list[tuple[float | None, float | None]]) -> list[EvaluationResult]:
+    return [EvaluationResult(10 * n, n, {"loss": a, "auc": b}) for n, (a, b) in enumerate(values, 1)]
 
 
-def after(values: list[tuple[float | None, float | None]], begin: Callbacks | None = None) -> Callbacks:
-    callbacks = begin or Callbacks().declare(DECLARED)
+def after(values: list[tuple[float | None, float | None]], begin: CallbackState | None = None) -> CallbackState:
+    callbacks = begin or CallbackState().declare(DECLARED)
     for evaluation in evaluations(values):
         callbacks = callbacks.evaluated(evaluation)
     return callbacks
@@ -65,7 +65,7 @@ def after(values: list[tuple[float | None, float | None]], begin: Callbacks | No
 def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> None:
     callbacks = after(values)
     text = json.dumps(callbacks.snapshot(), allow_nan=False)
-    assert Callbacks.restore(json.loads(text)) == callbacks
+    assert CallbackState.restore(json.loads(text)) == callbacks
 
 
 @given(SEQUENCES, st.integers(0, 20))
@@ -86,9 +86,9 @@ def test_what_is_forgotten_is_what_no_job_goes_back_to(
 
 
 def test_a_best_value_whose_weights_are_not_on_disk_keeps_those_before() -> None:
-    callbacks = Callbacks().declare(DECLARED)
-    callbacks = callbacks.evaluated(Evaluation(10, 1, {"loss": 2.0, "auc": 0.5}))
-    callbacks = callbacks.evaluated(Evaluation(20, 0, {"loss": 1.0, "auc": 0.9}))
+    callbacks = CallbackState().declare(DECLARED)
+    callbacks = callbacks.evaluated(EvaluationResult(10, 1, {"loss": 2.0, "auc": 0.5}))
+    callbacks = callbacks.evaluated(EvaluationResult(20, 0, {"loss": 1.0, "auc": 0.9}))
     assert callbacks.best_cuts == {1}
     assert callbacks.restored is not None
     assert callbacks.restored.best_step == 10
@@ -96,9 +96,9 @@ def test_a_best_value_whose_weights_are_not_on_disk_keeps_those_before() -> None
 
 def test_later_weights_are_kept_where_the_best_evaluation_is_not_on_disk() -> None:
     """Those of 0.9 must not be restored where 0.11 is on disk, and 0.1 alone is not."""
-    callbacks = Callbacks().declare((EarlyStopping("loss", "min", 0.02, patience=3, restore_best_weights=True),))
+    callbacks = CallbackState().declare((EarlyStopping("loss", "min", 0.02, patience=3, restore_best_weights=True),))
     for step, cut, loss in [(1, 1, 0.9), (2, 0, 0.1), (3, 3, 0.11), (4, 4, 0.105), (5, 5, 0.12)]:
-        callbacks = callbacks.evaluated(Evaluation(step, cut, {"loss": loss}))
+        callbacks = callbacks.evaluated(EvaluationResult(step, cut, {"loss": loss}))
     assert callbacks.stopped.endswith("the best is 0.1")
     assert callbacks.restored is not None
     assert callbacks.restored.best_cut == 3
@@ -117,8 +117,8 @@ def test_each_best_is_written_once() -> None:
     assert (callback.filepath, best.best_metrics) == ("best.keras", {"loss": 2.0, "auc": 0.5})
     callbacks = callbacks.written(place, best.best_cut)
     assert callbacks.unwritten is None
-    assert callbacks.evaluated(Evaluation(20, 2, {"loss": 1.0, "auc": 0.4})).unwritten is None
-    assert callbacks.evaluated(Evaluation(20, 2, {"loss": 1.0, "auc": 0.6})).unwritten is not None
+    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.4})).unwritten is None
+    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.6})).unwritten is not None
 
 
 def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
@@ -132,7 +132,7 @@ def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
 
 
 def test_what_a_worker_declares_is_read_back() -> None:
-    assert from_json(json.loads(json.dumps(to_json(DECLARED)))) == DECLARED
+    assert callbacks_from_json(json.loads(json.dumps(callbacks_to_json(DECLARED)))) == DECLARED
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_a_worker_declares_is_read_back() -> None:
 )
 def test_what_cannot_be_meant_is_refused(rows: object) -> None:
     with pytest.raises(ValueError):
-        from_json(rows)
+        callbacks_from_json(rows)
 
 
 # ---------------------------------------------------------------- what they mean for a job
@@ -184,11 +184,11 @@ class Job(Masters):
         number = self.state.cut_number
         self.see(CutPrepared("ps-0", number), UpdatesHeld("ps-0", number, {}))
         taken = self.see(SnapshotTaken("ps-0", number, self.state.step, 0.0))
-        return taken + (self.see(CheckpointSaved(number, error)) if saves(taken) else [])
+        return taken + (self.see(CheckpointSaveFinished(number, error)) if saves(taken) else [])
 
-    def leases(self) -> list[Granted]:
+    def leases(self) -> list[LeaseReply]:
         found = []
-        while granted := [x for x in self.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]:
+        while granted := [x for x in self.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]:
             found += granted
         return found
 
@@ -239,7 +239,7 @@ def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
     assert [lease.kind for lease in job.leases()] == [], "no more training is handed out"
     assert not job.state.training_over(), "what is in the hands of workers is finished"
     snapshot = json.loads(json.dumps(job.state.snapshot()))
-    fresh = JobState(job.settings)
+    fresh = JobStateMachine(job.settings)
     fresh.replay(snapshot, [])
     assert fresh.callbacks == job.state.callbacks
 
@@ -258,7 +258,7 @@ def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:
     told = job.evaluated(3.0)
     (copy,) = [command for command in told if isinstance(command, CopyCheckpoint)]
     assert (copy.source, job.state.phase) == (best, "Evaluating")
-    ended = job.see(CheckpointCopied(best, copy.cut))
+    ended = job.see(CheckpointCopyFinished(best, copy.cut))
     assert job.state.checkpoint is not None
     assert (job.state.checkpoint.cut, job.state.counters.metrics) == (copy.cut, {"loss": 1.0})
     assert job.state.phase == "Done", ended

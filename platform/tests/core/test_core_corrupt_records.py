@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from core.masters import Masters
 
-from edl.core.events import EndJob, Granted, LeaseWanted, Progressed, Steps, TaskReported
+from edl.core.events import EndJob, LeaseProgress, LeaseReply, LeaseRequested, ProgressReported, TaskReported
 
 
 def job(allowed: int) -> tuple[Masters, int, int]:
@@ -14,13 +14,13 @@ def job(allowed: int) -> tuple[Masters, int, int]:
     masters.settings = replace(masters.settings, max_corrupt=allowed, epochs=2)
     masters.restart()
     first = masters.train()
-    (second,) = (x.lease for x in masters.see(LeaseWanted("worker-1")) if isinstance(x, Granted))
+    (second,) = (x.lease for x in masters.see(LeaseRequested("worker-1")) if isinstance(x, LeaseReply))
     return masters, first, second
 
 
 def skip(masters: Masters, worker: str, lease: int, through: int, records: int) -> list[EndJob]:
-    steps = Steps(lease, through, skipped=records)
-    return [x for x in masters.see(Progressed(worker, (steps,))) if isinstance(x, EndJob)]
+    steps = LeaseProgress(lease, through, skipped=records)
+    return [x for x in masters.see(ProgressReported(worker, (steps,))) if isinstance(x, EndJob)]
 
 
 def test_two_workers_together_may_not_skip_more_than_one_may() -> None:
@@ -45,8 +45,8 @@ def test_the_same_records_may_be_skipped_in_every_epoch() -> None:
     masters, lease, _ = job(allowed=2)
     assert skip(masters, "worker-0", lease, 1, 2) == []
     for _ in range(9):  # ten tasks an epoch; the other worker keeps one of them
-        masters.see(TaskReported("worker-0", lease, Steps(lease, 8), None))
-        (lease,) = (x.lease for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted))
+        masters.see(TaskReported("worker-0", lease, LeaseProgress(lease, 8), None))
+        (lease,) = (x.lease for x in masters.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply))
     assert skip(masters, "worker-0", lease, 1, 2) == []
     (end,) = skip(masters, "worker-0", lease, 2, 1)
     assert "3 corrupt records in epoch 2" in end.reason

@@ -11,19 +11,19 @@ import pytest
 from core.masters import Masters, alive, killed
 
 from edl.api.cluster_port import Role
-from edl.core.cuts import COPY_SECONDS
+from edl.core.cuts import COPY_TIMEOUT_SECONDS
 from edl.core.events import (
     CutPrepared,
-    Granted,
     HoldUpdates,
-    LeaseWanted,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    LeasesRevoked,
     PrepareCut,
-    Progressed,
+    ProgressReported,
     PsRefused,
     ReleaseCut,
-    Revoked,
     SnapshotTaken,
-    Steps,
     TakeSnapshot,
     TaskReported,
     Tick,
@@ -36,11 +36,11 @@ from edl.core.snapshots import RETRY_HELD_SECONDS
 def test_updates_are_not_held_before_a_revocation_is_settled() -> None:
     masters = Masters(checkpoint_steps=1)
     lease = masters.train()
-    (other,) = (command.lease for command in masters.see(LeaseWanted("worker-1")) if isinstance(command, Granted))
+    (other,) = (command.lease for command in masters.see(LeaseRequested("worker-1")) if isinstance(command, LeaseReply))
     masters.see(WorkerLeft("worker-0", "told to go"))  # the PS has not answered yet
-    masters.see(Progressed("worker-1", (Steps(other, 1),)))  # a cut is due
+    masters.see(ProgressReported("worker-1", (LeaseProgress(other, 1),)))  # a cut is due
     assert _cuts(HoldUpdates, masters.see(CutPrepared("ps-0", 2), Tick())) == [], "how far the lease got is not known"
-    assert _cuts(HoldUpdates, masters.see(Revoked("ps-0", {lease: 3}), Tick())) == [2]
+    assert _cuts(HoldUpdates, masters.see(LeasesRevoked("ps-0", {lease: 3}), Tick())) == [2]
     assert _cuts(TakeSnapshot, masters.see(UpdatesHeld("ps-0", 2, {other: 1}))) == [2]
     masters.see(SnapshotTaken("ps-0", 2, 4, 0.01))
     assert [entry["step"] for entry in masters.entries("cut_taken")] == [0, 4]
@@ -50,7 +50,7 @@ def test_updates_are_not_held_before_a_revocation_is_settled() -> None:
 def test_a_cut_is_off_when_a_lease_is_revoked_while_updates_are_held(*, held: bool) -> None:
     masters = Masters(checkpoint_steps=1)
     lease = masters.train()
-    masters.see(Progressed("worker-0", (Steps(lease, 1),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     assert _cuts(HoldUpdates, masters.see(CutPrepared("ps-0", 2))) == [2]
     if held:
         assert _cuts(TakeSnapshot, masters.see(UpdatesHeld("ps-0", 2, {lease: 1}))) == [2]
@@ -62,16 +62,20 @@ def test_a_cut_is_off_when_a_lease_is_revoked_while_updates_are_held(*, held: bo
 def test_a_parameter_server_may_copy_for_longer_than_it_may_hold_in_vain() -> None:
     masters = Masters(checkpoint_steps=1)
     lease = masters.train()
-    masters.see(TaskReported("worker-0", lease, Steps(lease, 8)), CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}))
-    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_SECONDS - 0.1)) == []
-    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_SECONDS)) == [2]
+    masters.see(
+        TaskReported("worker-0", lease, LeaseProgress(lease, 8)), CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {})
+    )
+    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_TIMEOUT_SECONDS - 0.1)) == []
+    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_TIMEOUT_SECONDS)) == [2]
 
 
 @pytest.mark.parametrize("why", ["refused", "unknown"])
 def test_a_cut_for_which_updates_were_held_in_vain_is_not_tried_again_at_once(why: str) -> None:
     masters = Masters(ps=2, checkpoint_steps=1)
     lease = masters.train()
-    masters.see(Progressed("worker-0", (Steps(lease, 1),)), CutPrepared("ps-0", 2), CutPrepared("ps-1", 2))
+    masters.see(
+        ProgressReported("worker-0", (LeaseProgress(lease, 1),)), CutPrepared("ps-0", 2), CutPrepared("ps-1", 2)
+    )
     if why == "refused":
         masters.see(PsRefused("ps-1", "cut", "cut 2 is over", 2))
     else:

@@ -4,35 +4,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cuts import Cut, Stage, due
+from edl.core.cuts import CutStage, PendingCut, is_due
 
 servers = st.sampled_from(["ps-0", "ps-1", "ps-2"])
 leases = st.dictionaries(st.integers(1, 5), st.integers(0, 9))
 
 
-def cut(**applied: dict[int, int]) -> Cut:
-    found = Cut(7, checkpoint=True, pin=False)
+def cut(**applied: dict[int, int]) -> PendingCut:
+    found = PendingCut(7, checkpoint=True, pin=False)
     found.applied = {name.replace("_", "-"): steps for name, steps in applied.items()}
     return found
 
 
-@given(st.sets(servers), st.lists(st.tuples(st.sampled_from(Stage), servers)))
-def test_a_cut_waits_for_every_ps_in_each_stage(parts: set[str], answers: list[tuple[Stage, str]]) -> None:
+@given(st.sets(servers), st.lists(st.tuples(st.sampled_from(CutStage), servers)))
+def test_a_cut_waits_for_every_ps_in_each_stage(parts: set[str], answers: list[tuple[CutStage, str]]) -> None:
     coming, missing = cut(), set(parts)
-    coming.enter(Stage.HOLDING, parts)
+    coming.enter(CutStage.HOLDING, parts)
     for stage, ps in answers:
-        assert coming.answered(stage, ps) == (stage is Stage.HOLDING and ps in missing)
-        if stage is Stage.HOLDING:
+        assert coming.answered(stage, ps) == (stage is CutStage.HOLDING and ps in missing)
+        if stage is CutStage.HOLDING:
             missing.discard(ps)
         assert coming.complete == (not missing)
 
 
 def test_updates_are_held_for_a_while_only_and_nobody_waits_for_room_or_a_disk() -> None:
     coming = cut()
-    for stage in Stage:
+    for stage in CutStage:
         coming.enter(stage, ["ps-0"], 105.0)
         assert not coming.overdue(104.9)
-        assert coming.overdue(105.1) == (stage in (Stage.HOLDING, Stage.SNAPSHOT))
+        assert coming.overdue(105.1) == (stage in (CutStage.HOLDING, CutStage.SNAPSHOT))
 
 
 @given(st.dictionaries(servers, leases, min_size=1), st.sets(st.integers(1, 7)))
@@ -74,4 +74,4 @@ def test_steps_that_the_ledger_has_and_no_ps_knows_of_are_no_cut() -> None:
 @given(st.integers(0, 100), st.integers(0, 100), st.none() | st.integers(1, 50))
 def test_a_cut_is_due_when_enough_steps_have_passed(step: int, last: int, every: int | None) -> None:
     passed = every is not None and any(last < multiple <= step for multiple in range(0, step + 1, every))
-    assert due(step, last, every) == passed
+    assert is_due(step, last, every) == passed

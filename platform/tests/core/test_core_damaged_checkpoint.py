@@ -9,19 +9,19 @@ from core.masters import Masters, alive, killed
 from edl.api.cluster_port import Role
 from edl.api.events import Warned
 from edl.api.journal_entries import CheckpointWritten
-from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
-from edl.core.saved_checkpoint import Checkpoint
+from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
+from edl.core.saved_checkpoint import SavedCheckpoint
 
 BAD = "ps-0.safetensors is damaged"
 
 
-def trained(ps: int = 1) -> tuple[Masters, Checkpoint]:
+def trained(ps: int = 1) -> tuple[Masters, SavedCheckpoint]:
     """A job whose newest checkpoint, 9, was taken after 5 steps, and the one before it, of no step at all."""
     masters = Masters(ps=ps)
     lease = masters.train()
     older = masters.state.checkpoint
     assert older is not None
-    masters.see(Progressed("worker-0", (Steps(lease, 5),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5),)))
     training = masters.state.training
     assert training is not None
     saved = CheckpointWritten(cut=9, step=5, version=5, ledger=training.position({lease: 5}))

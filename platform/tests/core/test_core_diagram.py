@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl.core.pod_lifecycle import Seen, State
+from edl.core.pod_lifecycle import PodObservation, PodState
 from edl.testing.diagram import mermaid, renewed
 
 DOCUMENT = Path(__file__).parents[3] / "docs/design/0004-pods.md"
@@ -14,13 +14,15 @@ def test_the_document_shows_the_table_as_it_is() -> None:
 
 
 def test_what_changes_nothing_is_not_drawn() -> None:
-    drawn = mermaid({State.RUNNING: {Seen.PENDING: State.RUNNING, Seen.GONE: State.DELETED}})
+    drawn = mermaid(
+        {PodState.RUNNING: {PodObservation.PENDING: PodState.RUNNING, PodObservation.GONE: PodState.DELETED}}
+    )
     assert "live --> deleted: gone" in drawn
     assert "pending" not in drawn
 
 
 def test_an_end_that_not_every_live_pod_can_have_is_drawn_where_it_belongs() -> None:
-    gone = {Seen.GONE: State.DELETED}
-    drawn = mermaid({State.PENDING: gone, State.RUNNING: {**gone, Seen.EXIT_0: State.SUCCEEDED}})
+    gone = {PodObservation.GONE: PodState.DELETED}
+    drawn = mermaid({PodState.PENDING: gone, PodState.RUNNING: {**gone, PodObservation.EXIT_0: PodState.SUCCEEDED}})
     assert "live --> deleted: gone" in drawn
     assert "running --> succeeded: exit 0" in drawn

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
     CutPrepared,
     DeletePod,
-    Granted,
-    LeaseWanted,
+    LeaseReply,
+    LeaseRequested,
     PodsSynced,
     PsAttached,
-    PsHeard,
+    PsHeartbeat,
     PsLeaving,
     PsRegistered,
     SnapshotTaken,
     Tick,
     UpdatesHeld,
 )
-from edl.core.state import Settings
+from edl.core.state import JobSettings
 from edl.testing.simulation import Network, World
 
 SOURCES = (("a", 260), ("b", 77))
@@ -51,7 +51,7 @@ class Planned:
             world.cluster.delete(servers[self.which % len(servers)].uid, self.grace)
 
 
-def played(job: Settings, ends: Sequence[Planned], seed: int = 0, network: Network | None = None) -> World:
+def played(job: JobSettings, ends: Sequence[Planned], seed: int = 0, network: Network | None = None) -> World:
     world = World(job, SOURCES, seed=seed, network=network or Network())
     for end in ends:
         world.clock.at(end.at, lambda end=end: end.strike(world))
@@ -72,8 +72,8 @@ def nothing_lacks(world: World) -> bool:
     return all(server.lacking <= server.applied.keys() for server in world.alive_servers())
 
 
-def job(**fields: object) -> Settings:
-    return Settings(**{"minibatch": 4, "task_records": 24, "workers": 3, **fields})  # type: ignore[arg-type]
+def job(**fields: object) -> JobSettings:
+    return JobSettings(**{"minibatch": 4, "task_records": 24, "workers": 3, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ps", [1, 2, 3])
@@ -192,7 +192,7 @@ def handed_over() -> Masters:
     masters.train()
     masters.see(PsLeaving("ps-0"), Tick())
     masters.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
-    masters.see(CheckpointSaved(2))
+    masters.see(CheckpointSaveFinished(2))
     assert masters.state.fleet.handed_over == {"ps-0": 0}
     return masters
 
@@ -200,12 +200,12 @@ def handed_over() -> Masters:
 def test_a_parameter_server_that_was_not_told_to_go_is_when_it_was_handed_over() -> None:
     """Its successor waits for its end, and training for its successor: that was for ever."""
     masters = handed_over()
-    assert [c for _ in range(3) for c in masters.see(PsHeard("ps-0")) if isinstance(c, DeletePod)] == [
+    assert [c for _ in range(3) for c in masters.see(PsHeartbeat("ps-0")) if isinstance(c, DeletePod)] == [
         DeletePod("ps-0", 0.0)
     ]
     masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "next"), PsRegistered("next"), PsAttached("next", False, 0))
     masters.see(PsAttached("next", True, 0), Tick())
-    assert any(isinstance(c, Granted) for c in masters.see(LeaseWanted("worker-1")))
+    assert any(isinstance(c, LeaseReply) for c in masters.see(LeaseRequested("worker-1")))
     assert costs_nothing(masters)
 
 
@@ -214,7 +214,7 @@ def test_so_it_is_by_the_next_master_once_that_has_seen_who_is_there() -> None:
     masters.restart()
     early = masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PsRegistered("ps-0"))
     assert not [c for c in early if isinstance(c, DeletePod)]
-    later = masters.see(PodsSynced(), PsRegistered("ps-0"), PsHeard("ps-0"))
+    later = masters.see(PodsSynced(), PsRegistered("ps-0"), PsHeartbeat("ps-0"))
     assert [c for c in later if isinstance(c, DeletePod)] == [DeletePod("ps-0", 0.0)]
 
 

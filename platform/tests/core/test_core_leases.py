@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR, Holder, Patience
+from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR, LeaseHolder, LeaseTimeouts
 
 
-def run(gaps: list[float], pace: float) -> tuple[Patience, Holder, float, list[str]]:
+def run(gaps: list[float], pace: float) -> tuple[LeaseTimeouts, LeaseHolder, float, list[str]]:
     """A holder that speaks after each gap and makes a step every ``pace`` seconds; what expired meanwhile."""
-    patience, holder, now, expired = Patience(), Holder(0.0), 0.0, []
+    patience, holder, now, expired = LeaseTimeouts(), LeaseHolder(0.0), 0.0, []
     holder.hold(1, 0.0)
     stepped = 0.0
     for gap in gaps:
@@ -39,7 +39,7 @@ def test_who_falls_silent_loses_its_leases_soon(gaps: list[float]) -> None:
 
 @given(st.floats(1.0, 5.9))
 def test_patience_grows_with_what_is_seen(gap: float) -> None:
-    patience = Patience()
+    patience = LeaseTimeouts()
     patience.heard(gap, 0.0)
     assert patience.silence >= 9.9 * gap or patience.silence == SILENCE_FLOOR
 
@@ -47,7 +47,7 @@ def test_patience_grows_with_what_is_seen(gap: float) -> None:
 @given(st.floats(4.5, 5.9), st.integers(2, 500))
 def test_many_quick_holders_do_not_make_impatient_with_a_slow_one(slow: float, quick: int) -> None:
     """Patience fades with time, not with the number of messages."""
-    patience = Patience()
+    patience = LeaseTimeouts()
     patience.heard(slow, 0.0)
     for number in range(quick):
         patience.heard(0.01, slow * number / quick)
@@ -55,7 +55,7 @@ def test_many_quick_holders_do_not_make_impatient_with_a_slow_one(slow: float, q
 
 
 def test_patience_fades_when_all_are_quick_again() -> None:
-    patience = Patience()
+    patience = LeaseTimeouts()
     patience.heard(6.0, 0.0)
     patience.stepped(60.0, 0.0)
     patience.heard(0.1, 600.0)
@@ -66,7 +66,7 @@ def test_patience_fades_when_all_are_quick_again() -> None:
 
 @given(st.floats(61.0, 1000.0))
 def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
-    patience, holder = Patience(), Holder(0.0)
+    patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
     patience.stepped(0.1, 0.0)
     holder.hold(1, 0.0)
     holder.hold(2, 0.0)
@@ -79,7 +79,7 @@ def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
 @given(st.floats(0.0, 100.0))
 def test_a_lease_that_its_worker_never_speaks_of_is_unknown_to_it(seconds: float) -> None:
     """The answer to its question for work was lost."""
-    patience, holder = Patience(), Holder(0.0)
+    patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
     holder.hold(1, 0.0)
     holder.hold(2, 0.0)
     holder.heard = holder.mentioned[1] = seconds

@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edl.core.ledger import Lease, Ledger, Work
-from edl.core.shards import Plan, Source
+from edl.core.ledger import Lease, Ledger, RecordRange
+from edl.core.shards import RecordSource, ShardPlan
 
 Record = tuple[int, str, int]
 
 
-def records(work: Work) -> set[Record]:
+def records(work: RecordRange) -> set[Record]:
     return {(work.epoch, work.source, number) for number in range(work.start, work.end)}
 
 
@@ -35,8 +35,8 @@ class LedgerMachine(RuleBasedStateMachine):
         portion=st.sampled_from([0, 0, 3, 7]),
     )
     def begin(self, counts: list[int], size: int, minibatch: int, epochs: int, seed: int | None, portion: int) -> None:
-        sources = tuple(Source(f"s{i}", n) for i, n in enumerate(counts))
-        self.make = lambda epochs=epochs: Ledger(Plan(sources, size, seed), epochs, minibatch, portion)
+        sources = tuple(RecordSource(f"s{i}", n) for i, n in enumerate(counts))
+        self.make = lambda epochs=epochs: Ledger(ShardPlan(sources, size, seed), epochs, minibatch, portion)
         self.ledger = self.make()
         self.epochs = epochs
         self.moves: list[Callable[[Ledger], object]] = []
@@ -136,9 +136,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.todo |= left - held
         self.leased = {}
 
-    def _of(self, snapshot: dict[str, list[list[object]]], number: int) -> tuple[Work, int, str]:
+    def _of(self, snapshot: dict[str, list[list[object]]], number: int) -> tuple[RecordRange, int, str]:
         row, minibatch, worker = next(row[1:4] for row in snapshot["leases"] if row[0] == number)
-        return Work(*row), minibatch, worker  # type: ignore[misc, return-value]
+        return RecordRange(*row), minibatch, worker  # type: ignore[misc, return-value]
 
     @rule(data=st.data())
     def go_on_with_fewer_epochs(self, data: st.DataObject) -> None:
@@ -207,13 +207,13 @@ TestLedger = LedgerMachine.TestCase
 
 
 def test_only_what_is_next_can_be_leased() -> None:
-    ledger = Ledger(Plan((Source("a", 20),), 10), 1, 4)
+    ledger = Ledger(ShardPlan((RecordSource("a", 20),), 10), 1, 4)
     with pytest.raises(ValueError, match="is not next"):
-        ledger.lease(1, Work(0, "a", 10, 20), "w")
+        ledger.lease(1, RecordRange(0, "a", 10, 20), "w")
 
 
 def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_end_of_an_epoch() -> None:
-    ledger = Ledger(Plan((Source("", 40),), 20), 2, 5, portion=10)
+    ledger = Ledger(ShardPlan((RecordSource("", 40),), 20), 2, 5, portion=10)
     asked = ["v", "w", "v", "w", "w"]
     for number, worker in enumerate(asked):
         work = ledger.next(worker=worker)
@@ -226,25 +226,25 @@ def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_
         ("w", 0, 30),
         ("w", 1, 0),
     ]
-    assert ledger.next(worker="v") == Work(1, "", 20, 30), "a shard of its own, as long as there is one"
-    ledger.lease(7, Work(1, "", 20, 30), "v")
-    assert ledger.next(worker="u") == Work(1, "", 10, 20), "nothing is planned: it helps"
+    assert ledger.next(worker="v") == RecordRange(1, "", 20, 30), "a shard of its own, as long as there is one"
+    ledger.lease(7, RecordRange(1, "", 20, 30), "v")
+    assert ledger.next(worker="u") == RecordRange(1, "", 10, 20), "nothing is planned: it helps"
     ledger.give_back(0, 1)
-    assert ledger.next(worker="v") == Work(0, "", 5, 10), "what came back goes before everything else"
+    assert ledger.next(worker="v") == RecordRange(0, "", 5, 10), "what came back goes before everything else"
 
 
 def test_an_epoch_is_finished_before_the_next_one_is_begun() -> None:
-    ledger = Ledger(Plan((Source("", 20),), 20), 2, 5, portion=10)
-    ledger.lease(1, Work(0, "", 0, 10), "v")
-    assert ledger.next(worker="w") == Work(0, "", 10, 20)
+    ledger = Ledger(ShardPlan((RecordSource("", 20),), 20), 2, 5, portion=10)
+    ledger.lease(1, RecordRange(0, "", 0, 10), "v")
+    assert ledger.next(worker="w") == RecordRange(0, "", 10, 20)
 
 
 def test_nothing_planned_is_finished() -> None:
-    assert Ledger(Plan((), 10), 3, 4).finished
+    assert Ledger(ShardPlan((), 10), 3, 4).finished
 
 
 def test_a_huge_ledger_costs_nothing_until_it_is_worked_on() -> None:
-    ledger = Ledger(Plan((Source("a", 10**15),), 10, seed=1), 10**6, 1)
+    ledger = Ledger(ShardPlan((RecordSource("a", 10**15),), 10, seed=1), 10**6, 1)
     work = ledger.next()
     assert work is not None
     ledger.lease(1, work, "w")

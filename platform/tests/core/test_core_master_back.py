@@ -14,23 +14,23 @@ from edl.api.events import LeaseRevoked, RoleEnded, RolledBack
 from edl.api.journal_entries import JobResumed
 from edl.core.events import (
     AttachPs,
+    CoreEvent,
     DatasetDescribed,
     DeletePod,
-    Event,
-    Granted,
-    LeaseWanted,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    LeasesRevoked,
     ModelDeclared,
     PodsSynced,
-    Progressed,
+    ProgressReported,
     PsAttached,
     PsRegistered,
-    Revoked,
     RevokeLeases,
-    Steps,
-    StopWanted,
+    StopRequested,
     WorkerLeft,
 )
-from edl.core.job import JobState
+from edl.core.job import JobStateMachine
 
 
 def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_servers() -> None:
@@ -41,7 +41,7 @@ def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_server
     assert masters.entries("returned") == [], "the PS has not been asked yet"
     wishes = masters.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 3))
     assert [wish.leases for wish in wishes if isinstance(wish, RevokeLeases)] == [(lease,)]
-    masters.see(Revoked("ps-0", {lease: 3}))
+    masters.see(LeasesRevoked("ps-0", {lease: 3}))
     assert [entry["through"] for entry in masters.entries("returned")] == [3]
 
 
@@ -52,7 +52,7 @@ def test_a_worker_that_leaves_while_the_master_comes_back_is_settled_by_the_para
     masters.see(WorkerLeft("worker-0", "told to go"))
     assert masters.entries("returned") == [], "the PS has not been named yet"
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
-    masters.see(PsAttached("ps-0", True, 3), Revoked("ps-0", {lease: 3}))
+    masters.see(PsAttached("ps-0", True, 3), LeasesRevoked("ps-0", {lease: 3}))
     assert [entry["through"] for entry in masters.entries("returned")] == [3]
 
 
@@ -71,7 +71,7 @@ def test_a_worker_is_lost_once(restarts: int) -> None:
 def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> None:
     masters = Masters()
     lease = masters.train()
-    masters.see(StopWanted("Ctrl-C"), killed(Role.WORKER, 0), killed(Role.WORKER, 1), killed(Role.PS, 0))
+    masters.see(StopRequested("Ctrl-C"), killed(Role.WORKER, 0), killed(Role.WORKER, 1), killed(Role.PS, 0))
     masters.journal.append({"kind": "resumed"})
     masters.restart()
     masters.see(PodsSynced())
@@ -85,7 +85,7 @@ def test_who_was_dismissed_survives_a_compaction() -> None:
     masters = Masters()
     masters.train()
     masters.state.apply(JobResumed())
-    again = JobState(masters.settings)
+    again = JobStateMachine(masters.settings)
     again.replay(masters.state.snapshot(), [])
     assert again.fleet.dismissed == {"worker-0", "worker-1"}
 
@@ -107,9 +107,9 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
     lease = masters.train()
     masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), PsRegistered("new"), PsAttached("new", False, 0))
     masters.see(PsAttached("new", True, 0))
-    (granted,) = [x for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]
+    (granted,) = [x for x in masters.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]
     assert granted.lease > lease
-    masters.see(Progressed("worker-0", (Steps(granted.lease, 5),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(granted.lease, 5),)))
     masters.restart()
     masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), alive(Role.WORKER, 0), PodsSynced())
     assert masters.state.step == 5, "parameters and ledger are where they were"
@@ -119,7 +119,7 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
 def test_what_was_measured_of_steps_that_went_back_is_forgotten() -> None:
     masters = Masters()
     lease = masters.train()
-    masters.see(Progressed("worker-0", (Steps(lease, 5, 3.0, 2),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5, 3.0, 2),)))
     masters.state.counters.metrics, masters.state.last_evaluation = {"accuracy": 0.9}, 5
     masters.see(killed(Role.PS, 0))
     counters = masters.state.counters
@@ -130,7 +130,7 @@ def test_what_was_measured_before_the_checkpoint_stays() -> None:
     masters = Masters()
     lease = masters.train()
     masters.state.counters.metrics = {"accuracy": 0.9}
-    masters.see(Progressed("worker-0", (Steps(lease, 5, 3.0, 2),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5, 3.0, 2),)))
     masters.see(killed(Role.PS, 0))
     assert masters.state.counters.metrics == {"accuracy": 0.9}
 
@@ -138,7 +138,7 @@ def test_what_was_measured_before_the_checkpoint_stays() -> None:
 def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> None:
     masters = Masters(ps=2)
     lease = masters.train()
-    masters.see(Progressed("worker-0", (Steps(lease, 5),)))
+    masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5),)))
     masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "new"))
     masters.restart()
     masters.see(killed(Role.PS, 1), alive(Role.PS, 0), alive(Role.PS, 1, "new"), alive(Role.WORKER, 0), PodsSynced())
@@ -146,7 +146,7 @@ def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> N
     assert masters.state.step == 5
 
 
-def gone(masters: Masters, *events: Event) -> list[str]:
+def gone(masters: Masters, *events: CoreEvent) -> list[str]:
     """The pods that are told to go."""
     return [wish.uid for wish in masters.see(*events) if isinstance(wish, DeletePod)]
 
@@ -160,11 +160,11 @@ def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> No
     assert gone(masters, PsAttached("ps-0", True, 0)) == [], "it holds what it was declared with, and nothing else"
     told = gone(masters, PsAttached("ps-1", True, 17))
     assert told == ["ps-1", "worker-0"], "who has declared the model will not do so again"
-    assert not any(isinstance(answer, Granted) for answer in masters.see(LeaseWanted("worker-0")))
+    assert not any(isinstance(answer, LeaseReply) for answer in masters.see(LeaseRequested("worker-0")))
     masters.see(killed(Role.PS, 1), killed(Role.WORKER, 0), alive(Role.WORKER, 1), alive(Role.PS, 1, "ps-1-b"))
     masters.see(PsRegistered("ps-1-b"), PsAttached("ps-1-b", False, 0))
     assert any(
-        isinstance(answer, Granted) for answer in masters.see(ModelDeclared("worker-1"), LeaseWanted("worker-1"))
+        isinstance(answer, LeaseReply) for answer in masters.see(ModelDeclared("worker-1"), LeaseRequested("worker-1"))
     )
     assert masters.entries("rolled_back") == []
 
@@ -172,7 +172,9 @@ def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> No
 def test_parameters_that_the_journal_knows_of_are_kept_without_a_volume_too() -> None:
     masters = Masters(durable=False)
     masters.see(DatasetDescribed(training=(("a", 640),)), alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced())
-    masters.see(PsRegistered("ps-0"), PsAttached("ps-0", False, 0), ModelDeclared("worker-0"), LeaseWanted("worker-0"))
+    masters.see(
+        PsRegistered("ps-0"), PsAttached("ps-0", False, 0), ModelDeclared("worker-0"), LeaseRequested("worker-0")
+    )
     masters.restart()
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced(), PsRegistered("ps-0"))
     assert gone(masters, PsAttached("ps-0", True, 17)) == []

@@ -3,21 +3,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.membership import Member, World, compute
+from edl.core.membership import TrainingWorld, WorldMember, compute_world
 
 SILENCE = 10.0
 members = st.lists(
-    st.builds(Member, st.sampled_from("abcdefgh"), st.integers(0, 9), st.floats(0, 100), st.booleans()),
+    st.builds(WorldMember, st.sampled_from("abcdefgh"), st.integers(0, 9), st.floats(0, 100), st.booleans()),
     unique_by=lambda member: member.uid,
 )
 
 
 @given(st.lists(members, max_size=8), st.integers(1, 3))
-def test_worlds_follow_one_another_by_the_rules(views: list[list[Member]], smallest: int) -> None:
-    world, now = World(0, ()), 0.0
+def test_worlds_follow_one_another_by_the_rules(views: list[list[WorldMember]], smallest: int) -> None:
+    world, now = TrainingWorld(0, ()), 0.0
     for view in views:
         now += 20.0
-        before, decision = world, compute(world, view, now, silence=SILENCE, smallest=smallest)
+        before, decision = world, compute_world(world, view, now, silence=SILENCE, smallest=smallest)
         world = decision.value
         heard = {member.uid for member in view if member.ready and now - member.heard <= SILENCE}
         assert decision.reason
@@ -33,19 +33,19 @@ def test_worlds_follow_one_another_by_the_rules(views: list[list[Member]], small
 
 
 def test_newcomers_come_in_the_order_of_their_index() -> None:
-    world = World(3, ("c",))
-    view = [Member("b", 5, 0.0), Member("a", 2, 0.0), Member("c", 9, 0.0)]
-    decision = compute(world, view, 1.0, silence=SILENCE, smallest=1)
-    assert decision.value == World(4, ("c", "a", "b"))
+    world = TrainingWorld(3, ("c",))
+    view = [WorldMember("b", 5, 0.0), WorldMember("a", 2, 0.0), WorldMember("c", 9, 0.0)]
+    decision = compute_world(world, view, 1.0, silence=SILENCE, smallest=1)
+    assert decision.value == TrainingWorld(4, ("c", "a", "b"))
     assert decision.reason == "2 joined, 0 left"
 
 
 def test_nobody_steps_in_a_world_that_is_too_small() -> None:
-    decision = compute(World(3, ("a", "b")), [Member("a", 0, 0.0)], 1.0, silence=SILENCE, smallest=2)
-    assert decision.value == World(4, ())
+    decision = compute_world(TrainingWorld(3, ("a", "b")), [WorldMember("a", 0, 0.0)], 1.0, silence=SILENCE, smallest=2)
+    assert decision.value == TrainingWorld(4, ())
     assert decision.reason == "1 of at least 2 workers are there"
-    assert compute(decision.value, [], 2.0, silence=SILENCE, smallest=2).value is decision.value
+    assert compute_world(decision.value, [], 2.0, silence=SILENCE, smallest=2).value is decision.value
 
 
 def test_who_is_not_in_the_world_has_no_rank() -> None:
-    assert World(1, ("a",)).rank("b") is None
+    assert TrainingWorld(1, ("a",)).rank("b") is None

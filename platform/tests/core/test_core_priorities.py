@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.worker_priority import Rule, elevated, next_is_elevated, parse
+from edl.core.worker_priority import PriorityRule, elevated_worker_count, next_is_elevated, parse_priority
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
-    [("high", Rule("high")), ("team-a.batch", Rule("team-a.batch")), ("high=0.5", Rule("high", 0.5))],
+    [
+        ("high", PriorityRule("high")),
+        ("team-a.batch", PriorityRule("team-a.batch")),
+        ("high=0.5", PriorityRule("high", 0.5)),
+    ],
 )
-def test_a_rule_is_a_class_or_a_class_and_a_share(text: str, rule: Rule) -> None:
-    assert parse(text) == rule
+def test_a_rule_is_a_class_or_a_class_and_a_share(text: str, rule: PriorityRule) -> None:
+    assert parse_priority(text) == rule
 
 
 @pytest.mark.parametrize(
@@ -22,19 +26,19 @@ def test_a_rule_is_a_class_or_a_class_and_a_share(text: str, rule: Rule) -> None
 )
 def test_what_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"priority class|share of workers|could not convert"):
-        parse(text)
+        parse_priority(text)
 
 
 def test_elevated_workers_get_the_class_and_the_others_low() -> None:
-    assert [parse("high=0.5").class_of(elevated=up) for up in (True, False)] == ["high", "low"]
-    assert parse("normal").class_of(elevated=False) == "normal"
+    assert [parse_priority("high=0.5").class_of(elevated=up) for up in (True, False)] == ["high", "low"]
+    assert parse_priority("normal").class_of(elevated=False) == "normal"
 
 
 @pytest.mark.parametrize(
     ("share", "workers", "expected"), [(0.5, 4, 2), (0.5, 5, 3), (0.7, 10, 7), (0.1, 3, 1), (0.3, 10, 3), (0.01, 1, 1)]
 )
 def test_the_share_is_rounded_up(share: float, workers: int, expected: int) -> None:
-    assert elevated(share, workers) == expected
+    assert elevated_worker_count(share, workers) == expected
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 50), st.randoms(use_true_random=False))
@@ -45,7 +49,7 @@ def test_whoever_is_lost_the_share_comes_back(share: float, workers: int, chance
             live.pop(chance.randrange(len(live)))  # type: ignore[attr-defined]
         elif len(live) < workers:
             live.append(next_is_elevated(share, workers, sum(live)))
-        assert sum(live) <= elevated(share, workers)
+        assert sum(live) <= elevated_worker_count(share, workers)
     while len(live) < workers:
         live.append(next_is_elevated(share, workers, sum(live)))
-    assert sum(live) == elevated(share, workers)
+    assert sum(live) == elevated_worker_count(share, workers)

@@ -8,15 +8,15 @@ from core.masters import Masters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.core.evaluation import Round, add
-from edl.core.events import Acknowledged, DatasetDescribed, EndJob, PodsSynced, Steps, WorkerFailed
-from edl.core.ledger import Lease, Work
-from edl.core.state import unit
+from edl.core.evaluation import EvaluationRound, merge_metric_states
+from edl.core.events import Acknowledged, DatasetDescribed, EndJob, LeaseProgress, PodsSynced, WorkerFailed
+from edl.core.ledger import Lease, RecordRange
+from edl.core.state import single_task_ledger
 from edl.core.strict_json import decode_json
-from edl.core.task_results import refusal
+from edl.core.task_results import find_result_error
 
 KINDS = ("describe", "evaluation", "metrics", "export", "prediction", "training")
-LEASE = Lease(7, Work(0, "digits", 0, 10), 4, "worker-0")
+LEASE = Lease(7, RecordRange(0, "digits", 0, 10), 4, "worker-0")
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -24,8 +24,8 @@ json_values = st.recursive(
 )
 
 
-def at(**states: Any) -> Round:
-    return Round(1, 10, False, unit("evaluation"), states)
+def at(**states: Any) -> EvaluationRound:
+    return EvaluationRound(1, 10, False, single_task_ledger("evaluation"), states)
 
 
 def state(*states: Any, additive: bool = True) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def state(*states: Any, additive: bool = True) -> dict[str, Any]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), json_values)
 def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, result: Any) -> None:
-    assert isinstance(refusal(kind, LEASE, None, result, at(acc=state([1.0, 2.0]))), str)
+    assert isinstance(find_result_error(kind, LEASE, None, result, at(acc=state([1.0, 2.0]))), str)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, re
 )
 def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
     before = at(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
-    assert refusal(kind, LEASE, None, result, before) == ""
+    assert find_result_error(kind, LEASE, None, result, before) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
     ],
 )
 def test_other_shapes_are_refused_with_what_was_found(kind: str, result: Any, why: str) -> None:
-    assert why in refusal(kind, LEASE, None, result, at(acc=state([1.0, 2.0])))
+    assert why in find_result_error(kind, LEASE, None, result, at(acc=state([1.0, 2.0])))
 
 
 def test_a_training_task_is_over_only_after_its_last_step() -> None:
-    assert "after 2 of 3 steps" in refusal("training", LEASE, Steps(7, 2), None, None)
-    assert refusal("training", LEASE, Steps(7, 3), None, None) == ""
-    assert refusal("training", LEASE, None, None, None) == ""
+    assert "after 2 of 3 steps" in find_result_error("training", LEASE, LeaseProgress(7, 2), None, None)
+    assert find_result_error("training", LEASE, LeaseProgress(7, 3), None, None) == ""
+    assert find_result_error("training", LEASE, None, None, None) == ""
 
 
 def test_a_sum_with_a_number_that_is_not_finite_is_not_finite() -> None:
-    total = add({"acc": state([1.0, None, 2])}, {"acc": state([None, 1.0, 3])})
+    total = merge_metric_states({"acc": state([1.0, None, 2])}, {"acc": state([None, 1.0, 3])})
     assert total == {"acc": state([None, None, 5])}
 
 
 def test_a_sum_that_no_number_can_hold_is_not_finite_and_what_64_bits_cannot_hold_has_a_fraction() -> None:
-    total = add({"acc": state([1e308, -1e308, 2**63 - 1])}, {"acc": state([1e308, -1e308, 2**63 - 1])})
+    total = merge_metric_states({"acc": state([1e308, -1e308, 2**63 - 1])}, {"acc": state([1e308, -1e308, 2**63 - 1])})
     assert total == {"acc": state([None, None, 2.0**64])}
     assert decode_json(json.dumps(total, allow_nan=False)) == total
 

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
-    LeaseWanted,
+    LeaseProgress,
+    LeaseRequested,
+    LeasesRevoked,
     PodsSynced,
-    Progressed,
+    ProgressReported,
     PsAttached,
     PsRegistered,
-    Revoked,
-    Steps,
     Tick,
     WorkerLeft,
 )
-from edl.core.job import JobState
-from edl.core.ledger import Lease, Work
-from edl.core.revocation_settlement import Revocation, settle
+from edl.core.job import JobStateMachine
+from edl.core.ledger import Lease, RecordRange
+from edl.core.revocation_settlement import LeaseRevocation, settle_leases
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
     current = False  # whether the worker got no further than the lease before
     for number in range(1, draw(st.integers(1, 3)) + 1):
         size, start = draw(st.integers(1, 20)), 100 * number
-        lease = leases[number] = Lease(number, Work(0, "a", start, start + size), 4, "w")
+        lease = leases[number] = Lease(number, RecordRange(0, "a", start, start + size), 4, "w")
         inside = 0 if current else draw(st.integers(0, lease.steps))
         for applied in answers.values():
             more = 0 if current or inside == lease.steps else draw(st.integers(0, 1))
@@ -55,8 +55,8 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(leases, answers)
 
 
-def revocation(case: Case, *, in_flight: bool = True) -> Revocation:
-    revoked = Revocation("w", tuple(case.leases), "killed", in_flight, waiting=set(case.answers))
+def revocation(case: Case, *, in_flight: bool = True) -> LeaseRevocation:
+    revoked = LeaseRevocation("w", tuple(case.leases), "killed", in_flight, waiting=set(case.answers))
     for ps, applied in case.answers.items():
         revoked.answered(ps, applied)
     assert not revoked.waiting
@@ -66,7 +66,7 @@ def revocation(case: Case, *, in_flight: bool = True) -> Revocation:
 @given(cases(), st.booleans())
 def test_what_all_applied_is_in_and_what_some_applied_is_repeated(case: Case, in_flight: bool) -> None:
     repeated = 0
-    for s in settle(revocation(case, in_flight=in_flight), case.leases):
+    for s in settle_leases(revocation(case, in_flight=in_flight), case.leases):
         applied = [answer[s.lease] for answer in case.answers.values()]
         assert s.through == min(applied)
         assert s.partial == max(applied) - min(applied)
@@ -77,7 +77,7 @@ def test_what_all_applied_is_in_and_what_some_applied_is_repeated(case: Case, in
 
 @given(cases())
 def test_with_nothing_in_flight_only_what_is_partly_in_is_repeated(case: Case) -> None:
-    settlements = settle(revocation(case, in_flight=False), case.leases)
+    settlements = settle_leases(revocation(case, in_flight=False), case.leases)
     assert all(s.repeated == 0 for s in settlements if not s.partial)
 
 
@@ -87,21 +87,21 @@ def test_a_ps_that_went_back_to_a_checkpoint_does_not_undo_what_was_reported(cas
     revoked = revocation(case)
     revoked.waiting.add("new")
     revoked.answered("new", dict.fromkeys(case.leases, 0))
-    for s in settle(revoked, case.leases):
+    for s in settle_leases(revoked, case.leases):
         assert s.through == case.leases[s.lease].through
         assert s.through + s.partial == max(answer[s.lease] for answer in case.answers.values())
 
 
 def test_if_every_ps_that_knew_is_lost_what_was_reported_is_in() -> None:
-    lease = Lease(1, Work(0, "a", 0, 20), 4, "w", through=2)
-    revoked = Revocation("w", (1,), "killed", True, waiting={"ps-0"})
+    lease = Lease(1, RecordRange(0, "a", 0, 20), 4, "w", through=2)
+    revoked = LeaseRevocation("w", (1,), "killed", True, waiting={"ps-0"})
     revoked.lost("ps-0")
-    (s,) = settle(revoked, {1: lease})
+    (s,) = settle_leases(revoked, {1: lease})
     assert (s.through, s.partial, s.repeated) == (2, 0, 4)
 
 
 def test_an_answer_that_leaves_a_lease_out_is_none() -> None:
-    revoked = Revocation("w", (1, 2), "killed", True, waiting={"ps-0"})
+    revoked = LeaseRevocation("w", (1, 2), "killed", True, waiting={"ps-0"})
     revoked.answered("ps-0", {1: 3})
     revoked.answered("stranger", {1: 3, 2: 0})
     assert revoked.waiting == {"ps-0"}
@@ -117,7 +117,7 @@ def test_leases_that_are_taken_back_without_a_reason_are_taken_back_once() -> No
     for _ in range(3):
         masters.see(WorkerLeft("worker-0", "", ()))
     assert [entry["leases"] for entry in masters.entries("revoking")] == [[lease]]
-    masters.see(Revoked("ps-0", {lease: 0}), Tick())
+    masters.see(LeasesRevoked("ps-0", {lease: 0}), Tick())
     assert [entry["lease"] for entry in masters.entries("returned")] == [lease]
     masters.restart()
     assert not masters.state.revocations
@@ -128,13 +128,13 @@ def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted
     masters = Masters()
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "", ()))
-    state = JobState(masters.settings)
+    state = JobStateMachine(masters.settings)
     state.replay(masters.state.snapshot() if compacted else None, [] if compacted else masters.journal)
     found = state.find(lease)
     assert found is not None
     assert found[1].revoking == ""
     assert not state.leases_of("worker-0"), "nobody works on it"
-    state.handle(Progressed("worker-0", (Steps(lease, 1),)), 0.0)
+    state.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)), 0.0)
     assert found[1].through == 0
 
 
@@ -174,16 +174,16 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
     """Masters wrote such ones, and those after them ended at each of them."""
     masters = Masters()
     assert masters.train() == LEASE
-    masters.see(LeaseWanted("worker-0", frozenset({LEASE})))
+    masters.see(LeaseRequested("worker-0", frozenset({LEASE})))
     assert set(masters.state.ledgers["training"].leases) == {LEASE, OTHER}
     masters.journal += entered
     masters.restart()
     if compacted:
         snapshot = masters.state.snapshot()
-        masters.state = JobState(masters.settings)
+        masters.state = JobStateMachine(masters.settings)
         masters.state.replay(snapshot, [])
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
-    masters.see(PsAttached("ps-0", True, 0), Revoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
+    masters.see(PsAttached("ps-0", True, 0), LeasesRevoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
     training = masters.state.ledgers["training"]
     assert not masters.state.revocations
     assert not training.leases
@@ -196,12 +196,12 @@ def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> No
     masters.see(WorkerLeft("worker-0", "told to go", ()))
     snapshot = masters.state.snapshot()
     snapshot["revocations"] += [*snapshot["revocations"], ["worker-0", [lease, 4711], "", True, False]]
-    state = JobState(masters.settings)
+    state = JobStateMachine(masters.settings)
     state.replay(snapshot, [])
     assert [revocation.leases for revocation in state.revocations] == [(lease,)]
 
 
 def test_a_lease_that_is_gone_is_passed_over() -> None:
-    lease = Lease(2, Work(0, "a", 0, 20), 4, "w", through=2)
-    (s,) = settle(Revocation("w", (1, 2), "", True), {2: lease})
+    lease = Lease(2, RecordRange(0, "a", 0, 20), 4, "w", through=2)
+    (s,) = settle_leases(LeaseRevocation("w", (1, 2), "", True), {2: lease})
     assert (s.lease, s.through) == (2, 2)

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core import events as ev
-from edl.core.job import JobState
-from edl.core.state import Settings
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
 
 TASKS, WORKERS, ROUNDS = 1_000_000, 1_000, 5
-SETTINGS = Settings(minibatch=64, task_records=256, workers=WORKERS, ps=2, checkpoint_steps=5_000, max_steps=10**9)
+SETTINGS = JobSettings(minibatch=64, task_records=256, workers=WORKERS, ps=2, checkpoint_steps=5_000, max_steps=10**9)
 
 
 class Crowd:
     """A job, its workers, and two PS that answer at once."""
 
     def __init__(self) -> None:
-        self.job = JobState(SETTINGS)
+        self.job = JobStateMachine(SETTINGS)
         self.job.new_incarnation(1)
         self.now = 0.0
         self.see(ev.DatasetDescribed(training=(("a", TASKS * 256),)), ev.PodsSynced())
         for role, count in ((Role.PS, 2), (Role.WORKER, WORKERS)):
             for index in range(count):
-                self.see(ev.PodChanged(PodSeen(f"{role}-{index}", role, index, Phase.RUNNING)))
+                self.see(ev.PodChanged(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING)))
         self.see(*(ev.PsRegistered(f"ps-{i}") for i in range(2)))
         self.see(ev.ModelDeclared("worker-0"))
 
-    def see(self, *happened: ev.Event) -> list[Any]:
+    def see(self, *happened: ev.CoreEvent) -> list[Any]:
         """Everything that was decided, also about what the PS answered."""
         seen, waiting = [], deque(happened)
         while waiting:
@@ -39,7 +39,7 @@ class Crowd:
                 waiting.extend(self._answers(command))
         return seen
 
-    def _answers(self, command: ev.Command) -> list[ev.Event]:
+    def _answers(self, command: ev.CoreCommand) -> list[ev.CoreEvent]:
         match command:
             case ev.AttachPs(uid):
                 return [ev.PsAttached(uid, False, 0)]
@@ -53,9 +53,9 @@ class Crowd:
             case ev.TakeSnapshot(cut):
                 return [ev.SnapshotTaken(f"ps-{i}", cut, 0, 0.0) for i in range(2)]
             case ev.SaveCheckpoint(cut):
-                return [ev.CheckpointSaved(cut)]
+                return [ev.CheckpointSaveFinished(cut)]
             case ev.RevokeLeases(ps, leases):
-                return [ev.Revoked(ps, dict.fromkeys(leases, 2))]
+                return [ev.LeasesRevoked(ps, dict.fromkeys(leases, 2))]
         return []
 
 
@@ -63,13 +63,13 @@ def test_a_million_tasks_and_a_thousand_workers() -> None:
     crowd = Crowd()
     workers = [f"worker-{i}" for i in range(WORKERS)]
     for _ in range(ROUNDS):
-        granted = {w: g.lease for w in workers for g in crowd.see(ev.LeaseWanted(w)) if isinstance(g, ev.Granted)}
+        granted = {w: g.lease for w in workers for g in crowd.see(ev.LeaseRequested(w)) if isinstance(g, ev.LeaseReply)}
         assert granted.keys() == set(workers)
         for worker, lease in granted.items():
-            crowd.see(ev.Progressed(worker, (ev.Steps(lease, 2),)))
+            crowd.see(ev.ProgressReported(worker, (ev.LeaseProgress(lease, 2),)))
             crowd.job.deadline(crowd.now)
         for worker, lease in granted.items():
-            crowd.see(ev.TaskReported(worker, lease, ev.Steps(lease, 4)))
+            crowd.see(ev.TaskReported(worker, lease, ev.LeaseProgress(lease, 4)))
     training = crowd.job.training
     assert training is not None
     assert training.done_records == WORKERS * ROUNDS * 256
@@ -84,9 +84,9 @@ def test_a_thousand_workers_are_preempted_at_once() -> None:
     crowd = Crowd()
     workers = [f"worker-{i}" for i in range(WORKERS)]
     for worker in workers:
-        crowd.see(ev.LeaseWanted(worker))
+        crowd.see(ev.LeaseRequested(worker))
     for index, worker in enumerate(workers):
-        crowd.see(ev.PodChanged(PodSeen(worker, Role.WORKER, index, Phase.FAILED, 143)))
+        crowd.see(ev.PodChanged(PodStatus(worker, Role.WORKER, index, PodPhase.FAILED, 143)))
     training = crowd.job.training
     assert training is not None
     assert not training.leases

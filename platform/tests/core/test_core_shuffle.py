@@ -11,18 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shards import Source
-from edl.core.shuffle import MOST_BLOCKS, MOST_WINDOW, Blocks, Order, Place, choose_window, named
+from edl.core.shards import RecordSource
+from edl.core.shuffle import (
+    MAX_BLOCKS,
+    MAX_WINDOW_RECORDS,
+    BlockLayout,
+    RecordPosition,
+    ShuffleOrder,
+    choose_window,
+    describe_ranges,
+)
 
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 
 
-def order_of(blocks: Sequence[Sequence[int]], window: int, seed: int = 0) -> Order:
-    sources = tuple(Source(f"part-{at}", sum(found)) for at, found in enumerate(blocks))
-    return Order(sources, Blocks.of(blocks, 1).runs, window, seed)
+def order_of(blocks: Sequence[Sequence[int]], window: int, seed: int = 0) -> ShuffleOrder:
+    sources = tuple(RecordSource(f"part-{at}", sum(found)) for at, found in enumerate(blocks))
+    return ShuffleOrder(sources, BlockLayout.of(blocks, 1).runs, window, seed)
 
 
-def places(order: Order, epoch: int) -> list[Place]:
+def places(order: ShuffleOrder, epoch: int) -> list[RecordPosition]:
     found = order.epoch(epoch)
     return [found.place(position) for position in range(order.records)]
 
@@ -30,7 +38,7 @@ def places(order: Order, epoch: int) -> list[Place]:
 @given(sizes, st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 3))
 def test_an_epoch_has_every_record_exactly_once(blocks: list[list[int]], window: int, seed: int, epoch: int) -> None:
     order = order_of(blocks, window, seed)
-    expected = {Place(source.name, record) for source in order.sources for record in range(source.records)}
+    expected = {RecordPosition(source.name, record) for source in order.sources for record in range(source.records)}
     found = places(order, epoch)
     assert len(found) == order.records
     assert set(found) == expected
@@ -56,7 +64,7 @@ def test_a_window_holds_records_of_its_own_blocks_only(blocks: list[list[int]], 
         end = min(start + window, epoch.records)
         numbers = epoch.blocks_of(start, end)
         held = {
-            Place(block.source, record)
+            RecordPosition(block.source, record)
             for block in (epoch.blocks[number] for number in numbers)
             for record in range(block.start, block.end)
         }
@@ -114,28 +122,28 @@ def test_a_window_smaller_than_its_blocks_mixes_within_the_window() -> None:
 
 
 def test_too_many_blocks_are_put_together() -> None:
-    blocks = Blocks.of([[3] * MOST_BLOCKS, [5] * 10], 1)
+    blocks = BlockLayout.of([[3] * MAX_BLOCKS, [5] * 10], 1)
     sizes = [sum(times for _, times in runs) for runs in blocks.runs]
-    assert sum(sizes) <= MOST_BLOCKS
-    assert [sum(records * times for records, times in runs) for runs in blocks.runs] == [3 * MOST_BLOCKS, 50]
-    assert Blocks.from_json(blocks.to_json()) == blocks
+    assert sum(sizes) <= MAX_BLOCKS
+    assert [sum(records * times for records, times in runs) for runs in blocks.runs] == [3 * MAX_BLOCKS, 50]
+    assert BlockLayout.from_json(blocks.to_json()) == blocks
 
 
 def test_blocks_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ValueError, match="part-0 do not add up to its 5 records"):
-        Order((Source("part-0", 5),), (((2, 2),),), 10, 0)
+        ShuffleOrder((RecordSource("part-0", 5),), (((2, 2),),), 10, 0)
 
 
 def test_an_order_comes_back_from_the_journal() -> None:
     order = order_of([[4, 4, 3], [4]], 8, seed=7)
     rows = [[source.name, source.records] for source in order.sources]
-    assert Order.from_json(rows, order.to_json()) == order
+    assert ShuffleOrder.from_json(rows, order.to_json()) == order
     assert order_of([[4, 4, 3], [4]], 9, seed=7).fingerprint != order.fingerprint
 
 
 # ---------------------------------------------------------------------- how large a window is
 
-small, images = Blocks((), 100), Blocks((), 1 << 20)
+small, images = BlockLayout((), 100), BlockLayout((), 1 << 20)
 
 
 @given(st.integers(1, 10**7), st.integers(1, 10**5), st.none() | st.integers(1, 10**6))
@@ -143,7 +151,7 @@ def test_a_window_is_never_larger_than_wanted_but_for_the_last_lease_of_an_epoch
     records: int, portion: int, wanted: int | None
 ) -> None:
     window = choose_window(wanted, records, portion, small)
-    most = MOST_WINDOW if wanted is None else wanted
+    most = MAX_WINDOW_RECORDS if wanted is None else wanted
     assert 1 <= window <= max(most, 1)
     if most >= portion:
         assert window % portion == 0
@@ -163,7 +171,7 @@ def test_a_window_is_never_larger_than_wanted_but_for_the_last_lease_of_an_epoch
         (1_000, 70_000, images, 1_000),
     ],
 )
-def test_the_window_of_a_run(wanted: int | None, records: int, blocks: Blocks | None, expected: int) -> None:
+def test_the_window_of_a_run(wanted: int | None, records: int, blocks: BlockLayout | None, expected: int) -> None:
     assert choose_window(wanted, records, 4_096, blocks) == expected
 
 
@@ -174,5 +182,5 @@ def test_a_window_needs_random_access() -> None:
 
 def test_records_are_named_for_people() -> None:
     ranges = {"a.csv": [[3, 4], [17, 20]], "b.csv": [[4, 5]]}
-    assert named(ranges) == "records 3, 17 to 19 of a.csv, record 4 of b.csv"
-    assert named(ranges, most=1) == "record 3 of a.csv and 2 more"
+    assert describe_ranges(ranges) == "records 3, 17 to 19 of a.csv, record 4 of b.csv"
+    assert describe_ranges(ranges, most=1) == "record 3 of a.csv and 2 more"

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import Cause, Role
+from edl.api.cluster_port import Role, TerminationCause
 from edl.api.events import RoleLeaving, RoleStarted, RolledBack
 from edl.core import events as ev
-from edl.core.state import Settings
+from edl.core.state import JobSettings
 from edl.testing.simulation import Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
-TAKEN = {"preempted": Cause.PREEMPTED, "evicted": Cause.EVICTED, "deleted": Cause.DELETED}
+TAKEN = {
+    "preempted": TerminationCause.PREEMPTED,
+    "evicted": TerminationCause.EVICTED,
+    "deleted": TerminationCause.DELETED,
+}
 FAULTS = (*TAKEN, "killed", "node lost", "room changed", "scaled", "refused", "accepted")
 MASTER_FAULTS = ("master killed", "master killed in the middle of a write", "journal compacted")
 
@@ -40,7 +44,7 @@ class Fault:
         elif self.what == "killed" and pods:
             world.end(pods[self.which % len(pods)].uid, 137)
         elif self.what == "out of memory" and (workers := cluster.live(Role.WORKER)):
-            world.end(workers[self.which % len(workers)].uid, 137, Cause.OUT_OF_MEMORY)
+            world.end(workers[self.which % len(workers)].uid, 137, TerminationCause.OUT_OF_MEMORY)
         elif self.what == "node lost":
             for pod in pods[: 1 + self.which % 3]:
                 cluster.lose(pod.uid)
@@ -49,7 +53,7 @@ class Fault:
         elif self.what in ("refused", "accepted"):
             cluster.refusal = "exceeded quota" if self.what == "refused" else ""
         elif self.what == "scaled":
-            world.post(ev.ScaleWanted(max=(None, 1, 2, 3, 6)[self.which % 5]))
+            world.post(ev.ScaleRequested(max=(None, 1, 2, 3, 6)[self.which % 5]))
         else:
             self._strike_master(world)
 
@@ -69,8 +73,8 @@ def faults(*kinds: str, most: int = 12) -> st.SearchStrategy[list[Fault]]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> Settings:
-    return Settings(
+def jobs(draw: st.DrawFn) -> JobSettings:
+    return JobSettings(
         minibatch=draw(st.sampled_from([4, 8])),
         task_records=24,
         epochs=draw(st.integers(1, 3)),
@@ -86,7 +90,7 @@ def jobs(draw: st.DrawFn) -> Settings:
     )
 
 
-def to_end(job: Settings, bad: list[Fault], seed: int, capacity: int | None, *, forgets: bool = False) -> World:
+def to_end(job: JobSettings, bad: list[Fault], seed: int, capacity: int | None, *, forgets: bool = False) -> World:
     """Run the job; what is refused is accepted again at last."""
     network = Network(repeated=0.05, lost=0.02)
     world = World(job, SOURCES, (("v", 20),), seed=seed, network=network, forgets=forgets, capacity=capacity)
@@ -110,7 +114,7 @@ rooms = st.sampled_from([None, 1, 2, 4])
 @_thorough
 @given(jobs(), faults(*FAULTS, *MASTER_FAULTS), faults("out of memory", most=3), seeds, rooms, st.booleans())
 def test_no_record_is_lost_whatever_the_cluster_takes_away(
-    job: Settings, bad: list[Fault], hungry: list[Fault], seed: int, room: int | None, forgets: bool
+    job: JobSettings, bad: list[Fault], hungry: list[Fault], seed: int, room: int | None, forgets: bool
 ) -> None:
     world = to_end(job, [*bad, *hungry], seed, room, forgets=forgets)
     assert world.master is not None
@@ -122,17 +126,17 @@ def test_no_record_is_lost_whatever_the_cluster_takes_away(
 @_thorough
 @given(jobs(), faults("preempted", "evicted", "deleted", "room changed", "scaled"), seeds, rooms)
 def test_workers_with_time_to_leave_cost_no_record(
-    job: Settings, bad: list[Fault], seed: int, room: int | None
+    job: JobSettings, bad: list[Fault], seed: int, room: int | None
 ) -> None:
     polite = [Fault(fault.at, fault.what, fault.which - fault.which % 7, 1.0) for fault in bad]
-    world = to_end(Settings(**{**_fields(job), "grace": 30.0}), polite, seed, room)
+    world = to_end(JobSettings(**{**_fields(job), "grace": 30.0}), polite, seed, room)
     assert world.master is not None
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial) == (0, 0, 0)
 
 
-def _fields(job: Settings) -> dict[str, object]:
-    return {name: getattr(job, name) for name in Settings.__slots__}
+def _fields(job: JobSettings) -> dict[str, object]:
+    return {name: getattr(job, name) for name in JobSettings.__slots__}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -142,7 +146,7 @@ def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
     bad = [
         Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
     ]
-    job = Settings(
+    job = JobSettings(
         minibatch=4,
         task_records=16,
         epochs=2,
@@ -157,7 +161,7 @@ def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
 
 
 def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
-    world = World(Settings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
+    world = World(JobSettings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
     world.run(DAYS)
     world.check_end()
     told = [tell for tell in world.told if isinstance(tell, RoleStarted)]
@@ -171,7 +175,7 @@ def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
 
 
 def test_a_job_that_loses_its_only_ps_without_a_volume_begins_again_and_says_so() -> None:
-    job = Settings(minibatch=8, task_records=24, workers=2, durable=False)
+    job = JobSettings(minibatch=8, task_records=24, workers=2, durable=False)
     world = World(job, SOURCES, seed=1)
     world.run(1.5)
     (ps,) = world.alive_servers()
@@ -189,10 +193,10 @@ def newest(world: World) -> str:
 
 
 def test_out_of_memory_raises_the_memory_of_successors_and_ends_the_job_at_last() -> None:
-    job = Settings(minibatch=8, task_records=24, workers=2, oom_memory_factor=1.5, worker_memory="2Gi")
+    job = JobSettings(minibatch=8, task_records=24, workers=2, oom_memory_factor=1.5, worker_memory="2Gi")
     world = World(job, SOURCES, seed=1, pace=1e3)
     for at in (5.0, 10.0, 15.0, 20.0):
-        world.clock.at(at, lambda: world.end(newest(world), 137, Cause.OUT_OF_MEMORY))
+        world.clock.at(at, lambda: world.end(newest(world), 137, TerminationCause.OUT_OF_MEMORY))
     world.run(DAYS)
     assert world.ended is not None
     assert world.ended.phase == "Failed"

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.api.events import Quarantined, RolledBack
-from edl.core.events import StopWanted
-from edl.core.job import JobState
-from edl.core.shuffle import Blocks, named
-from edl.core.state import Settings
+from edl.core.events import StopRequested
+from edl.core.job import JobStateMachine
+from edl.core.shuffle import BlockLayout, describe_ranges
+from edl.core.state import JobSettings
 from edl.testing.promises import BrokenPromiseError
 from edl.testing.simulation import TICK, Network, World
 
 SOURCES = (("a", 260), ("b", 77))
-BLOCKS = Blocks((((50, 5), (10, 1)), ((7, 11),)), 100)
+BLOCKS = BlockLayout((((50, 5), (10, 1)), ((7, 11),)), 100)
 DAYS = 86_400.0
 
 
@@ -65,8 +65,8 @@ def faults(*kinds: str) -> st.SearchStrategy[list[Fault]]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, ps: int | None = None) -> Settings:
-    return Settings(
+def jobs(draw: st.DrawFn, ps: int | None = None) -> JobSettings:
+    return JobSettings(
         minibatch=draw(st.sampled_from([3, 4, 8])),
         task_records=24,
         epochs=draw(st.integers(1, 3)),
@@ -85,7 +85,7 @@ def jobs(draw: st.DrawFn, ps: int | None = None) -> Settings:
 class Run:
     """A job, run to its end under faults."""
 
-    job: Settings
+    job: JobSettings
     faults: list[Fault]
     seed: int
     validation: int = 20
@@ -122,7 +122,7 @@ seeds = st.integers(0, 1 << 30)
 @_thorough
 @given(jobs(), faults(*WORKER_FAULTS, *MASTER_FAULTS, "ps killed"), seeds, st.sampled_from([0, 20]), st.booleans())
 def test_every_record_is_done_once_whoever_dies_when(
-    job: Settings, bad: list[Fault], seed: int, validation: int, forgets: bool
+    job: JobSettings, bad: list[Fault], seed: int, validation: int, forgets: bool
 ) -> None:
     Run(job, bad, seed, validation, forgets).to_end()
 
@@ -130,7 +130,7 @@ def test_every_record_is_done_once_whoever_dies_when(
 @_thorough
 @given(jobs(ps=1), faults(*WORKER_FAULTS), seeds)
 def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
-    job: Settings, bad: list[Fault], seed: int
+    job: JobSettings, bad: list[Fault], seed: int
 ) -> None:
     world = Run(job, bad, seed).to_end()
     assert world.master is not None
@@ -142,7 +142,7 @@ def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
 
 @_thorough
 @given(jobs(), faults("worker told to go"), seeds)
-def test_workers_that_are_told_to_go_cost_nothing(job: Settings, bad: list[Fault], seed: int) -> None:
+def test_workers_that_are_told_to_go_cost_nothing(job: JobSettings, bad: list[Fault], seed: int) -> None:
     world = Run(job, bad, seed, network=Network()).to_end()
     assert world.master is not None
     assert world.master.counters.repeated == 0
@@ -150,7 +150,7 @@ def test_workers_that_are_told_to_go_cost_nothing(job: Settings, bad: list[Fault
 
 @_thorough
 @given(jobs(), faults(*MASTER_FAULTS), seeds)
-def test_a_lost_master_costs_no_record(job: Settings, bad: list[Fault], seed: int) -> None:
+def test_a_lost_master_costs_no_record(job: JobSettings, bad: list[Fault], seed: int) -> None:
     world = Run(job, bad, seed, network=Network()).to_end()
     assert world.master is not None
     counters = world.master.counters
@@ -161,14 +161,14 @@ def test_a_lost_master_costs_no_record(job: Settings, bad: list[Fault], seed: in
 @_thorough
 @given(jobs(), faults(*WORKER_FAULTS, "ps killed"), st.floats(0.0, 9.0), seeds)
 def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
-    job: Settings, bad: list[Fault], at: float, seed: int
+    job: JobSettings, bad: list[Fault], at: float, seed: int
 ) -> None:
     """Whatever is lost before: nothing of what the ledger calls done is lost with the stop."""
     world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02), blocks=BLOCKS)
     for fault in bad:
         if fault.at < at:  # later ones would hit the run that goes on
             world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
-    world.clock.at(at, lambda: world.post(StopWanted("stopped", checkpoint_seconds=10.0)))
+    world.clock.at(at, lambda: world.post(StopRequested("stopped", checkpoint_seconds=10.0)))
     world.run(DAYS)
     assert world.ended is not None
     assert world.clock.now() <= at + 10.0 + TICK
@@ -198,7 +198,7 @@ def test_a_job_in_a_storm(seed: int) -> None:
     bad = [
         Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
     ]
-    job = Settings(
+    job = JobSettings(
         minibatch=4,
         task_records=16,
         epochs=2,
@@ -213,13 +213,13 @@ def test_a_job_in_a_storm(seed: int) -> None:
 
 def test_a_run_is_a_function_of_its_seed() -> None:
     bad = [Fault(1.0, "worker killed", 0, 0.0), Fault(2.0, "ps killed", 1, 0.0), Fault(3.0, "master killed", 0, 0.1)]
-    job = Settings(minibatch=4, task_records=24, ps=2, workers=3, checkpoint_steps=6)
+    job = JobSettings(minibatch=4, task_records=24, ps=2, workers=3, checkpoint_steps=6)
     first, second = (Run(job, bad, 7).to_end() for _ in range(2))
     assert first.journal == second.journal
 
 
 def test_the_simulation_notices_an_update_that_is_lost() -> None:
-    world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=1)
+    world = World(JobSettings(minibatch=4, task_records=24, workers=2), SOURCES, seed=1)
     world.run(5.0)
     (ps,) = world.alive_servers()
     ps.applied.pop(next(iter(ps.applied)))
@@ -233,7 +233,7 @@ def test_the_simulation_notices_an_update_that_is_lost() -> None:
 
 
 def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
-    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
     world = World(job, SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
     world.run(DAYS)
     world.check_end()
@@ -246,7 +246,7 @@ def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
     """They leave without a word: by a signal, or with exit code 0."""
-    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
     world = World(job, SOURCES, seed=seed, lethal=frozenset({(0, "a", 40)}))
     world.run(DAYS)
     world.check_end()
@@ -262,7 +262,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is
     workers: int, first: int, seed: int
 ) -> None:
     """The one that trains meanwhile is innocent, also where it belongs to the range before."""
-    job = Settings(minibatch=4, task_records=24, workers=workers, skip_crashing=True)
+    job = JobSettings(minibatch=4, task_records=24, workers=workers, skip_crashing=True)
     world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", first)}))
     world.run(DAYS)
     world.check_end()
@@ -274,7 +274,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is
 
 
 def test_neighbours_that_kill_workers_while_they_are_fed_ahead_are_all_put_aside_and_nothing_else() -> None:
-    job = Settings(minibatch=4, task_records=64, workers=1, skip_crashing=True)
+    job = JobSettings(minibatch=4, task_records=64, workers=1, skip_crashing=True)
     world = World(job, SOURCES, lethal_fed=frozenset({(0, "a", 40), (0, "a", 44), (0, "a", 52)}))
     world.run(DAYS)
     world.check_end()
@@ -287,7 +287,7 @@ def test_neighbours_that_kill_workers_while_they_are_fed_ahead_are_all_put_aside
 def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults(seed: int) -> None:
     """Masters that know nothing of the ends before them count anew, and blame no innocent minibatch either."""
     chance = Random(seed)
-    job = Settings(minibatch=4, task_records=24, workers=2, ps=2, checkpoint_steps=6, skip_crashing=True)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, ps=2, checkpoint_steps=6, skip_crashing=True)
     world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", 40), (0, "b", 8)}))
     world.run(1.0)
     for _ in range(3):
@@ -301,7 +301,9 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults
 
 
 def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() -> None:
-    world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
+    world = World(
+        JobSettings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)})
+    )
     world.run(DAYS)
     assert world.ended is not None
     assert world.ended.phase == "Failed"
@@ -309,7 +311,7 @@ def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() ->
 
 
 def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_record() -> None:
-    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True, shuffle=100)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True, shuffle=100)
     world = World(job, SOURCES, seed=3, poison=frozenset({(0, "", 40)}), blocks=BLOCKS)
     world.run(DAYS)
     world.check_end()
@@ -320,25 +322,25 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     (entry,) = (entry for entry in world.settled if entry.quarantine)
     assert entry.records == expected
     (told,) = (told for told in world.told if isinstance(told, Quarantined))
-    assert f"{named(expected)} made workers crash 3 times" in told.reason
+    assert f"{describe_ranges(expected)} made workers crash 3 times" in told.reason
     training = world.master.ledgers["training"]
     assert [(work.source, work.start, work.end) for work in training.quarantined] == [("", 40, 44)]
     assert training.done_records == training.total - 4
 
 
 def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none() -> None:
-    job = Settings(minibatch=4, task_records=24, workers=2, shuffle=100)
+    job = JobSettings(minibatch=4, task_records=24, workers=2, shuffle=100)
     world = World(job, SOURCES, (("v", 20),), seed=3, blocks=BLOCKS)
     world.run(1.0)
     assert world.master is not None
     assert world.master.order is not None
     assert world.master.order.window == 96
     assert world.shadow.order == world.master.order
-    fresh = JobState(job)
+    fresh = JobStateMachine(job)
     fresh.replay(json.loads(json.dumps(world.master.snapshot())), [])
     assert fresh.order == world.master.order
     assert fresh.snapshot() == world.master.snapshot()
-    old = JobState(job)
+    old = JobStateMachine(job)
     old.replay(None, [{"kind": "dataset", "training": [["a", 260], ["b", 77]]}])
     assert old.order is None
     work = old.ledgers["training"].next()
@@ -347,7 +349,7 @@ def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none()
 
 
 def test_a_window_that_is_wanted_of_a_reader_without_random_access_ends_the_job() -> None:
-    world = World(Settings(minibatch=4, task_records=24, workers=2, shuffle=100), SOURCES, seed=3)
+    world = World(JobSettings(minibatch=4, task_records=24, workers=2, shuffle=100), SOURCES, seed=3)
     world.run(DAYS)
     assert world.ended is not None
     assert world.ended.phase == "Failed"

@@ -9,27 +9,27 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import Warned
-from edl.cluster.status_port import Desired
-from edl.core.events import DeletePod, EmitEvent, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tick
-from edl.core.job import JobState
-from edl.core.job_pods import ASK_PATIENCE
-from edl.core.scaling import REMIND_SECONDS, starved
-from edl.core.state import Settings
-from edl.master.desired_state_events import events_of
+from edl.cluster.status_port import DesiredState
+from edl.core.events import CoreEvent, DeletePod, EmitEvent, PodChanged, PodsSynced, ScaleRequested, StartPod, Tick
+from edl.core.job import JobStateMachine
+from edl.core.job_pods import REQUEST_TIMEOUT
+from edl.core.scaling import DELETE_AGAIN_SECONDS, is_starved
+from edl.core.state import JobSettings
+from edl.master.desired_state_events import desired_state_events
 
-SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
+SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
 
 
 class Job:
     """A job that has just begun, at a time that the test says."""
 
     def __init__(self, **changes: Any) -> None:
-        self.state = JobState(replace(SETTINGS, **changes))
+        self.state = JobStateMachine(replace(SETTINGS, **changes))
         self.now = 0.0
 
-    def see(self, *events: Event, after: float = 0.0) -> list[Any]:
+    def see(self, *events: CoreEvent, after: float = 0.0) -> list[Any]:
         self.now += after
         return [command for event in events for command in self.state.handle(event, self.now)]
 
@@ -38,7 +38,7 @@ class Job:
         self.see(*(alive(Role.WORKER, index) for index in range(workers)))
 
 
-def started(commands: list[Any]) -> list[tuple[int, Wish]]:
+def started(commands: list[Any]) -> list[tuple[int, PodOptions]]:
     return [(command.index, command.wish) for command in commands if isinstance(command, StartPod)]
 
 
@@ -47,23 +47,23 @@ def deleted(commands: list[Any]) -> list[tuple[str, float]]:
 
 
 def pending(index: int) -> PodChanged:
-    return PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.PENDING))
+    return PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.PENDING))
 
 
 def test_half_of_the_workers_are_elevated_and_their_replacements_are_too() -> None:
     job = Job(elevated_share=0.5)
     assert [wish.elevated for _, wish in started(job.see(PodsSynced()))] == [True, True, False, False]
     for index in range(4):
-        job.see(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.RUNNING, elevated=index < 2)))
-    lost = [PodChanged(PodSeen(f"worker-{i}", Role.WORKER, i, Phase.RUNNING, leaving=True)) for i in (1, 3)]
-    assert started(job.see(*lost)) == [(4, Wish(elevated=True)), (5, Wish())]
+        job.see(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING, elevated=index < 2)))
+    lost = [PodChanged(PodStatus(f"worker-{i}", Role.WORKER, i, PodPhase.RUNNING, leaving=True)) for i in (1, 3)]
+    assert started(job.see(*lost)) == [(4, PodOptions(elevated=True)), (5, PodOptions())]
 
 
 def test_an_order_to_go_that_nobody_followed_is_repeated() -> None:
     job = Job(grace=5.0)
     job.begin(4)
-    assert deleted(job.see(ScaleWanted(max=3))) == [("worker-3", 5.0)]
-    assert deleted(job.see(Tick(), after=REMIND_SECONDS)) == []
+    assert deleted(job.see(ScaleRequested(max=3))) == [("worker-3", 5.0)]
+    assert deleted(job.see(Tick(), after=DELETE_AGAIN_SECONDS)) == []
     assert deleted(job.see(Tick(), after=5.0)) == [("worker-3", 0.0)]
     assert deleted(job.see(Tick(), after=5.0)) == []
 
@@ -71,11 +71,11 @@ def test_an_order_to_go_that_nobody_followed_is_repeated() -> None:
 def test_a_new_master_tells_again_who_was_told_to_go_and_counts_nobody_as_lost() -> None:
     masters = Masters()
     masters.train()
-    assert deleted(masters.see(ScaleWanted(max=1))) == [("worker-1", 5.0)]
+    assert deleted(masters.see(ScaleRequested(max=1))) == [("worker-1", 5.0)]
     masters.restart()
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1))
     assert deleted(masters.see(PodsSynced())) == [("worker-1", 5.0)]
-    masters.see(PodChanged(PodSeen("worker-1", Role.WORKER, 1, Phase.GONE, 143)))
+    masters.see(PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.GONE, 143)))
     assert masters.state.counters.workers_lost == 0
     assert masters.state.workers_max == 1
 
@@ -83,9 +83,11 @@ def test_a_new_master_tells_again_who_was_told_to_go_and_counts_nobody_as_lost()
 def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
     job = Job(oom_memory_factor=2.0)
     job.begin(4)
-    job.see(ScaleWanted(min=1, max=3))
-    job.see(PodChanged(PodSeen("worker-0", Role.WORKER, 0, Phase.FAILED, 137, cause=Cause.OUT_OF_MEMORY)))
-    again = JobState(job.state.settings)
+    job.see(ScaleRequested(min=1, max=3))
+    job.see(
+        PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.FAILED, 137, cause=TerminationCause.OUT_OF_MEMORY))
+    )
+    again = JobStateMachine(job.state.settings)
     again.replay(job.state.snapshot(), [])
     assert (again.workers_min, again.workers_max, again.fleet.memory) == (1, 3, job.state.fleet.memory)
     assert again.fleet.memory.raised == 1
@@ -95,9 +97,9 @@ def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
 def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_wanted() -> None:
     job = Job(elevated_share=0.25)
     job.see(PodsSynced())
-    job.see(*(alive(Role.WORKER, index) for index in (1, 2)), ScaleWanted(max=3))
-    again = job.see(Tick(), after=ASK_PATIENCE)
-    assert started(again) == [(3, Wish())], "two that run and one on its way are enough"
+    job.see(*(alive(Role.WORKER, index) for index in (1, 2)), ScaleRequested(max=3))
+    again = job.see(Tick(), after=REQUEST_TIMEOUT)
+    assert started(again) == [(3, PodOptions())], "two that run and one on its way are enough"
     assert (Role.WORKER, 0) not in job.state.fleet.asked
 
 
@@ -105,16 +107,16 @@ def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None
     job = Job()
     job.begin(1)
     job.see(pending(1))
-    assert starved(job.state)
+    assert is_starved(job.state)
     job.see(alive(Role.WORKER, 1))
-    assert not starved(job.state)
+    assert not is_starved(job.state)
 
 
 def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     job = Job()
     job.begin(4)
-    job.see(ScaleWanted(max=3))
-    (told,) = job.see(*events_of([Desired(unreadable="it is ignored")]))
+    job.see(ScaleRequested(max=3))
+    (told,) = job.see(*desired_state_events([DesiredState(unreadable="it is ignored")]))
     assert told == EmitEvent(Warned("it is ignored"))
     assert job.state.workers_max == 3
 
@@ -122,9 +124,9 @@ def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
 def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:
     job = Job()
     job.begin(4)
-    job.see(ScaleWanted(max=0))
+    job.see(ScaleRequested(max=0))
     assert (job.state.workers_max, len(job.state.fleet.staying(Role.WORKER))) == (1, 1)
-    assert job.see(ScaleWanted(max=0)) == []
+    assert job.see(ScaleRequested(max=0)) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from(["scale", "pending", "running", "leaving", "gone"]), st.integers(0, 12))))
@@ -132,9 +134,9 @@ def test_never_more_workers_than_are_wanted(happened: list[tuple[str, int]]) -> 
     job = Job()
     job.begin(2)
     for what, number in happened:
-        phase = {"pending": Phase.PENDING, "gone": Phase.GONE}.get(what, Phase.RUNNING)
-        pod = PodSeen(f"worker-{number}", Role.WORKER, number, phase, leaving=what == "leaving")
-        commands = job.see(ScaleWanted(max=number) if what == "scale" else PodChanged(pod))
+        phase = {"pending": PodPhase.PENDING, "gone": PodPhase.GONE}.get(what, PodPhase.RUNNING)
+        pod = PodStatus(f"worker-{number}", Role.WORKER, number, phase, leaving=what == "leaving")
+        commands = job.see(ScaleRequested(max=number) if what == "scale" else PodChanged(pod))
         fleet = job.state.fleet
         assert len(fleet.staying(Role.WORKER)) <= job.state.workers_max
         assert not started(commands) or fleet.wanted_now() <= job.state.workers_max

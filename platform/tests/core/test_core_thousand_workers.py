@@ -10,18 +10,18 @@ from core.masters import alive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import MOST_WORKERS, Phase, PodSeen, Role
+from edl.api.cluster_port import MOST_WORKERS, PodPhase, PodStatus, Role
 from edl.api.events import RoleAsked
 from edl.core import events as ev
-from edl.core.job import JobState
-from edl.core.job_pod import Pod
-from edl.core.job_pods import Fleet
-from edl.core.job_settings import Settings
+from edl.core.job import JobStateMachine
+from edl.core.job_pod import JobPod
+from edl.core.job_pods import JobPods
+from edl.core.job_settings import JobSettings
 from edl.core.ledger import Lease
-from edl.core.scaling import BATCH, SOON
+from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH
 from edl.testing.simulation import World
 
-SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
+SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
 RECORDS = (("a", 10**9),)
 
 
@@ -29,11 +29,11 @@ class Job:
     """A job with work for everybody, that gets a tick whenever it wants one."""
 
     def __init__(self, **changes: Any) -> None:
-        self.state = JobState(replace(SETTINGS, **changes))
+        self.state = JobStateMachine(replace(SETTINGS, **changes))
         self.now = 0.0
         self.see(ev.DatasetDescribed(prediction=RECORDS))
 
-    def see(self, *events: ev.Event) -> list[ev.Command]:
+    def see(self, *events: ev.CoreEvent) -> list[ev.CoreCommand]:
         return [command for event in events for command in self.state.handle(event, self.now)]
 
     def tick(self) -> list[int]:
@@ -43,18 +43,18 @@ class Job:
 
     def grown(self, workers: int) -> Job:
         """So many workers run, and all of them have built their model."""
-        self.see(ev.PodsSynced(), ev.ScaleWanted(1, workers))
+        self.see(ev.PodsSynced(), ev.ScaleRequested(1, workers))
         for index in range(workers):
             self.see(alive(Role.WORKER, index), ev.ModelDeclared(f"worker-{index}"))
         return self
 
 
-def started(commands: list[ev.Command]) -> list[int]:
+def started(commands: list[ev.CoreCommand]) -> list[int]:
     return [command.index for command in commands if isinstance(command, ev.StartPod)]
 
 
 def lost(index: int) -> ev.PodChanged:
-    return ev.PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.FAILED, 143))
+    return ev.PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.FAILED, 143))
 
 
 # ------------------------------------------------------------------------------------------------ batches
@@ -63,27 +63,27 @@ def lost(index: int) -> ev.PodChanged:
 def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
     job = Job()
     job.see(ev.PodsSynced())
-    batches = [started(job.see(ev.ScaleWanted(1, 1004)))]
+    batches = [started(job.see(ev.ScaleRequested(1, 1004)))]
     while job.state.fleet.wanted_now() < 1004:
         batches.append(job.tick())
     assert [index for batch in batches for index in batch] == list(range(4, 1004))
-    assert max(map(len, batches)) == BATCH
-    assert job.now <= 1000 / BATCH * SOON * 1.01
+    assert max(map(len, batches)) == START_BATCH
+    assert job.now <= 1000 / START_BATCH * BATCH_DELAY_SECONDS * 1.01
     assert job.now < 3
 
 
 def test_once_all_are_asked_for_nobody_is_in_a_hurry() -> None:
     job = Job()
-    job.see(ev.PodsSynced(), ev.ScaleWanted(1, BATCH + 4))
-    assert job.state.deadline(0.0) > SOON
+    job.see(ev.PodsSynced(), ev.ScaleRequested(1, START_BATCH + 4))
+    assert job.state.deadline(0.0) > BATCH_DELAY_SECONDS
 
 
 def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
     job = Job()
-    job.see(ev.PodsSynced(), ev.ScaleWanted(1, 1000))
-    assert job.state.deadline(0.0) == SOON
-    job.see(ev.StopWanted("stopped by its user"))
-    assert job.state.deadline(0.0) > SOON
+    job.see(ev.PodsSynced(), ev.ScaleRequested(1, 1000))
+    assert job.state.deadline(0.0) == BATCH_DELAY_SECONDS
+    job.see(ev.StopRequested("stopped by its user"))
+    assert job.state.deadline(0.0) > BATCH_DELAY_SECONDS
 
 
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
@@ -97,27 +97,27 @@ def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
 
 def test_what_was_asked_for_in_vain_is_asked_for_again_in_batches() -> None:
     job = Job()
-    job.see(ev.PodsSynced(), ev.ScaleWanted(1, 500))
+    job.see(ev.PodsSynced(), ev.ScaleRequested(1, 500))
     while job.state.fleet.wanted_now() < 500:
         job.tick()
     job.now += 100.0
-    batches = [job.tick() for _ in range(500 // BATCH)]
-    assert {len(batch) for batch in batches} == {BATCH}
+    batches = [job.tick() for _ in range(500 // START_BATCH)]
+    assert {len(batch) for batch in batches} == {START_BATCH}
     assert sorted(index for batch in batches for index in batch) == list(range(500))
 
 
 def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
     job = Job()
-    job.see(ev.ScaleWanted(10**9, 10**9))
+    job.see(ev.ScaleRequested(10**9, 10**9))
     assert job.state.workers_max == MOST_WORKERS
 
 
 def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
-    world = World(Settings(minibatch=8, task_records=8, workers=BATCH + 20), (("a", 1_600),), seed=1)
+    world = World(JobSettings(minibatch=8, task_records=8, workers=START_BATCH + 20), (("a", 1_600),), seed=1)
     world.run(3600.0)
     world.check_end()
     asked = [tell for tell in world.told if isinstance(tell, RoleAsked)]
-    assert sum(tell.role == "worker" for tell in asked) == BATCH + 20
+    assert sum(tell.role == "worker" for tell in asked) == START_BATCH + 20
 
 
 # ------------------------------------------------------------------------------------------------ what one event costs
@@ -129,7 +129,7 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for name in ("live", "building", "index", "elevated"):
-            self._watch(monkeypatch, Pod, name)
+            self._watch(monkeypatch, JobPod, name)
         for name in ("number", "worker"):
             self._watch(monkeypatch, Lease, name)
 
@@ -145,7 +145,7 @@ class Looks:
 
         monkeypatch.setattr(kind, name, property(read, write))
 
-    def of(self, job: Job, *events: ev.Event) -> int:
+    def of(self, job: Job, *events: ev.CoreEvent) -> int:
         """Looks during the dearest of some events."""
         dearest = 0
         for event in events:
@@ -158,19 +158,21 @@ class Looks:
 def costs(monkeypatch: pytest.MonkeyPatch, workers: int) -> dict[str, int]:
     """Looks that the dearest event of each kind costs in a job with so many workers that hold leases, some pending."""
     looks, job = Looks(monkeypatch), Job().grown(workers)
-    job.see(ev.ScaleWanted(1, 2 * workers), *(ev.Tick() for _ in range(2 * workers // BATCH)))
-    waits = [ev.PodChanged(PodSeen(f"worker-{workers + i}", Role.WORKER, workers + i, Phase.PENDING)) for i in range(5)]
+    job.see(ev.ScaleRequested(1, 2 * workers), *(ev.Tick() for _ in range(2 * workers // START_BATCH)))
+    waits = [
+        ev.PodChanged(PodStatus(f"worker-{workers + i}", Role.WORKER, workers + i, PodPhase.PENDING)) for i in range(5)
+    ]
     who = [f"worker-{index}" for index in range(workers)]
     job.see(*waits)
-    granted = [c for w in who for c in job.see(ev.LeaseWanted(w)) if isinstance(c, ev.Granted)]
-    steps = [ev.Steps(grant.lease, 1) for grant in granted]
+    granted = [c for w in who for c in job.see(ev.LeaseRequested(w)) if isinstance(c, ev.LeaseReply)]
+    steps = [ev.LeaseProgress(grant.lease, 1) for grant in granted]
     assert len(granted) == workers
     return {
         "wants work": looks.of(
-            job, *(ev.LeaseWanted(w, frozenset({g.lease})) for w, g in zip(who, granted, strict=True))
+            job, *(ev.LeaseRequested(w, frozenset({g.lease})) for w, g in zip(who, granted, strict=True))
         ),
-        "progress": looks.of(job, *(ev.Progressed(w, (s,)) for w, s in zip(who, steps, strict=True))),
-        "has come": looks.of(job, alive(Role.WORKER, workers + 5), ev.LeaseWanted(f"worker-{workers + 5}")),
+        "progress": looks.of(job, *(ev.ProgressReported(w, (s,)) for w, s in zip(who, steps, strict=True))),
+        "has come": looks.of(job, alive(Role.WORKER, workers + 5), ev.LeaseRequested(f"worker-{workers + 5}")),
         "tick": looks.of(job, ev.Tick()),
         "lost": looks.of(job, *(lost(i) for i in range(5))),
     }
@@ -184,19 +186,21 @@ def test_what_an_event_costs_does_not_depend_on_how_many_workers_there_are(monke
 def test_what_asking_costs_grows_with_what_is_asked_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, job = Looks(monkeypatch), Job()
     job.see(ev.PodsSynced())
-    assert looks.of(job, ev.ScaleWanted(1, 1000), *(ev.Tick() for _ in range(1000 // BATCH))) == 0
+    assert looks.of(job, ev.ScaleRequested(1, 1000), *(ev.Tick() for _ in range(1000 // START_BATCH))) == 0
 
 
 def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_from_work_that_only_it_can_do() -> None:
     job = Job(describe=True)
-    job.see(ev.PodsSynced(), alive(Role.WORKER, 0), ev.PodChanged(PodSeen("worker-1", Role.WORKER, 1, Phase.PENDING)))
-    assert any(isinstance(answer, ev.Granted) for answer in job.see(ev.LeaseWanted("worker-0")))
+    job.see(
+        ev.PodsSynced(), alive(Role.WORKER, 0), ev.PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.PENDING))
+    )
+    assert any(isinstance(answer, ev.LeaseReply) for answer in job.see(ev.LeaseRequested("worker-0")))
 
 
 # ------------------------------------------------------------------------------------------------ counters
 
 
-def recount(fleet: Fleet) -> dict[str, object]:
+def recount(fleet: JobPods) -> dict[str, object]:
     """What is counted as it changes, counted anew."""
     pods = [pod for pod in fleet.pods.values() if pod.role is Role.WORKER]
     asked = [wish for (role, _), wish in fleet.asked.items() if role is Role.WORKER]
@@ -213,7 +217,7 @@ def recount(fleet: Fleet) -> dict[str, object]:
     }
 
 
-def counted(fleet: Fleet) -> dict[str, object]:
+def counted(fleet: JobPods) -> dict[str, object]:
     there = fleet.roles[Role.WORKER]
     return {
         "wanted": fleet.wanted_now(),
@@ -236,12 +240,12 @@ HAPPENED = st.lists(
 def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tuple[str, int]]) -> None:
     job = Job()
     job.see(ev.PodsSynced())
-    phases = {"pending": Phase.PENDING, "gone": Phase.GONE}
+    phases = {"pending": PodPhase.PENDING, "gone": PodPhase.GONE}
     for what, number in happened:
-        event: ev.Event
+        event: ev.CoreEvent
         match what:
             case "scale":
-                event = ev.ScaleWanted(max=number)
+                event = ev.ScaleRequested(max=number)
             case "refused":
                 event = ev.StartRefused(Role.WORKER, number, "exceeded quota", retry=True)
             case "declared":
@@ -252,7 +256,7 @@ def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tu
             case "listed":
                 event = ev.PodsSynced()
             case _:
-                seen = PodSeen(f"worker-{number}", Role.WORKER, number, phases.get(what, Phase.RUNNING))
+                seen = PodStatus(f"worker-{number}", Role.WORKER, number, phases.get(what, PodPhase.RUNNING))
                 event = ev.PodChanged(replace(seen, leaving=what == "leaving", elevated=number % 2 == 0))
         job.see(event)
         assert counted(job.state.fleet) == recount(job.state.fleet)

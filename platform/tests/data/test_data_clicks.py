@@ -16,14 +16,14 @@ from edl.api.errors import BadInputError
 from edl.cli.data import app
 from edl.data import sample_datasets, synthetic_clicks
 from edl.data.reader_factory import open_reader
-from edl.data.synthetic_clicks import IDS, NUMBERS, ClickLaw, Clicks, ClickTable, auc
+from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickBatch, ClickModel, ClickTable, roc_auc
 
-LAW = ClickLaw(2600)
+LAW = ClickModel(2600)
 
 
-def drawn(law: ClickLaw = LAW, records: int = 20_000, part: int = 0) -> Clicks:
+def drawn(law: ClickModel = LAW, records: int = 20_000, part: int = 0) -> ClickBatch:
     batches = list(ClickTable(law, records, part).batches())
-    return Clicks(
+    return ClickBatch(
         *(np.concatenate([getattr(b, name) for b in batches]) for name in ("numbers", "ids", "labels", "chances"))
     )
 
@@ -46,7 +46,7 @@ def test_labels_follow_the_chances() -> None:
 
 def test_each_feature_has_ids_of_its_own_and_few_are_frequent() -> None:
     log = drawn(replace(LAW, exponent=1.0))
-    assert (log.ids // LAW.share == np.arange(IDS)).all()
+    assert (log.ids // LAW.share == np.arange(ID_FEATURES)).all()
     counts = np.sort(np.unique(log.ids[:, 0], return_counts=True)[1])[::-1]
     harmonic = (1 / np.arange(1, LAW.share + 1)).sum()
     assert counts[0] == pytest.approx(20_000 / harmonic, rel=0.1)
@@ -87,11 +87,11 @@ def test_the_same_features_have_the_same_chances_in_every_part() -> None:
 def test_no_model_beats_the_chances() -> None:
     table = ClickTable(LAW, 20_000, 0)
     log, best = drawn(), table.best()
-    assert best["auc"] == auc(log.chances, log.labels)
+    assert best["auc"] == roc_auc(log.chances, log.labels)
     assert abs(best["auc"] - best["auc_expected"]) < 0.02
     assert 0.7 < best["auc"] < 0.9, "something to learn, and something that cannot be"
     noisy = log.chances + np.random.default_rng(0).normal(0, 0.2, len(log.chances))
-    assert auc(noisy, log.labels) < best["auc"]
+    assert roc_auc(noisy, log.labels) < best["auc"]
 
 
 @given(
@@ -109,17 +109,23 @@ def test_auc_is_the_share_of_pairs_in_order(pairs: list[tuple[int, bool]]) -> No
         if not other
     ]
     scores, labels = np.array([score for score, _ in pairs], float), np.array([clicked for _, clicked in pairs], int)
-    assert auc(scores, labels) == pytest.approx(sum(won) / len(won))
+    assert roc_auc(scores, labels) == pytest.approx(sum(won) / len(won))
 
 
 def test_auc_of_one_class_is_not_a_number() -> None:
-    assert np.isnan(auc(np.array([0.1, 0.2]), np.array([1, 1])))
+    assert np.isnan(roc_auc(np.array([0.1, 0.2]), np.array([1, 1])))
 
 
 def test_the_command_writes_both_parts_and_the_best_auc(tmp_path: Path) -> None:
     output = run(tmp_path / "log", "--records", 3000, "--vocabulary", 2600)
     about = json.loads((tmp_path / "log" / "about.json").read_text())
-    assert about["law"] == {"numbers": NUMBERS, "categories": IDS, "vocabulary": 2600, "exponent": 1.05, "seed": 0}
+    assert about["law"] == {
+        "numbers": NUMBER_FEATURES,
+        "categories": ID_FEATURES,
+        "vocabulary": 2600,
+        "exponent": 1.05,
+        "seed": 0,
+    }
     assert about["test"]["records"] == 300
     assert f"the best AUC on test/ is {about['test']['auc']:.4f}" in " ".join(output.split())
     assert [source.records for source in open_reader(tmp_path / "log" / "train").sources()] == [2700]
@@ -142,8 +148,8 @@ def test_rows_are_the_same_records(tmp_path: Path) -> None:
 
 def test_a_log_is_drawn_batch_by_batch() -> None:
     """A part that is longer has the records of a shorter one first: nothing depends on how many there are."""
-    short, long = drawn(records=synthetic_clicks.BATCH + 10), drawn(records=2 * synthetic_clicks.BATCH)
-    assert np.array_equal(short.ids[: synthetic_clicks.BATCH], long.ids[: synthetic_clicks.BATCH])
+    short, long = drawn(records=synthetic_clicks.BATCH_RECORDS + 10), drawn(records=2 * synthetic_clicks.BATCH_RECORDS)
+    assert np.array_equal(short.ids[: synthetic_clicks.BATCH_RECORDS], long.ids[: synthetic_clicks.BATCH_RECORDS])
 
 
 @pytest.mark.parametrize(
@@ -158,4 +164,4 @@ def test_impossible_logs_are_bad_input(tmp_path: Path, options: tuple[object, ..
 def test_a_set_that_says_nothing_of_itself_has_no_about(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["iris", str(tmp_path)]).exit_code == 0
     assert not (tmp_path / "about.json").exists()
-    assert not sample_datasets.iris(held_back=0.2, seed=0).about
+    assert not sample_datasets.make_iris_dataset(held_back=0.2, seed=0).about

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.data.tf_example import Value, serialize_example
+from edl.data.tf_example import FeatureValue, serialize_example
 
-FEATURES: dict[str, Value] = {
+FEATURES: dict[str, FeatureValue] = {
     "image": [0.0, 0.5, 255.0, -1.25],
     "label": 7,
     "ids": [0, 1, -1, 2**63 - 1, -(2**63)],
@@ -60,7 +60,7 @@ def test_equal_features_give_equal_bytes_in_any_order(features: dict[str, list[i
 
 
 @pytest.mark.parametrize("value", [[b"x", 1], [[1, 2]], [None], 2**63, [object()]])
-def test_what_an_example_cannot_hold_is_refused(value: Value) -> None:
+def test_what_an_example_cannot_hold_is_refused(value: FeatureValue) -> None:
     with pytest.raises(BadInputError, match="feature 'x' cannot be stored"):
         serialize_example({"x": value})
 

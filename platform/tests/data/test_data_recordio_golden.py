@@ -10,7 +10,7 @@ import pytest
 from edl.api.errors import BadInputError
 from edl.data.reader import CorruptRecordError
 from edl.data.reader_factory import open_reader
-from edl.data.recordio.chunk import Header
+from edl.data.recordio.chunk import ChunkHeader
 from edl.data.recordio.index import NotRecordIOError
 from edl.data.recordio.reader import RecordFile
 from edl.data.recordio.writer import LARGEST_RECORD, NotBytesError, RecordTooLargeError, Writer
@@ -98,7 +98,7 @@ def test_chunks_have_one_mib_by_default_and_larger_records_one_of_their_own(tmp_
 
 def test_snappy_frames_span_records_and_stay_within_what_the_original_reads(tmp_path: Path) -> None:
     data = written(tmp_path, [bytes([number]) * 1000 for number in range(200)], compression="snappy")
-    header, payload = Header.parse(data[:20]), data[20:]
+    header, payload = ChunkHeader.parse(data[:20]), data[20:]
     assert header is not None
     assert payload.startswith(bytes.fromhex("ff060000734e61507059"))
     kinds, position = [], 10

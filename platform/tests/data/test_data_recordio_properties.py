@@ -156,7 +156,7 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.data.recordio.writer.beside", lambda path: tmp_path / "full")
+    monkeypatch.setattr("edl.data.recordio.writer.temporary_path", lambda path: tmp_path / "full")
     (tmp_path / "full").symlink_to("/dev/full")
     writer = Writer(tmp_path / "x.recordio")
     writer.write(b"abc")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.cli.data import app
 from edl.data import dataset_writer, mnist, sample_datasets
-from edl.data.digits import Digits, enlarge, load_digits, resize, split
+from edl.data.digits import DigitImages, enlarge_digits, load_digits, resize_images, split_digits
 from edl.data.mnist import MnistUnavailableError
 from edl.data.reader_factory import open_reader
 from edl.data.record_tables import DigitTable, IrisTable
@@ -47,16 +47,16 @@ def test_the_offline_digits_are_digits() -> None:
 def test_resizing_keeps_constants_and_means_and_does_not_overshoot() -> None:
     rng = np.random.default_rng(1)
     images = rng.uniform(0, 255, (5, 8, 8))
-    resized = resize(images, 28)
-    assert np.allclose(resize(np.full((1, 8, 8), 7.0), 28), 7.0)
+    resized = resize_images(images, 28)
+    assert np.allclose(resize_images(np.full((1, 8, 8), 7.0), 28), 7.0)
     assert resized.min() >= images.min()
     assert resized.max() <= images.max()
-    assert np.allclose(resize(images, 8), images)
+    assert np.allclose(resize_images(images, 8), images)
 
 
 def test_a_split_holds_back_a_share_and_loses_nothing() -> None:
     digits = load_digits()
-    training, validation = split(digits, 0.2, np.random.default_rng(0))
+    training, validation = split_digits(digits, 0.2, np.random.default_rng(0))
     assert (len(training), len(validation)) == (1438, 359)
     both = np.concatenate([training.images, validation.images]).reshape(1797, -1)
     assert np.array_equal(np.sort(both.sum(axis=1)), np.sort(digits.images.reshape(1797, -1).sum(axis=1)))
@@ -65,7 +65,7 @@ def test_a_split_holds_back_a_share_and_loses_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 10, 25])
 def test_enlarging_gives_exactly_so_many_and_copies_evenly(count: int) -> None:
     digits = load_digits().take(np.arange(10))  # the digits 0 to 9
-    larger = enlarge(digits, count, np.random.default_rng(0))
+    larger = enlarge_digits(digits, count, np.random.default_rng(0))
     assert len(larger) == count
     copies = np.bincount(larger.labels, minlength=10)
     assert copies.max() - copies.min() <= 1
@@ -93,7 +93,7 @@ def test_records_are_what_the_mnist_zoo_expects(tmp_path: Path) -> None:
     import tensorflow as tf
 
     run("mnist", tmp_path, "--source", "digits", "--records", 50)
-    data = sample_datasets.mnist("digits", held_back=0.2, records=50, seed=0).training
+    data = sample_datasets.make_mnist_dataset("digits", held_back=0.2, records=50, seed=0).training
     assert isinstance(data, DigitTable)
     shape = {"image": tf.io.FixedLenFeature([28, 28], tf.float32), "label": tf.io.FixedLenFeature([1], tf.int64)}
     parsed = tf.io.parse_example(records(tmp_path / "train"), shape)
@@ -144,7 +144,7 @@ def test_a_directory_in_use_is_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    monkeypatch.setattr(sample_datasets, "mnist", None)
+    monkeypatch.setattr(sample_datasets, "make_mnist_dataset", None)
     with pytest.raises(BadInputError, match="not an empty directory"):
         run("mnist", tmp_path)
     with pytest.raises(BadInputError, match="not an empty directory"):
@@ -164,9 +164,9 @@ def test_a_failure_leaves_no_half_directory(tmp_path: Path) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    data = sample_datasets.iris(held_back=0.2, seed=0)
+    data = sample_datasets.make_iris_dataset(held_back=0.2, seed=0)
     with pytest.raises(StorageError, match="No space left"):
-        dataset_writer.write_set(data, tmp_path / "out", dataset_writer.Layout(), full)
+        dataset_writer.write_dataset(data, tmp_path / "out", dataset_writer.DatasetLayout(), full)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -181,33 +181,33 @@ def test_impossible_wishes_are_bad_input(tmp_path: Path, arguments: tuple[str, .
 
 
 def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = Digits(np.zeros((6, 28, 28), np.uint8), np.arange(6))
+    some = DigitImages(np.zeros((6, 28, 28), np.uint8), np.arange(6))
     monkeypatch.setattr(sample_datasets, "load_mnist", lambda: (some, some.take(np.arange(2))))
-    data = sample_datasets.mnist("auto", held_back=0.2, records=None, seed=0)
+    data = sample_datasets.make_mnist_dataset("auto", held_back=0.2, records=None, seed=0)
     assert data.origin == "MNIST, through keras.datasets"
     assert (len(data.training), len(data.validation)) == (6, 2)
 
 
 def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(mnist, "_URL", "http://127.0.0.1:1/mnist.npz")
-    data = sample_datasets.mnist("auto", held_back=0.2, records=None, seed=0)
+    monkeypatch.setattr(mnist, "_MNIST_URL", "http://127.0.0.1:1/mnist.npz")
+    data = sample_datasets.make_mnist_dataset("auto", held_back=0.2, records=None, seed=0)
     assert "MNIST is not available: the network failed" in data.origin
     assert isinstance(data.training, DigitTable)
     with pytest.raises(MnistUnavailableError, match="--source digits"):
-        sample_datasets.mnist("keras", held_back=0.2, records=None, seed=0)
+        sample_datasets.make_mnist_dataset("keras", held_back=0.2, records=None, seed=0)
 
 
 def test_a_keras_that_fails_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mnist, "_cached", lambda: True)
-    monkeypatch.setattr(mnist, "_LOAD", "raise ValueError('no such data')")
+    monkeypatch.setattr(mnist, "_is_cached", lambda: True)
+    monkeypatch.setattr(mnist, "_LOAD_SCRIPT", "raise ValueError('no such data')")
     with pytest.raises(EdlError, match=r"keras\.datasets failed \(ValueError: no such data\)"):
         mnist.load_mnist()
 
 
 def test_a_network_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(mnist, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(mnist, "_PROBE_SCRIPT", "import time; time.sleep(60)")
     monkeypatch.setattr(mnist, "_PROBE_SECONDS", 0.1)
     with pytest.raises(MnistUnavailableError, match="the network did not answer"):
         mnist.load_mnist()
@@ -219,8 +219,8 @@ import sys, numpy
 x, y = numpy.full((5, 28, 28), 9, "uint8"), numpy.arange(5, dtype="uint8")
 numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
 """
-    monkeypatch.setattr(mnist, "_cached", lambda: True)
-    monkeypatch.setattr(mnist, "_LOAD", script)
+    monkeypatch.setattr(mnist, "_is_cached", lambda: True)
+    monkeypatch.setattr(mnist, "_LOAD_SCRIPT", script)
     training, test = mnist.load_mnist()
     assert training.images.shape == (5, 28, 28)
     assert training.images.max() == 9
@@ -229,7 +229,7 @@ numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
 
 
 def test_iris_classes_fit_their_flowers() -> None:
-    training = sample_datasets.iris(held_back=0.2, seed=3).training
+    training = sample_datasets.make_iris_dataset(held_back=0.2, seed=3).training
     assert isinstance(training, IrisTable)
     petals = {
         kind: [row[2] for row, k in zip(training.lengths, training.classes, strict=True) if k == kind]

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shards import permuted
-from edl.core.shuffle import Blocks, Order
+from edl.core.shards import permute_index
+from edl.core.shuffle import BlockLayout, ShuffleOrder
 from edl.data.csv_reader import CsvReader
 from edl.data.permuted_positions import fastest_permuted_range, permuted_in_python
 from edl.data.reader import (
@@ -27,7 +27,7 @@ from edl.data.reader import (
     Source,
 )
 from edl.data.reader_factory import open_reader
-from edl.data.record_blocks import blocks_of, order_of
+from edl.data.record_blocks import read_reader_blocks, shuffled_order
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader
@@ -72,14 +72,14 @@ class PackedReader(MemoryReader):
 
 
 def shuffled(reader: MemoryReader, window: int, seed: int = 0) -> ShuffledReader:
-    return ShuffledReader(reader, order_of(reader, window, seed))
+    return ShuffledReader(reader, shuffled_order(reader, window, seed))
 
 
 @given(st.integers(1, 3000), st.data(), st.integers(0, 2**64 - 1))
 def test_many_positions_are_permuted_as_one_is(count: int, data: st.DataObject, key: int) -> None:
     first = data.draw(st.integers(0, count))
     last = data.draw(st.integers(first, min(count, first + 50)))
-    expected = [permuted(index, count, key) for index in range(first, last)]
+    expected = [permute_index(index, count, key) for index in range(first, last)]
     assert permuted_in_python(first, last, count, key).tolist() == expected
     assert fastest_permuted_range()(first, last, count, key).tolist() == expected
 
@@ -138,7 +138,7 @@ def test_blocks_that_do_not_add_up_are_refused_by_the_name_of_the_source() -> No
     reader = MemoryReader([[10]])
     reader.blocks = lambda source: BlockSizes([4, 4], 1)  # type: ignore[method-assign]
     with pytest.raises(BadInputError, match=r"s0: blocks\(\) of the data reader tells of 8 records, sources\(\) of 10"):
-        blocks_of(reader)
+        read_reader_blocks(reader)
 
 
 # ------------------------------------------------------------------------------------------------ the built-in readers
@@ -153,11 +153,11 @@ def recordio(path: Path, chunks: int, records: int = 5) -> Path:
 
 def test_the_blocks_of_recordio_are_its_chunks(tmp_path: Path) -> None:
     reader = open_reader([recordio(tmp_path / "a.recordio", 3), recordio(tmp_path / "b.recordio", 2)])
-    blocks = blocks_of(reader)
+    blocks = read_reader_blocks(reader)
     assert blocks is not None
     assert blocks.runs == (((5, 3),), ((5, 2),))
     assert 8 <= blocks.record_bytes <= 100
-    order = order_of(reader, 12, 3)
+    order = shuffled_order(reader, 12, 3)
     read = ShuffledReader(reader, order).read(0, 0, 25)
     assert len(set(read)) == 25
 
@@ -166,10 +166,10 @@ def test_the_blocks_of_csv_are_pieces_of_256_rows(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("number\n" + "".join(f"{number}\n" for number in range(600)))
     reader = CsvReader([file])
-    blocks = blocks_of(reader)
+    blocks = read_reader_blocks(reader)
     assert blocks is not None
     assert blocks.runs == (((256, 2), (88, 1)),)
-    read = ShuffledReader(reader, order_of(reader, 600, 3)).read(1, 0, 600)
+    read = ShuffledReader(reader, shuffled_order(reader, 600, 3)).read(1, 0, 600)
     assert sorted(int(row[0]) for row in read) == list(range(600))
     assert [int(row[0]) for row in read] != list(range(600))
 
@@ -177,7 +177,7 @@ def test_the_blocks_of_csv_are_pieces_of_256_rows(tmp_path: Path) -> None:
 def test_a_reader_keeps_the_chunk_of_one_file_in_memory(tmp_path: Path) -> None:
     files = [recordio(tmp_path / f"{name}.recordio", 3) for name in "abcdef"]
     reader = RecordIOReader(files)
-    ShuffledReader(reader, order_of(reader, 90, 0)).read(0, 0, 90)
+    ShuffledReader(reader, shuffled_order(reader, 90, 0)).read(0, 0, 90)
     assert sum(file._last[0] >= 0 for file in reader._files.values()) == 1
 
 
@@ -191,9 +191,9 @@ def test_a_reader_without_blocks_has_no_order() -> None:
         def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
             return [b""] * (end - start)
 
-    assert blocks_of(Plain()) is None
+    assert read_reader_blocks(Plain()) is None
     with pytest.raises(BadInputError, match="no random access"):
-        order_of(Plain(), 3, 0)
+        shuffled_order(Plain(), 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------ damage
@@ -212,7 +212,7 @@ def test_each_damaged_record_is_reported_once_and_by_its_own_number(
 ) -> None:
     path = recordio(tmp_path_factory.mktemp("damaged") / "a.recordio", 5)
     reader = damaged(path, 2)
-    read, reported = ShuffledReader(reader, order_of(reader, window, 1)), list[CorruptRange]()
+    read, reported = ShuffledReader(reader, shuffled_order(reader, window, 1)), list[CorruptRange]()
     found = [r for at in range(0, 25, step) for r in read.read(epoch, at, min(at + step, 25), reported.append)]
     assert sorted(int(record[2:]) for record in found) == [*range(10), *range(15, 25)]
     assert sorted(corrupt.start for corrupt in reported) == [10, 11, 12, 13, 14]
@@ -222,16 +222,16 @@ def test_each_damaged_record_is_reported_once_and_by_its_own_number(
 def test_a_damaged_record_is_an_error_where_none_is_allowed(tmp_path: Path) -> None:
     reader = damaged(recordio(tmp_path / "a.recordio", 5), 2)
     with pytest.raises(CorruptRecordError, match="records 10 to 14 cannot be read"):
-        ShuffledReader(reader, order_of(reader, 25, 1)).read(0, 0, 25)
+        ShuffledReader(reader, shuffled_order(reader, 25, 1)).read(0, 0, 25)
 
 
 def test_an_order_is_of_the_files_that_it_was_made_of(tmp_path: Path) -> None:
-    before = order_of(open_reader(recordio(tmp_path / "a.recordio", 3)), 5, 0)
-    after = order_of(open_reader(recordio(tmp_path / "a.recordio", 5, records=3)), 5, 0)
+    before = shuffled_order(open_reader(recordio(tmp_path / "a.recordio", 3)), 5, 0)
+    after = shuffled_order(open_reader(recordio(tmp_path / "a.recordio", 5, records=3)), 5, 0)
     assert before.records == after.records
-    assert isinstance(before, Order)
+    assert isinstance(before, ShuffleOrder)
     assert before.fingerprint != after.fingerprint
-    assert Blocks.of([[5, 5, 5]], 1).runs == before.runs
+    assert BlockLayout.of([[5, 5, 5]], 1).runs == before.runs
 
 
 def test_packed_records_are_a_sequence() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from edl.keras import model_export
-from edl.keras.flat_buffer import Rows
+from edl.keras.flat_buffer import RowBatch
 from edl.keras.model_contract import ModelModule
-from edl.keras.network import Network
+from edl.keras.network import KerasNetwork
 from edl.numerics.initializers import initial_rows
 
 SERVE_ALL = 1
@@ -37,34 +37,34 @@ def module_of(model: Any, loss: Any = squared) -> ModelModule:
     )
 
 
-def network_of(model: Any, sample: Any = None, threshold: int = SERVE_ALL) -> Network:
-    return Network.build(
+def network_of(model: Any, sample: Any = None, threshold: int = SERVE_ALL) -> KerasNetwork:
+    return KerasNetwork.build(
         module_of(model), seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample
     )
 
 
-def rows_for(network: Network, features: Any) -> dict[str, Rows]:
+def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
     """What parameter servers that nobody pushed to would answer."""
     wanted = network.ids(features)
     return {
-        t.name: Rows(wanted[t.name], initial_rows(t.initializer, t.seed, np.asarray(wanted[t.name]), t.dim))
+        t.name: RowBatch(wanted[t.name], initial_rows(t.initializer, t.seed, np.asarray(wanted[t.name]), t.dim))
         for t in network.tables
     }
 
 
-def plain_of(network: Network, rows: Mapping[str, Rows] = MappingProxyType({})) -> Any:
+def plain_of(network: KerasNetwork, rows: Mapping[str, RowBatch] = MappingProxyType({})) -> Any:
     """The same model and values in plain Keras; ``rows`` are those that were trained."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    return model_export.plain_model(network, network.initial(), stored)
+    return model_export.build_export_model(network, network.initial(), stored)
 
 
-def write_export(network: Network, rows: Mapping[str, Rows], folder: Path) -> None:
+def write_export(network: KerasNetwork, rows: Mapping[str, RowBatch], folder: Path) -> None:
     """``model.keras`` and ``saved_model`` in a folder."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    model_export.save(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
+    model_export.export_model(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
 
 
-def check_step(network: Network, features: Any, labels: Any) -> None:
+def check_step(network: KerasNetwork, features: Any, labels: Any) -> None:
     """One step gives the loss, predictions and gradients of plain Keras, of rows and of dense variables."""
     rows = rows_for(network, features)
     plain = plain_of(network, rows)
@@ -84,7 +84,7 @@ def check_step(network: Network, features: Any, labels: Any) -> None:
     np.testing.assert_allclose(outputs, plain(features, training=False), rtol=1e-5, atol=1e-6)
 
 
-def gradients(network: Network, step: Any, rows: Mapping[str, Rows]) -> dict[str, Any]:
+def gradients(network: KerasNetwork, step: Any, rows: Mapping[str, RowBatch]) -> dict[str, Any]:
     """By variable, the whole gradient: of rows that were not pulled it is zero."""
     whole = {
         spec.name: step.slab[place].reshape(spec.shape)

@@ -20,7 +20,7 @@ from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 FEATURES = np.random.default_rng(0).random((4, 2), np.float32)
@@ -66,7 +66,9 @@ def module_of(model: Any, loss: Any = square, metrics: Any = dict) -> ModelModul
 
 
 def served(module: ModelModule) -> tuple[Step, Step]:
-    network = Network.build(module, seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES)
+    network = KerasNetwork.build(
+        module, seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES
+    )
     slab = network.initial()
     return (
         lambda labels: network.train(slab, {}, FEATURES, labels).loss,
@@ -191,7 +193,7 @@ def test_a_loss_that_gives_a_value_for_each_output_or_weighs_records_itself_is_h
     def weighted(labels: Any, predictions: Any, weights: Any) -> Any:
         return tf.reduce_mean(square(labels[:, None], predictions) * weights)
 
-    network = Network.build(
+    network = KerasNetwork.build(
         module_of(dense, weighted), seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES
     )
     with pytest.raises(BadInputError, match="before it averages them"):

@@ -22,7 +22,7 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core import evaluation  # noqa: E402
-from edl.keras.evaluation_metrics import Metrics  # noqa: E402
+from edl.keras.evaluation_metrics import EvaluationMetrics  # noqa: E402
 
 RECORDS, CLASSES = 24, 3
 WITHOUT_ARGUMENTS = {"Metric", "Mean", "Sum"}
@@ -119,7 +119,7 @@ class Worker:
             eval_metrics_fn=none if weighted else mine,
             weighted_metrics_fn=mine if weighted else None,
         )
-        self.metrics = Metrics.of(module)  # type: ignore[arg-type]
+        self.metrics = EvaluationMetrics.of(module)  # type: ignore[arg-type]
 
     def evaluate(self, labels: Any, predictions: Any, weights: Any = None) -> dict[str, Any]:
         given = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
@@ -137,7 +137,7 @@ class Worker:
     def values(self, *parts: dict[str, Any]) -> dict[str, float]:
         total: dict[str, Any] = {}
         for part in parts:
-            total = evaluation.add(total, part)
+            total = evaluation.merge_metric_states(total, part)
         found = self.metrics.values(json.loads(json.dumps(total)))
         return {name: value for name, value in found.items() if name != "loss"}
 

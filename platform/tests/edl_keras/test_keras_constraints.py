@@ -18,8 +18,8 @@ import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras import model_export  # noqa: E402
-from edl.keras.model_contract import load  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
@@ -54,7 +54,7 @@ def user(tmp_path: Path) -> Any:
     zoo = tmp_path / "zoo"
     zoo.mkdir()
     (zoo / "bounded.py").write_text(MODEL, encoding="utf-8")
-    return load(SimpleNamespace(zoo=zoo, definition="bounded.custom_model", params={}))
+    return load_model_module(SimpleNamespace(zoo=zoo, definition="bounded.custom_model", params={}))
 
 
 def test_local_applies_them_as_keras_fit(user: Any) -> None:
@@ -74,12 +74,14 @@ def test_local_applies_them_as_keras_fit(user: Any) -> None:
 def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
     mine = LocalModel(user, seed=1, sample=FEATURES)
     mine.train(FEATURES, LABELS, keep_if_not_finite=False)
-    model_export.save(mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved")
+    model_export.export_model(
+        mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved"
+    )
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(FEATURES), mine.model(FEATURES), rtol=1e-6)
 
 
 def test_parameter_servers_apply_none_and_say_where_they_are_applied(user: Any) -> None:
     with pytest.raises(BadInputError, match=r"UnitNorm of '.*' cannot be applied by the parameter servers") as caught:
-        Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+        KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
     assert "strategy: {name: Local}" in str(caught.value.hint)

@@ -19,8 +19,8 @@ import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_stage import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
-from edl.keras.unsupported_embedding import NotServedError  # noqa: E402
+from edl.keras.flat_buffer import RowBatch  # noqa: E402
+from edl.keras.unsupported_embedding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
@@ -106,12 +106,14 @@ def export_combining(kind: str, folder: Path) -> None:
     """Export a model of one kind of ids to ``folder``, and what it says of them, which is what was trained."""
     network = network_of(lambda: combining(kind, "mean", None))
     (name,) = (table.name for table in network.tables)
-    rows = {name: Rows(np.array([4, 1, 3]), np.arange(12, dtype=np.float32).reshape(3, 4))}
+    rows = {name: RowBatch(np.array([4, 1, 3]), np.arange(12, dtype=np.float32).reshape(3, 4))}
     write_export(network, rows, folder)
     loaded = keras.models.load_model(folder / "model.keras")
     expected = loaded(FEATURES[kind]).numpy()
     table = np.concatenate([rows[name].values, np.zeros((2, 4), np.float32)])
-    lent = {name: Rows(np.array([4, 1, 3, 0, 2]), table)}  # ids that nobody trained have the mean of what they might be
+    lent = {
+        name: RowBatch(np.array([4, 1, 3, 0, 2]), table)
+    }  # ids that nobody trained have the mean of what they might be
     np.testing.assert_allclose(network.predict(network.initial(), lent, FEATURES[kind]), expected, rtol=1e-5)
     np.savez(folder / "expected.npz", outputs=expected)
 
@@ -151,6 +153,8 @@ def test_ids_without_a_bound_need_parameter_servers() -> None:
 
 
 def test_ids_without_a_bound_have_no_initializer_that_depends_on_their_number() -> None:
-    with pytest.raises(NotServedError, match=r"any id x 4.*GlorotUniform cannot be computed row by row") as caught:
+    with pytest.raises(
+        UnsupportedEmbeddingError, match=r"any id x 4.*GlorotUniform cannot be computed row by row"
+    ) as caught:
         network_of(lambda: combining("dense", "sum", None, embeddings_initializer="glorot_uniform"))
     assert "threshold" not in str(caught.value)

@@ -17,8 +17,8 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.evaluation_metrics import Metrics  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
+from edl.keras.evaluation_metrics import EvaluationMetrics  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 
 LABELS = tf.zeros([4, 1])
 FINE = tf.constant([[1.0], [2.0], [3.0], [4.0]])
@@ -41,13 +41,13 @@ class Largest(keras.metrics.Metric):  # type: ignore[misc]
         self.seen.assign_add(1.0)
 
 
-def metrics(metric: Any) -> Metrics:
+def metrics(metric: Any) -> EvaluationMetrics:
     return of(lambda: {"mine": metric()})
 
 
-def of(eval_metrics_fn: Any) -> Metrics:
+def of(eval_metrics_fn: Any) -> EvaluationMetrics:
     module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn, weighted_metrics_fn=None)
-    return Metrics.of(module)  # type: ignore[arg-type]
+    return EvaluationMetrics.of(module)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
@@ -113,14 +113,14 @@ def test_the_metric_that_raises_is_named() -> None:
             raise ZeroDivisionError("on purpose")
 
     found = of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": Wrong()}})
-    with pytest.raises(ModuleError, match="the metric 'price_wrong' raised ZeroDivisionError: on purpose") as caught:
+    with pytest.raises(UserCodeError, match="the metric 'price_wrong' raised ZeroDivisionError: on purpose") as caught:
         found.update(tf.constant(0.0), LABELS, {"price": FINE})
     assert str(caught.value.where).startswith(__file__)
 
 
 def test_an_output_that_the_model_does_not_have_is_told_with_the_metric() -> None:
     found = of(lambda: {"prise": {"error": keras.metrics.MeanSquaredError()}})
-    with pytest.raises(ModuleError, match="the metric 'prise_error' raised KeyError: 'prise'") as caught:
+    with pytest.raises(UserCodeError, match="the metric 'prise_error' raised KeyError: 'prise'") as caught:
         found.update(tf.constant(0.0), LABELS, {"price": FINE})
     assert caught.value.where == __file__
 

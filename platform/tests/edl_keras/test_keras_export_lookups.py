@@ -81,7 +81,7 @@ def test_layers_of_keras_that_predict_otherwise_are_not_written(
     rows = rows_for(network, ids)
     write_export(network, rows, tmp_path)
     assert ".keras file" not in caplog.text
-    monkeypatch.setattr(edl_layer_replacement, "_combined", lambda layer, ids, rows: rows[:, 0])
+    monkeypatch.setattr(edl_layer_replacement, "_combine_rows", lambda layer, ids, rows: rows[:, 0])
     write_export(network, rows, tmp_path)
     assert ".keras file" in caplog.text
     loaded = keras.models.load_model(tmp_path / "model.keras")

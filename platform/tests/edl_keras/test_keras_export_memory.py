@@ -35,7 +35,8 @@ PROGRAM = """
         (table,) = network.tables
         stored = ((np.arange(at, at + CHUNK), np.full((CHUNK, DIM), at, np.float32)) for at in range(0, ROWS, CHUNK))
         folder = Path(sys.argv[3], layer.__name__, str(ROWS))
-        export.save(network, network.initial(), {table.name: stored}, folder / "m.keras", folder / "saved_model")
+        exported = folder / "saved_model"
+        export.export_model(network, network.initial(), {table.name: stored}, folder / "m.keras", exported)
 
     def of_keras(ROWS, DIM):
         return keras.layers.Embedding(ROWS, DIM)

@@ -17,7 +17,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_stage import network_of, rows_for, write_export  # noqa: E402
 
-from edl.keras.feature_spec import named_parts  # noqa: E402
+from edl.keras.feature_spec import named_component_specs  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 
 TAGS = tf.ragged.constant([[3, 1], [], [2]], tf.int64)
@@ -95,7 +95,7 @@ def test_a_model_is_traced_with_its_own_features_only(form: str, tmp_path: Path)
 
 
 def test_a_ragged_feature_of_two_ranks() -> None:
-    parts = named_parts({"words": tf.RaggedTensorSpec([None, None, None], tf.int64, 2)})
+    parts = named_component_specs({"words": tf.RaggedTensorSpec([None, None, None], tf.int64, 2)})
     assert parts is not None
     assert [part.name for part in parts] == ["words_values", "words_row_splits_0", "words_row_splits_1"]
 
@@ -112,4 +112,4 @@ def test_a_ragged_feature_of_two_ranks() -> None:
     ids=["no mapping", "a list", "nested", "no identifier", "twice the same"],
 )
 def test_features_without_usable_names(features: Any) -> None:
-    assert named_parts(features) is None
+    assert named_component_specs(features) is None

@@ -16,24 +16,24 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.keras.flat_buffer import Floats, Layout, SlabPair  # noqa: E402
+from edl.keras.flat_buffer import DoubleBuffer, FlatLayout, Floats  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.traced_function import Traced, array  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.traced_function import TracedFunction, as_array  # noqa: E402
 
 SIZE = 640
 RECORDS = np.ones((2, 1), np.float32)
 
 
-def arrive(slabs: SlabPair, value: float) -> Floats:
+def arrive(slabs: DoubleBuffer, value: float) -> Floats:
     """New values, as a step gets them."""
     slabs.next().fill(value)
     slabs.swap(complete=True)
     return slabs.lend()
 
 
-def pair(size: int = SIZE) -> SlabPair:
-    return SlabPair(Layout([], [slice(0, size)], [], "", np.zeros(size, np.float32), "{}"))
+def pair(size: int = SIZE) -> DoubleBuffer:
+    return DoubleBuffer(FlatLayout([], [slice(0, size)], [], "", np.zeros(size, np.float32), "{}"))
 
 
 def test_two_slabs_are_enough_when_nobody_keeps_one() -> None:
@@ -46,15 +46,15 @@ def test_two_slabs_are_enough_when_nobody_keeps_one() -> None:
 @pytest.mark.parametrize("views", [1, 2])
 def test_what_a_tensor_holds_is_not_overwritten(views: int) -> None:
     slabs = pair()
-    traced = Traced(lambda values: tf.reshape(values, [-1, 2]))
+    traced = TracedFunction(lambda values: tf.reshape(values, [-1, 2]))
     kept = []
     for step in range(5):
         values = arrive(slabs, step)
         kept += [traced(slabs.lend()) for _ in range(views)]  # the same values may be asked for again
-        assert np.shares_memory(array(kept[-1]), values)
+        assert np.shares_memory(as_array(kept[-1]), values)
         del values
     for at, tensor in enumerate(kept):
-        np.testing.assert_array_equal(array(tensor), at // views)
+        np.testing.assert_array_equal(as_array(tensor), at // views)
 
 
 class Keeper(keras.layers.Layer):
@@ -70,7 +70,7 @@ class Keeper(keras.layers.Layer):
         return inputs * tf.reduce_sum(tf.square(kernel)) / 2
 
 
-def network() -> tuple[Network, Keeper]:
+def network() -> tuple[KerasNetwork, Keeper]:
     inputs = keras.Input((1,))
     layer = Keeper()
     model = keras.Model(inputs, layer(inputs))
@@ -82,7 +82,7 @@ def network() -> tuple[Network, Keeper]:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return Network.build(module, seed=0, embedding_threshold=1 << 40, part=lambda _: 0, parts=1), layer
+    return KerasNetwork.build(module, seed=0, embedding_threshold=1 << 40, part=lambda _: 0, parts=1), layer
 
 
 def test_gradients_and_what_a_model_keeps_stay_as_they_were() -> None:

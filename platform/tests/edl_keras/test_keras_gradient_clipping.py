@@ -19,10 +19,10 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.keras.flat_buffer import Rows  # noqa: E402
-from edl.keras.gradient_clipping import Clipping  # noqa: E402
+from edl.keras.flat_buffer import RowBatch  # noqa: E402
+from edl.keras.gradient_clipping import GradientClipping  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
 
 VOCABULARY, DIM = 50, 2
 IDS = np.array([[3, 7, 3], [49, 3, 7], [0, 0, 1]], np.int64)
@@ -42,7 +42,7 @@ def loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions))
 
 
-def network(optimizer: Any, threshold: int) -> Network:
+def network(optimizer: Any, threshold: int) -> KerasNetwork:
     module = ModelModule(
         zoo=Path(__file__).parent,
         model=model,
@@ -51,10 +51,10 @@ def network(optimizer: Any, threshold: int) -> Network:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return Network.build(module, seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1)
+    return KerasNetwork.build(module, seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1)
 
 
-def by_name(built: Network, slab: Any) -> dict[str, Any]:
+def by_name(built: KerasNetwork, slab: Any) -> dict[str, Any]:
     return {spec.name: slab[place] for spec, place in zip(built.variables, built.offsets, strict=True)}
 
 
@@ -71,7 +71,7 @@ def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind
     (table,) = served.tables
     values = by_name(whole, whole.initial())
     ids = np.unique(IDS)
-    rows = {table.name: Rows(ids, values[table.name].reshape(VOCABULARY, DIM)[ids])}
+    rows = {table.name: RowBatch(ids, values[table.name].reshape(VOCABULARY, DIM)[ids])}
     slab = np.concatenate([values[spec.name] for spec in served.variables])
     step = served.train(slab, rows, IDS, LABELS)
 
@@ -92,7 +92,7 @@ def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind
 def test_any_gradients_are_clipped_as_keras_clips_them(gradients: list[Any], kind: str, limit: float) -> None:
     optimizer = keras.optimizers.SGD(**{kind: limit})
     expected = [np.asarray(each) for each in optimizer._clip_gradients([tf.constant(each) for each in gradients])]
-    clip = Clipping.of(optimizer.get_config())
+    clip = GradientClipping.of(optimizer.get_config())
     assert clip is not None
     clip(gradients)
     for got, want in zip(gradients, expected, strict=True):
@@ -104,7 +104,7 @@ def test_any_gradients_are_clipped_as_keras_clips_them(gradients: list[Any], kin
 def test_what_is_not_finite_is_still_seen_after_clipping(kind: dict[str, float], bad: float) -> None:
     """Else a step that is to be refused (``train.on_nan``) would enter as zeros."""
     gradients = [np.array([bad, 1.0, 2.0], np.float32), np.ones((2, 2), np.float32)]
-    Clipping(**kind)(gradients)
+    GradientClipping(**kind)(gradients)
     if "value" in kind and np.isinf(bad):
         assert gradients[0][0] == np.sign(bad), "as in Keras"
     else:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
-from edl.keras.id_tracing import LookedUp  # noqa: E402
+from edl.keras.id_tracing import IdTracer  # noqa: E402
 
 FEATURES: dict[str, Any] = {"wide": np.arange(6, dtype=np.int64).reshape(2, 3), "narrow": np.array([7, -1], np.int32)}
 Calls = Callable[[Any], list[list[Any]]]
@@ -45,7 +45,7 @@ def expected(calls: Calls, features: Any) -> list[list[int]]:
 @pytest.mark.parametrize("how", DIRECT | COMPUTED)
 def test_ids_are_those_of_the_graph(how: str) -> None:
     calls = (DIRECT | COMPUTED)[how]
-    looked_up = LookedUp(calls)
+    looked_up = IdTracer(calls)
     for features in (FEATURES, {name: values[:1] + 1 for name, values in FEATURES.items()}):
         found = looked_up(features)
         assert [ids.tolist() for ids in found] == expected(calls, features)
@@ -54,17 +54,17 @@ def test_ids_are_those_of_the_graph(how: str) -> None:
 
 @pytest.mark.parametrize("how", DIRECT)
 def test_what_is_in_the_features_is_taken_from_there(how: str) -> None:
-    looked_up = LookedUp(DIRECT[how])
+    looked_up = IdTracer(DIRECT[how])
     looked_up(FEATURES)
     assert None not in looked_up._sources.values()
 
 
 def test_ids_that_would_lose_bits_are_computed() -> None:
-    looked_up = LookedUp(lambda given: [[flat(tf.cast(given, tf.int32))]])
+    looked_up = IdTracer(lambda given: [[flat(tf.cast(given, tf.int32))]])
     (found,) = looked_up(np.array([2**32 + 5]))
     assert found.tolist() == [5]
 
 
 def test_ragged_features() -> None:
-    (found,) = LookedUp(lambda given: [[flat(given.flat_values)]])(tf.ragged.constant([[4, 2], [], [9]], tf.int64))
+    (found,) = IdTracer(lambda given: [[flat(given.flat_values)]])(tf.ragged.constant([[4, 2], [], [9]], tf.int64))
     assert found.tolist() == [4, 2, 9]

@@ -19,9 +19,9 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.jobfile.zoo_lookup import locate  # noqa: E402
-from edl.keras.loading_code import how_to_load  # noqa: E402
-from edl.keras.zoo_import import import_module  # noqa: E402
+from edl.jobfile.zoo_lookup import find_model_function  # noqa: E402
+from edl.keras.loading_code import format_loading_code  # noqa: E402
+from edl.keras.zoo_import import import_zoo_module  # noqa: E402
 
 MODULE = """
 import keras
@@ -79,7 +79,7 @@ def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> No
     model.save(path)
     with pytest.raises((TypeError, ValueError)):
         keras.models.load_model(path)
-    said = how_to_load(model, path, tmp_path / "zoo")
+    said = format_loading_code(model, path, tmp_path / "zoo")
     *imports, load = said.split("; ")
     scope: dict[str, Any] = {"keras": keras}
     exec("\n".join([*imports, f"loaded = {load}"]), scope)
@@ -88,14 +88,14 @@ def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> No
 
 def test_what_is_registered_needs_its_module(mine: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
-    assert how_to_load(sequential(mine.Known()), path, tmp_path / "zoo") == (
+    assert format_loading_code(sequential(mine.Known()), path, tmp_path / "zoo") == (
         f'import layers_of_mine; keras.models.load_model("{path}")'
     )
 
 
 def test_keras_loads_its_own_by_itself(tmp_path: Path) -> None:
     model = sequential(keras.layers.Dense(2, activation="relu", kernel_regularizer="l2"), keras.layers.Dropout(0.1))
-    assert how_to_load(model, tmp_path / "model.keras", tmp_path / "zoo") == ""
+    assert format_loading_code(model, tmp_path / "model.keras", tmp_path / "zoo") == ""
 
 
 def test_modules_of_a_zoo_that_import_each_other_are_found_by_what_is_said(
@@ -110,10 +110,10 @@ def test_modules_of_a_zoo_that_import_each_other_are_found_by_what_is_said(
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    module = import_module(zoo, locate(zoo, "own_of_mine.custom_model"))
+    module = import_zoo_module(zoo, find_model_function(zoo, "own_of_mine.custom_model"))
     model, path = sequential(module.Twice(), module.Double()), tmp_path / "model.keras"
     model.save(path)
-    code = f"import keras; {how_to_load(model, path, zoo)}.summary()"
+    code = f"import keras; {format_loading_code(model, path, zoo)}.summary()"
     (tmp_path / "elsewhere").mkdir()
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "elsewhere", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,8 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.keras.model_contract import load  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
@@ -47,11 +47,11 @@ def module(folder: Path, optimizer: str, loss: float = 1.0, **params: Any) -> An
     zoo.mkdir()
     source = f"{MODEL}\ndef optimizer():\n    return keras.optimizers.{optimizer}\n".replace("LOSS", str(loss))
     (zoo / "half.py").write_text(source, encoding="utf-8")
-    return load(SimpleNamespace(zoo=zoo, definition="half.custom_model", params=params))
+    return load_model_module(SimpleNamespace(zoo=zoo, definition="half.custom_model", params=params))
 
 
-def served(user: Any) -> Network:
-    return Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+def served(user: Any) -> KerasNetwork:
+    return KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
 
 
 def local(user: Any) -> LocalModel:

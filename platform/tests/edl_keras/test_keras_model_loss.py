@@ -20,9 +20,9 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core import evaluation  # noqa: E402
 from edl.keras import model_contract  # noqa: E402
-from edl.keras.model_loss import Objective  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.worker.feed_pipeline import Feeder, FeedError  # noqa: E402
+from edl.keras.model_loss import ModelLoss  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, FeedFunction  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 RNG = np.random.default_rng(3)
@@ -72,7 +72,7 @@ def load(folder: Path, text: str) -> Any:
     (folder / "zoo").mkdir(exist_ok=True)
     (folder / "zoo" / "asked.py").write_text(HEAD + text)
     choice = SimpleNamespace(zoo=folder / "zoo", definition="asked.custom_model", params={})
-    return model_contract.load(choice)  # type: ignore[arg-type]
+    return model_contract.load_model_module(choice)  # type: ignore[arg-type]
 
 
 def batches(*parts: Any) -> list[Any]:
@@ -167,7 +167,7 @@ NAMES = tf.constant(["setosa", "virginica", "setosa", "virginica"])
 )
 def test_labels_that_are_strings_are_told(loss: str, named: str, tmp_path: Path) -> None:
     outputs = ("kind",) if "kind" in loss else ()
-    objective = Objective(load(tmp_path, f"{THREE_CLASSES}\nloss = {loss}\n"), outputs)
+    objective = ModelLoss(load(tmp_path, f"{THREE_CLASSES}\nloss = {loss}\n"), outputs)
     with pytest.raises(BadInputError, match="feed gives labels that are strings") as caught:
         objective(NAMES, tf.ones([4, 3]) / 3, None, [], training=True)
     assert named in caught.value.message
@@ -180,7 +180,7 @@ def test_a_loss_of_ones_own_may_take_strings(tmp_path: Path) -> None:
 def loss(labels, predictions):
     return tf.where(labels == "setosa", predictions[:, 0], 0.0)
 """
-    objective = Objective(load(tmp_path, THREE_CLASSES + text), ())
+    objective = ModelLoss(load(tmp_path, THREE_CLASSES + text), ())
     assert float(objective(NAMES, tf.ones([4, 3]), None, [], training=True)) == pytest.approx(0.5)
 
 
@@ -320,7 +320,9 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
     )
     metrics = "\ndef weighted_metrics_fn():\n    return {'kind': ['accuracy'], 'number': ['mae']}\n"
     module = load(tmp_path, text + metrics)
-    network = Network.build(module, seed=0, embedding_threshold=1 << 30, part=lambda name: 0, parts=1, sample=X[:1])
+    network = KerasNetwork.build(
+        module, seed=0, embedding_threshold=1 << 30, part=lambda name: 0, parts=1, sample=X[:1]
+    )
     slab = network.initial()
     parts = (X, TWO) if weights is None else (X, TWO, weights)
     for _ in range(4):
@@ -330,7 +332,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
     for batch in batches(*parts):  # each evaluated as if by another worker
         network.reset_metrics()
         network.evaluate(slab, {}, *batch)
-        states = evaluation.add(states, network.metric_states())
+        states = evaluation.merge_metric_states(states, network.metric_states())
     found = {
         spec.name: slab[place].reshape(spec.shape)
         for spec, place in zip(network.variables, network.offsets, strict=True)
@@ -349,9 +351,9 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
 
 
 def fed(feed: Any, mode: str = "training") -> Any:
-    from edl.worker.corrupt_records import Window
+    from edl.worker.corrupt_records import RecordWindow
 
-    return Feeder(feed, mode, None, zoo=Path(__file__).parent).minibatch(0, Window((b"1", b"2", b"3")))
+    return FeedFunction(feed, mode, None, zoo=Path(__file__).parent).minibatch(0, RecordWindow((b"1", b"2", b"3")))
 
 
 def parsed(record: Any) -> Any:

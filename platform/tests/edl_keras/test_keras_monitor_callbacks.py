@@ -19,8 +19,8 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.core.callback_decisions import Callbacks, Evaluation, from_json, to_json  # noqa: E402
-from edl.keras.monitor_callbacks import check_monitors, declared, is_monitor  # noqa: E402
+from edl.core.callback_decisions import CallbackState, EvaluationResult, callbacks_from_json, callbacks_to_json  # noqa: E402
+from edl.keras.monitor_callbacks import check_monitors, declare_callbacks, is_monitor  # noqa: E402
 
 K = keras.callbacks
 VALUES = st.lists(
@@ -72,14 +72,14 @@ def by_keras(callback: Any, values: list[float]) -> tuple[KerasModel, list[Any]]
     return model, found
 
 
-def by_edl(callback: Any, values: list[float], count: int) -> tuple[Callbacks, list[Any]]:
+def by_edl(callback: Any, values: list[float], count: int) -> tuple[CallbackState, list[Any]]:
     """As the master decides, through JSON; cut and step of an evaluation are its number."""
-    rows = json.loads(json.dumps(to_json(declared([callback], optimizer()))))
-    callbacks, found = Callbacks().declare(from_json(rows)), []
+    rows = json.loads(json.dumps(callbacks_to_json(declare_callbacks([callback], optimizer()))))
+    callbacks, found = CallbackState().declare(callbacks_from_json(rows)), []
     rate = float(optimizer().learning_rate)
     for number, value in enumerate(values[:count], 1):
-        callbacks = callbacks.evaluated(Evaluation(number, number, {"loss": value}))
-        callbacks = Callbacks.restore(json.loads(json.dumps(callbacks.snapshot())))  # a new master each time
+        callbacks = callbacks.evaluated(EvaluationResult(number, number, {"loss": value}))
+        callbacks = CallbackState.restore(json.loads(json.dumps(callbacks.snapshot())))  # a new master each time
         found.append((rate if callbacks.rate is None else callbacks.rate, bool(callbacks.stopped)))
     return callbacks, found
 
@@ -172,7 +172,7 @@ def test_the_mode_follows_from_the_metric(monitor: str, mode: str | None) -> Non
             check_monitors([callback], DIRECTIONS, job())
         return
     check_monitors([callback], DIRECTIONS, job())
-    assert declared([callback], optimizer())[0].mode == mode
+    assert declare_callbacks([callback], optimizer())[0].mode == mode
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_the_best_at_the_end_may_be_the_only_one() -> None:
 def test_a_subclass_is_refused_by_name_where_the_master_decides() -> None:
     assert is_monitor(Own())
     with pytest.raises(BadInputError, match=r"Own \(a keras.callbacks.EarlyStopping\)") as caught:
-        declared([Own()], optimizer())
+        declare_callbacks([Own()], optimizer())
     assert "Local" in str(caught.value.hint)
 
 
 def test_the_rate_of_a_schedule_cannot_be_lowered() -> None:
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5))
     with pytest.raises(BadInputError, match="schedule"):
-        declared([K.ReduceLROnPlateau()], scheduled)
+        declare_callbacks([K.ReduceLROnPlateau()], scheduled)
 
 
 def test_only_what_decides_by_evaluations_is_a_monitor(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError, StorageError  # noqa: E402
 from edl.keras import model_export  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
-from edl.keras.model_contract import ModelModule, load  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
+from edl.keras.flat_buffer import RowBatch  # noqa: E402
+from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
@@ -37,7 +37,7 @@ MNIST = ("mnist.mlp.custom_model", "mnist.mnist_functional_api.custom_model", "m
 
 
 def zoo_module(definition: str, **params: Any) -> ModelModule:
-    return load(SimpleNamespace(zoo=ZOO, definition=definition, params=params))
+    return load_model_module(SimpleNamespace(zoo=ZOO, definition=definition, params=params))
 
 
 def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any = None) -> ModelModule:
@@ -52,8 +52,8 @@ def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any 
     )
 
 
-def build(module: ModelModule, sample: Any = None, threshold: int = 1 << 40, parts: int = 1) -> Network:
-    return Network.build(
+def build(module: ModelModule, sample: Any = None, threshold: int = 1 << 40, parts: int = 1) -> KerasNetwork:
+    return KerasNetwork.build(
         module,
         seed=7,
         embedding_threshold=threshold,
@@ -63,7 +63,7 @@ def build(module: ModelModule, sample: Any = None, threshold: int = 1 << 40, par
     )
 
 
-def by_name(network: Network, slab: Any) -> dict[str, Any]:
+def by_name(network: KerasNetwork, slab: Any) -> dict[str, Any]:
     return {spec.name: slab[place] for spec, place in zip(network.variables, network.offsets, strict=True)}
 
 
@@ -94,7 +94,7 @@ def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str)
     network = build(module, IMAGES, parts=2)
     step = network.train(network.initial(), {}, IMAGES, LABELS)
 
-    plain = model_export.plain_model(network, network.initial(), {})
+    plain = model_export.build_export_model(network, network.initial(), {})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(module.loss(LABELS, plain(IMAGES, training=True)))
         loss = tf.add_n([loss, *plain.losses])
@@ -132,7 +132,7 @@ def test_workers_draw_other_random_numbers_and_begin_with_equal_values() -> None
     module = zoo_module("mnist.mnist_functional_api.custom_model")
 
     def steps(worker: int) -> tuple[Any, list[float]]:
-        network = Network.build(
+        network = KerasNetwork.build(
             module, seed=7, embedding_threshold=1 << 40, part=lambda name: 0, parts=1, sample=IMAGES, worker=worker
         )
         return network.initial(), [network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)]
@@ -237,7 +237,7 @@ def test_what_the_users_model_raises_names_their_file() -> None:
         def call(self, inputs: Any) -> Any:
             raise ZeroDivisionError("on purpose")
 
-    with pytest.raises(ModuleError, match="on purpose") as caught:
+    with pytest.raises(UserCodeError, match="on purpose") as caught:
         build(module_of(Wrong), IMAGES)
     assert caught.value.where is not None
     assert caught.value.where.startswith(__file__)
@@ -248,17 +248,18 @@ def test_what_the_users_model_raises_names_their_file() -> None:
 
 
 @pytest.fixture
-def ratings() -> tuple[Network, dict[str, Any], Any]:
+def ratings() -> tuple[KerasNetwork, dict[str, Any], Any]:
     module = zoo_module("recommender.ratings.custom_model", users=5000, items=10, dim=4)
     network = build(module, threshold=5000 * 4 * 4)
     features = {"user": np.array([7, 3, 7, 4999]), "item": np.array([1, 2, 3, 1])}
     return network, features, np.array([1.0, 0.0, 1.0, 0.0], np.float32)
 
 
-def rows_for(network: Network, features: Any) -> dict[str, Rows]:
+def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
     found = network.ids(features)
     return {
-        t.name: Rows(found[t.name], initial_rows(t.initializer, t.seed, found[t.name], t.dim)) for t in network.tables
+        t.name: RowBatch(found[t.name], initial_rows(t.initializer, t.seed, found[t.name], t.dim))
+        for t in network.tables
     }
 
 
@@ -270,7 +271,7 @@ def test_rows_have_the_gradient_of_the_full_table(ratings: Any) -> None:
     assert sorted(rows[table.name].ids) == [3, 7, 4999]
     step = network.train(network.initial(), rows, features, labels)
 
-    plain = model_export.plain_model(network, network.initial(), {table.name: []})
+    plain = model_export.build_export_model(network, network.initial(), {table.name: []})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(network.module.loss(labels, plain(features, training=True)))
     full = tf.convert_to_tensor(tape.gradient(loss, plain.get_layer("users").embeddings.value)).numpy()
@@ -283,7 +284,7 @@ def test_rows_have_the_gradient_of_the_full_table(ratings: Any) -> None:
 
 
 def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
-    from edl.core.evaluation import add
+    from edl.core.evaluation import merge_metric_states
 
     module = zoo_module(MNIST[1])
     network = build(module, IMAGES)
@@ -291,8 +292,8 @@ def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
     for place in (slice(0, 5), slice(5, 6), slice(6, 12)):
         network.reset_metrics()
         network.evaluate(slab, {}, IMAGES[place], LABELS[place])
-        merged = add(merged, network.metric_states())
-    plain = model_export.plain_model(network, slab, {})
+        merged = merge_metric_states(merged, network.metric_states())
+    plain = model_export.build_export_model(network, slab, {})
     plain.compile(loss=module.loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
     expected = plain.evaluate(IMAGES, LABELS, verbose=0, return_dict=True)
     found = network.metric_values(merged)
@@ -326,7 +327,7 @@ def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
 
 
 def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_records() -> None:
-    from edl.core.evaluation import add
+    from edl.core.evaluation import merge_metric_states
 
     def mean_error(labels: Any, predictions: Any) -> Any:
         return tf.reduce_mean(tf.abs(labels - predictions))
@@ -336,7 +337,7 @@ def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_recor
     for place in (slice(0, 9), slice(9, 12)):
         network.reset_metrics()
         network.evaluate(network.initial(), {}, IMAGES[place, :4], IMAGES[place, :3])
-        merged = add(merged, network.metric_states())
+        merged = merge_metric_states(merged, network.metric_states())
     predictions = network.predict(network.initial(), {}, IMAGES[:, :4])
     found = network.metric_values(merged)
     assert found["largest"] == pytest.approx(float(np.abs(predictions).max()), rel=1e-6)
@@ -363,10 +364,10 @@ def trained(tmp_path: Path) -> Any:
     return lambda definition: _exported(definition, tmp_path)
 
 
-def _exported(definition: str, folder: Path) -> tuple[Network, Any, Any]:
+def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     network = build(zoo_module(definition), IMAGES)
     slab = network.initial() + np.float32(0.01)
-    said = model_export.save(network, slab, {}, folder / "model.keras", folder / "saved_model")
+    said = model_export.export_model(network, slab, {}, folder / "model.keras", folder / "saved_model")
     return network, slab, said
 
 
@@ -393,9 +394,9 @@ def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str,
 def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> None:
     network, features, _ = ratings
     (table,) = network.tables
-    rows = {table.name: Rows(np.array([3, 7]), np.ones((2, 4), np.float32))}
+    rows = {table.name: RowBatch(np.array([3, 7]), np.ones((2, 4), np.float32))}
     stored = {table.name: [tuple(rows[table.name])]}
-    model_export.save(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
+    model_export.export_model(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     features = {"user": np.array([3, 7]), "item": np.array([1, 2])}
     np.testing.assert_allclose(loaded(features), network.predict(network.initial(), rows, features), rtol=1e-5)
@@ -422,10 +423,10 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
             patch.setattr(keras.Model, method, full)
             patch.setattr(keras.Sequential, method, full, raising=False)
             with pytest.raises(StorageError, match="cannot export the model: No space left on device\n"):
-                model_export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+                model_export.export_model(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     assert (tmp_path / "model.keras").read_bytes() == before[tmp_path / "model.keras"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    model_export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+    model_export.export_model(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab * 2)
 
 

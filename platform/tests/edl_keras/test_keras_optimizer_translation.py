@@ -21,12 +21,12 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.variables import VariableSpec  # noqa: E402
 from edl.keras.group_ftrl import GroupFtrl  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.optimizer_translation import name_in_keras, refuse_spread_tables, reproduce  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.optimizer_translation import keras_variable_name, refuse_partitioned_lamb, translate_optimizer  # noqa: E402
 from edl.keras.user_callbacks import KerasCallbacks  # noqa: E402
-from edl.numerics.model_declaration import Declaration  # noqa: E402
-from edl.numerics.numpy_store import NumpyStore  # noqa: E402
-from edl.numerics.parameter_store import Gradients  # noqa: E402
+from edl.numerics.model_declaration import ModelDeclaration  # noqa: E402
+from edl.numerics.numpy_store import NumpyParameterStore  # noqa: E402
+from edl.numerics.parameter_store import PushGradients  # noqa: E402
 
 CLASSES = {
     name: kind
@@ -80,7 +80,7 @@ def make(name: str) -> Any:
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - set(REPRODUCED)))
 def test_other_classes_are_refused_by_name(name: str) -> None:
     with pytest.raises(BadInputError, match=f"class {name} "):
-        reproduce(make(name))
+        translate_optimizer(make(name))
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
@@ -91,7 +91,7 @@ def test_the_page_says_of_every_class_what_becomes_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", REPRODUCED)
 def test_the_page_names_arguments_and_slots(name: str) -> None:
-    spec = reproduce(CLASSES[name]()).spec
+    spec = translate_optimizer(CLASSES[name]()).spec
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
     for word in (*spec.slots, *spec.hyperparameters):
         assert f"`{word}`" in row or word == "weight_decay" or name in ("AdamW", "Ftrl")
@@ -102,7 +102,7 @@ def test_a_users_subclass_is_refused_by_name() -> None:
         pass
 
     with pytest.raises(BadInputError, match="class Mine ") as caught:
-        reproduce(Mine())
+        translate_optimizer(Mine())
     assert str(caught.value.hint).startswith("use keras.optimizers.SGD itself")
 
 
@@ -111,13 +111,13 @@ def test_a_users_own_optimizer_is_refused_with_all_that_there_are() -> None:
         pass
 
     with pytest.raises(BadInputError, match="class Own ") as caught:
-        reproduce(Own(0.1))
+        translate_optimizer(Own(0.1))
     assert all(name in str(caught.value.hint) for name in REPRODUCED)
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"optimizer\(\) returned str"):
-        reproduce("sgd")
+        translate_optimizer("sgd")
 
 
 @pytest.mark.parametrize(("name", "argument"), [(n, a) for n in REPRODUCED for a in arguments(CLASSES[n])])
@@ -130,7 +130,7 @@ def test_every_argument_is_reproduced_or_refused_by_name(name: str, argument: st
     optimizer = CLASSES[name](**options)
     if argument in REFUSED:
         with pytest.raises(BadInputError, match=f"{argument}=.* of the optimizer {name}"):
-            reproduce(optimizer)
+            translate_optimizer(optimizer)
     else:
         assert_parity(optimizer)
 
@@ -146,16 +146,16 @@ def assert_parity(optimizer: Any, steps: int = 5) -> None:
     names, shapes = ("dense/kernel", "dense/bias", "small/embeddings"), ((3, 2), (4,), (4, 2))
     values = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     variables = [keras.Variable(v, name=n.rpartition("/")[2]) for n, v in zip(names, values, strict=True)]
-    named = {name: name_in_keras(variable) for name, variable in zip(names, variables, strict=True)}
-    reproduced = reproduce(optimizer, named)
+    named = {name: keras_variable_name(variable) for name, variable in zip(names, variables, strict=True)}
+    reproduced = translate_optimizer(optimizer, named)
     dense = tuple(VariableSpec(name, shape) for name, shape in zip(names, shapes, strict=True))
-    store = NumpyStore(Declaration(dense, (), reproduced.spec, "model"), flat(values))
+    store = NumpyParameterStore(ModelDeclaration(dense, (), reproduced.spec, "model"), flat(values))
     for step in range(steps):
         gradients = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
         if reproduced.clip is not None:
             reproduced.clip(gradients)
-        store.apply(Gradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
+        store.apply(PushGradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
     store.read_dense(found := flat(values))
     np.testing.assert_allclose(found, flat([np.asarray(variable) for variable in variables]), rtol=1e-5, atol=2e-6)
 
@@ -165,7 +165,7 @@ def flat(arrays: list[Any]) -> Any:
 
 
 def test_a_limit_of_zero_clips_nothing_as_in_keras() -> None:
-    assert reproduce(keras.optimizers.SGD(clipnorm=0.0)).clip is None
+    assert translate_optimizer(keras.optimizers.SGD(clipnorm=0.0)).clip is None
     assert_parity(keras.optimizers.SGD(0.1, clipnorm=0.0, global_clipnorm=None))
 
 
@@ -173,7 +173,7 @@ def test_variables_excluded_by_name_keep_their_weights() -> None:
     optimizer = keras.optimizers.AdamW(weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_names=["bias", "head/", "^gain$"])
     names = {"dense/bias#2": "dense/bias:0", "gain": "gain:0", "m/head/kernel": "m/head/kernel:0", "w": "w:0"}
-    assert reproduce(optimizer, names).spec.undecayed == ("dense/bias#2", "m/head/kernel")
+    assert translate_optimizer(optimizer, names).spec.undecayed == ("dense/bias#2", "m/head/kernel")
     assert_parity(optimizer)
 
 
@@ -195,42 +195,47 @@ def test_exclusions_mean_what_keras_takes_them_for(words: list[str]) -> None:
         optimizer = keras.optimizers.AdamW()
         optimizer.exclude_from_weight_decay(var_names=words)
         theirs = {v.path for v in each if not optimizer._use_weight_decay(v.value)}
-        assert set(reproduce(optimizer, {v.path: name_in_keras(v) for v in each}).spec.undecayed) == theirs
+        assert (
+            set(translate_optimizer(optimizer, {v.path: keras_variable_name(v) for v in each}).spec.undecayed) == theirs
+        )
 
 
 def test_variables_excluded_by_themselves_are_refused_by_name() -> None:
     optimizer = keras.optimizers.AdamW()
     optimizer.exclude_from_weight_decay(var_list=[keras.Variable(0.0)])
     with pytest.raises(BadInputError, match=r"exclude_from_weight_decay\(var_list=...\)") as caught:
-        reproduce(optimizer)
+        translate_optimizer(optimizer)
     assert "var_names" in str(caught.value.hint)
 
 
 def test_exclusions_mean_nothing_without_weight_decay() -> None:
     optimizer = keras.optimizers.Adam()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    assert reproduce(optimizer, {"dense/bias": "dense/bias:0"}).spec == reproduce(keras.optimizers.Adam()).spec
+    assert (
+        translate_optimizer(optimizer, {"dense/bias": "dense/bias:0"}).spec
+        == translate_optimizer(keras.optimizers.Adam()).spec
+    )
 
 
 def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
-    lamb = reproduce(keras.optimizers.Lamb()).spec
-    refuse_spread_tables(lamb, ["emb"], 1)
-    refuse_spread_tables(lamb, [], 2)
-    refuse_spread_tables(reproduce(keras.optimizers.AdamW()).spec, ["emb"], 2)
+    lamb = translate_optimizer(keras.optimizers.Lamb()).spec
+    refuse_partitioned_lamb(lamb, ["emb"], 1)
+    refuse_partitioned_lamb(lamb, [], 2)
+    refuse_partitioned_lamb(translate_optimizer(keras.optimizers.AdamW()).spec, ["emb"], 2)
     with pytest.raises(BadInputError, match="Lamb cannot be reproduced for the table 'emb'"):
-        refuse_spread_tables(lamb, ["emb"], 2)
+        refuse_partitioned_lamb(lamb, ["emb"], 2)
 
 
 def test_ftrl_with_a_group_lasso_is_reproduced() -> None:
     optimizer = GroupFtrl(0.1, group_lasso_regularization_strength=0.3, l1_regularization_strength=0.1)
-    assert reproduce(optimizer).spec.number("group_lasso_regularization_strength") == 0.3
+    assert translate_optimizer(optimizer).spec.number("group_lasso_regularization_strength") == 0.3
     assert GroupFtrl.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
     assert_parity(optimizer)
     with pytest.raises(ValueError, match="must be 0 or more"):
         GroupFtrl(group_lasso_regularization_strength=-1.0)
 
 
-def network(optimizer: Any, parts: int) -> Network:
+def network(optimizer: Any, parts: int) -> KerasNetwork:
     """Of a model with a served table."""
 
     def model() -> Any:
@@ -246,7 +251,7 @@ def network(optimizer: Any, parts: int) -> Network:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return Network.build(module, seed=7, embedding_threshold=1, part=lambda name: 0, parts=parts)
+    return KerasNetwork.build(module, seed=7, embedding_threshold=1, part=lambda name: 0, parts=parts)
 
 
 def test_a_network_knows_which_of_its_variables_and_tables_do_not_decay() -> None:
@@ -266,7 +271,7 @@ def test_a_network_whose_table_lamb_would_need_whole_is_refused() -> None:
 @pytest.mark.parametrize("argument", ["use_ema", "loss_scale_factor", "gradient_accumulation_steps"])
 def test_what_to_use_instead_is_said(argument: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        reproduce(keras.optimizers.Adam(**{argument: OTHER[argument]}))
+        translate_optimizer(keras.optimizers.Adam(**{argument: OTHER[argument]}))
     assert str(caught.value.hint).startswith("leave it out, and ")
 
 
@@ -279,13 +284,13 @@ def test_what_to_use_instead_is_said(argument: str) -> None:
     ],
 )
 def test_schedules_are_evaluated_at_the_step(schedule: Any) -> None:
-    rate = reproduce(keras.optimizers.SGD(schedule)).learning_rate
+    rate = translate_optimizer(keras.optimizers.SGD(schedule)).learning_rate
     assert [rate(step) for step in range(12)] == pytest.approx([float(schedule(step)) for step in range(12)])
 
 
 def test_a_rate_that_a_callback_changes_counts_from_then_on() -> None:
     optimizer = keras.optimizers.Adam(0.1)
-    rate = reproduce(optimizer).learning_rate
+    rate = translate_optimizer(optimizer).learning_rate
     assert rate(0) == pytest.approx(0.1)
     optimizer.learning_rate = 0.02
     assert rate(1) == pytest.approx(0.02)
@@ -294,7 +299,7 @@ def test_a_rate_that_a_callback_changes_counts_from_then_on() -> None:
 def test_a_schedule_that_a_callback_assigns_counts_at_the_global_step() -> None:
     schedules = keras.optimizers.schedules
     optimizer = keras.optimizers.SGD(0.1)
-    rate = reproduce(optimizer).learning_rate
+    rate = translate_optimizer(optimizer).learning_rate
     assert rate(0) == pytest.approx(0.1)
     optimizer.learning_rate = schedules.PiecewiseConstantDecay([6], [0.5, 0.05])
     assert [rate(6), rate(7)] == pytest.approx([0.5, 0.05])
@@ -309,7 +314,7 @@ def test_what_a_callback_does_before_a_step_counts_in_that_step(tmp_path: Path) 
 
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 3.0 + epoch)
     model, optimizer = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
-    rate = reproduce(optimizer).learning_rate
+    rate = translate_optimizer(optimizer).learning_rate
     watcher = KerasCallbacks([scheduler, Halving()], model, optimizer, tmp_path, check=lambda found: None)
     watcher.begin_epoch(0)
     assert rate(0) == pytest.approx(3.0)

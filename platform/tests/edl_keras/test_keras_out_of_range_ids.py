@@ -21,22 +21,22 @@ from wording import unsaid  # noqa: E402
 from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
+from edl.keras.flat_buffer import RowBatch  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.out_of_range_ids import outside  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.out_of_range_ids import id_out_of_range_error  # noqa: E402
 from edl.keras.user_callbacks import NoCallbacks  # noqa: E402
-from edl.keras.user_code import ModuleError, user_code  # noqa: E402
+from edl.keras.user_code import UserCodeError, user_code  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.worker.evaluator import Evaluator  # noqa: E402
-from edl.worker.lease_client import Leased  # noqa: E402
+from edl.worker.lease_client import LeasedTask  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
-from edl.worker.record_errors import of_records  # noqa: E402
+from edl.worker.record_errors import add_record_range  # noqa: E402
 
 SERVED, DENSE = 1, 1 << 40
 
 
-def network(dtype: str, threshold: int) -> Network:
+def network(dtype: str, threshold: int) -> KerasNetwork:
     def model() -> Any:
         inputs = keras.Input([2], dtype=dtype)
         rows = keras.layers.Embedding(50, 3, name="emb")(inputs)
@@ -45,7 +45,7 @@ def network(dtype: str, threshold: int) -> Network:
     return network_of(model, threshold)
 
 
-def network_of(model: Any, threshold: int, sample: Any = None) -> Network:
+def network_of(model: Any, threshold: int, sample: Any = None) -> KerasNetwork:
     module = ModelModule(
         zoo=Path(__file__).parent,
         model=model,
@@ -54,12 +54,16 @@ def network_of(model: Any, threshold: int, sample: Any = None) -> Network:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return Network.build(module, seed=1, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample)
+    return KerasNetwork.build(
+        module, seed=1, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample
+    )
 
 
-def step(built: Network, ids: Any) -> float:
+def step(built: KerasNetwork, ids: Any) -> float:
     features = tf.constant(ids)
-    rows = {name: Rows(wanted, np.zeros((len(wanted), 3), np.float32)) for name, wanted in built.ids(features).items()}
+    rows = {
+        name: RowBatch(wanted, np.zeros((len(wanted), 3), np.float32)) for name, wanted in built.ids(features).items()
+    }
     return built.train(built.initial(), rows, features, np.ones((1, 1), np.float32)).loss
 
 
@@ -204,7 +208,7 @@ def test_the_table_is_found_by_its_name_and_rows(ids: list[int], said: str) -> N
 
 def test_what_is_gathered_elsewhere_is_no_embedding() -> None:
     built = network_of(Several, DENSE, np.ones((1, 4), np.int64))
-    with pytest.raises(ModuleError, match="is not in") as caught:
+    with pytest.raises(UserCodeError, match="is not in") as caught:
         step(built, np.array([[1, 1, 1, 50]]))
     assert "if this is an Embedding" in str(caught.value.hint)
 
@@ -233,7 +237,7 @@ def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
         return {"ids": tf.ragged.constant([[1, 2], [3]]), "weights": tf.ragged.constant(records)}
 
     built = network_of(Weighted, DENSE, features([1.0, 2.0], [3.0]))
-    with pytest.raises(ModuleError) as caught:
+    with pytest.raises(UserCodeError) as caught:
         built.predict(built.initial(), {}, features([1.0], [2.0, 3.0]))
     assert not unsaid(caught.value.message, "InvalidArgumentError", "Embedding weighted/tags", "weights", "row_splits")
     assert "[" not in caught.value.message.partition("Condition")[0]
@@ -241,14 +245,14 @@ def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
 
 @pytest.mark.parametrize("threshold", [SERVED, DENSE])
 def test_strings_need_a_vocabulary(threshold: int) -> None:
-    with pytest.raises(ModuleError, match="Cast string to") as caught:
+    with pytest.raises(UserCodeError, match="Cast string to") as caught:
         step(network("string", threshold), np.array([["a", "b"]]))
     assert "StringLookup" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("to", ["float", "half", "double", "int64"])
 def test_strings_where_numbers_are_needed_may_be_labels(to: str) -> None:
-    with pytest.raises(ModuleError) as caught, user_code(Path(), "the model or its loss"):
+    with pytest.raises(UserCodeError) as caught, user_code(Path(), "the model or its loss"):
         raise tf.errors.UnimplementedError(None, None, f"Cast string to {to} is not supported")
     assert "labels" in str(caught.value.hint)
     assert "feed" in str(caught.value.hint)
@@ -259,10 +263,10 @@ def test_floats_are_cut_to_whole_numbers_as_in_keras() -> None:
 
 
 def test_the_records_are_named() -> None:
-    task = Leased(1, "training", "part-0.recordio", 64, 100, minibatch=32)
-    with pytest.raises(BadInputError, match=r"part-0\.recordio, records 96 to 99: id 50 is"), of_records(task, 1):
+    task = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch=32)
+    with pytest.raises(BadInputError, match=r"part-0\.recordio, records 96 to 99: id 50 is"), add_record_range(task, 1):
         raise BadInputError("id 50 is outside")
-    with pytest.raises(BadInputError, match=r"^model\.py:3: no"), of_records(task, 1):
+    with pytest.raises(BadInputError, match=r"^model\.py:3: no"), add_record_range(task, 1):
         raise BadInputError("no", where="model.py:3")
 
 
@@ -283,7 +287,7 @@ class Outside(LinearNetwork):
 
     def check(self, labels: Any) -> None:
         if self.bad in labels:
-            raise outside(7, 5, {"emb/embeddings": 3})
+            raise id_out_of_range_error(7, 5, {"emb/embeddings": 3})
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])

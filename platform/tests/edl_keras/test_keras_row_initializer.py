@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 
-from edl.keras.row_initializer import row_initializer  # noqa: E402
+from edl.keras.row_initializer import to_row_initializer  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
 
 CLASSES = {
@@ -32,7 +32,7 @@ def values(initializer) -> np.ndarray:
 def test_rows_have_the_distribution_of_keras(name):
     initializer = CLASSES[name]()
     expected = values(initializer)
-    computed = row_initializer(initializer, SHAPE)
+    computed = to_row_initializer(initializer, SHAPE)
     rows = initial_rows(computed, 3, np.arange(SHAPE[0]), SHAPE[1])
     deviation = expected.std()
     assert abs(rows.mean() - expected.mean()) <= 0.03 * deviation
@@ -53,23 +53,23 @@ def test_rows_have_the_distribution_of_keras(name):
 )
 def test_arguments_are_honoured(initializer):
     expected = values(initializer)
-    rows = initial_rows(row_initializer(initializer, SHAPE), 3, np.arange(SHAPE[0]), SHAPE[1])
+    rows = initial_rows(to_row_initializer(initializer, SHAPE), 3, np.arange(SHAPE[0]), SHAPE[1])
     assert rows.mean() == pytest.approx(expected.mean(), abs=float(0.03 * expected.std()))
     assert rows.std() == pytest.approx(expected.std(), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["Orthogonal", "Identity"])
 def test_what_needs_the_whole_table_is_none(name):
-    assert row_initializer(CLASSES[name](), SHAPE) is None
+    assert to_row_initializer(CLASSES[name](), SHAPE) is None
 
 
 def test_a_vocabulary_without_a_bound_has_no_fan():
-    assert row_initializer(keras.initializers.GlorotUniform(), (0, 8)) is None
-    assert row_initializer(keras.initializers.TruncatedNormal(), (0, 8)) is not None
+    assert to_row_initializer(keras.initializers.GlorotUniform(), (0, 8)) is None
+    assert to_row_initializer(keras.initializers.TruncatedNormal(), (0, 8)) is not None
 
 
 def test_a_subclass_of_an_initializer_is_none():
     class Own(keras.initializers.GlorotUniform):
         pass
 
-    assert row_initializer(Own(), SHAPE) is None
+    assert to_row_initializer(Own(), SHAPE) is None

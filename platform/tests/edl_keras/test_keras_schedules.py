@@ -16,8 +16,8 @@ import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.learning_rate import LearningRate  # noqa: E402
-from edl.keras.optimizer_translation import reproduce  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
+from edl.keras.optimizer_translation import translate_optimizer  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 
 
 class Own(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class Silent(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[m
 
 def test_a_schedule_without_a_configuration_is_refused_by_its_class() -> None:
     with pytest.raises(BadInputError, match="the learning-rate schedule Silent has no get_config") as caught:
-        reproduce(keras.optimizers.SGD(Silent()), zoo=Path(__file__).parent)
+        translate_optimizer(keras.optimizers.SGD(Silent()), zoo=Path(__file__).parent)
     assert caught.value.where == __file__
     assert "add get_config(self) to Silent" in str(caught.value.hint)
 
@@ -76,8 +76,8 @@ def test_what_a_configuration_raises_is_the_users() -> None:
         def get_config(self) -> Any:
             raise ZeroDivisionError("on purpose")
 
-    with pytest.raises(ModuleError, match=r"get_config\(\) of the optimizer raised ZeroDivisionError") as caught:
-        reproduce(keras.optimizers.SGD(Broken()), zoo=Path(__file__).parent)
+    with pytest.raises(UserCodeError, match=r"get_config\(\) of the optimizer raised ZeroDivisionError") as caught:
+        translate_optimizer(keras.optimizers.SGD(Broken()), zoo=Path(__file__).parent)
     assert str(caught.value.where).startswith(__file__)
 
 
@@ -85,7 +85,7 @@ def test_what_a_schedule_raises_is_the_users() -> None:
     def broken(step: Any) -> Any:
         raise LookupError("no rate for this epoch")
 
-    with pytest.raises(ModuleError, match="the learning rate raised LookupError: no rate for this epoch") as caught:
+    with pytest.raises(UserCodeError, match="the learning rate raised LookupError: no rate for this epoch") as caught:
         rate_of(broken)(3)
     assert "in broken" in caught.value.detail
 

@@ -19,7 +19,7 @@ from edl_keras.embedding_stage import check_step, network_of, rows_for  # noqa: 
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.tables import TableSpec  # noqa: E402
-from edl.keras.unsupported_embedding import NotServedError  # noqa: E402
+from edl.keras.unsupported_embedding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding as AnyId  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -284,7 +284,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_cannot_be_served_is_refused_by_name_and_can_be_dense(said: str) -> None:
-    with pytest.raises(NotServedError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
+    with pytest.raises(UnsupportedEmbeddingError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
         network_of(REFUSED[said], IDS)
     assert "ps.embedding_threshold above 800" in str(caught.value)
     assert network_of(REFUSED[said], IDS, threshold=801).tables == ()
@@ -302,7 +302,7 @@ def test_what_dense_tables_cannot_have_either_is_not_said_to_be_dense(options: A
     def model() -> Any:
         return functional(Layers.Embedding(50, 4, **options))
 
-    with pytest.raises(NotServedError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
+    with pytest.raises(UnsupportedEmbeddingError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
         network_of(model)
     assert remedy in str(caught.value)
     assert "embedding_threshold" not in str(caught.value)
@@ -325,7 +325,7 @@ def looking_up(table: Any, kind: str | None) -> Any:
     ],
 )
 def test_ids_that_the_input_would_change_are_refused(table: Any, kind: str | None, whole: str) -> None:
-    with pytest.raises(NotServedError, match=rf"the Embedding '.*embedding' .*{whole}") as caught:
+    with pytest.raises(UnsupportedEmbeddingError, match=rf"the Embedding '.*embedding' .*{whole}") as caught:
         network_of(lambda: looking_up(table(), kind))
     assert 'keras.Input(..., dtype="int64")' in str(caught.value)
 
@@ -383,7 +383,7 @@ def int32_input(layer: Any) -> Any:
 def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None:
     model, features = CUT[how]
     features = tf.constant(IDS) if features is None else features
-    with pytest.raises(NotServedError, match=r"the Embedding '.*table' .*int64.*int32") as caught:
+    with pytest.raises(UnsupportedEmbeddingError, match=r"the Embedding '.*table' .*int64.*int32") as caught:
         network_of(model, features)
     assert 'keras.Input(..., dtype="int64")' in str(caught.value)
 
@@ -391,7 +391,7 @@ def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None
 def test_ids_that_lose_bits_are_refused_when_they_come_otherwise_than_the_first_ones() -> None:
     network = network_of(CUT["by the Input"][0], IDS.astype(np.int32))
     network.ids(IDS.astype(np.int32))
-    with pytest.raises(NotServedError, match=r"int64.*int32"):
+    with pytest.raises(UnsupportedEmbeddingError, match=r"int64.*int32"):
         network.ids(IDS)
 
 
@@ -443,7 +443,7 @@ def test_a_table_that_the_model_does_not_track_is_refused() -> None:
         return keras.Model(ids, Layers.Dense(1)(Layers.Lambda(lambda x: table(x)[:, 0], output_shape=(4,))(ids)))
 
     network = network_of(hidden)
-    with pytest.raises(NotServedError, match="the model does not know it"):
+    with pytest.raises(UnsupportedEmbeddingError, match="the model does not know it"):
         network.train(network.initial(), {}, IDS, LABELS)
 
 
@@ -455,7 +455,7 @@ def test_two_tables_of_one_name_are_refused() -> None:
 def test_a_table_made_before_the_model_function_is_refused() -> None:
     table = Layers.Embedding(50, 4)
     table(IDS)
-    with pytest.raises(NotServedError, match="made outside of the model function"):
+    with pytest.raises(UnsupportedEmbeddingError, match="made outside of the model function"):
         network_of(lambda: functional(table), IDS)
 
 

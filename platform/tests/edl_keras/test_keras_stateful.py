@@ -16,8 +16,8 @@ pytestmark = [
 
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.model_contract import load  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
@@ -53,11 +53,11 @@ def module(folder: Path, **params: Any) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "memory.py").write_text(MODEL, encoding="utf-8")
-    return load(SimpleNamespace(zoo=zoo, definition="memory.custom_model", params=params))
+    return load_model_module(SimpleNamespace(zoo=zoo, definition="memory.custom_model", params=params))
 
 
-def served(user: Any) -> Network:
-    return Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1)
+def served(user: Any) -> KerasNetwork:
+    return KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tensorflow
 import tensorflow as tf  # noqa: E402
 
 from edl.keras import traced_function as traced_module  # noqa: E402
-from edl.keras.traced_function import Traced, array  # noqa: E402
+from edl.keras.traced_function import TracedFunction, as_array  # noqa: E402
 from edl.numerics import aligned_memory  # noqa: E402
 
 
@@ -23,43 +23,50 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
     held: list[bool] = []
 
     def function(value: Any) -> Any:
-        held.append(traced_module._TRACING.locked())
+        held.append(traced_module._TRACING_LOCK.locked())
         return value
 
-    traced = Traced(function)
+    traced = TracedFunction(function)
     traced(argument)
     traced(argument)
 
     assert held == [True]
-    assert not traced_module._TRACING.locked()
+    assert not traced_module._TRACING_LOCK.locked()
 
 
 def test_an_aligned_array_is_not_copied() -> None:
-    values = aligned_memory.empty(2, 3)
-    assert np.shares_memory(array(Traced(lambda given: tf.reshape(given, [-1]))(values)), values)
+    values = aligned_memory.allocate_aligned(2, 3)
+    assert np.shares_memory(as_array(TracedFunction(lambda given: tf.reshape(given, [-1]))(values)), values)
 
 
 def misaligned() -> Any:
-    return aligned_memory.empty(4)[1:]
+    return aligned_memory.allocate_aligned(4)[1:]
 
 
 def not_writable() -> Any:
-    values = aligned_memory.empty(4)
+    values = aligned_memory.allocate_aligned(4)
     values.flags.writeable = False
     return values
 
 
 def columns() -> Any:
-    return aligned_memory.empty(4, 4)[:, :2]
+    return aligned_memory.allocate_aligned(4, 4)[:, :2]
 
 
 @pytest.mark.parametrize(
     "make",
-    [misaligned, not_writable, columns, lambda: aligned_memory.empty(0), lambda: np.zeros(64, bool), lambda: 3.0],
+    [
+        misaligned,
+        not_writable,
+        columns,
+        lambda: aligned_memory.allocate_aligned(0),
+        lambda: np.zeros(64, bool),
+        lambda: 3.0,
+    ],
 )
 def test_what_tensorflow_cannot_take_as_it_is_is_copied(make: Callable[[], Any]) -> None:
     values = make()
-    np.testing.assert_array_equal(array(Traced(lambda given: tf.identity(given))(values)), values)
+    np.testing.assert_array_equal(as_array(TracedFunction(lambda given: tf.identity(given))(values)), values)
 
 
 def test_arguments_go_where_the_function_names_them() -> None:
@@ -69,9 +76,9 @@ def test_arguments_go_where_the_function_names_them() -> None:
         return first["b"] - first["a"], second.flat_values * 2
 
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    traced = Traced(function)
+    traced = TracedFunction(function)
     for _ in range(2):
         difference, doubled = traced({"b": np.array([5.0]), "a": np.array([3.0])}, ragged, [np.array([7.0]), ragged])
-        assert array(difference).tolist() == [2.0]
-        assert array(doubled).tolist() == [2.0, 4.0, 6.0]
+        assert as_array(difference).tolist() == [2.0]
+        assert as_array(doubled).tolist() == [2.0, 4.0, 6.0]
     assert traced.count == 1

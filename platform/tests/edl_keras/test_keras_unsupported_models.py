@@ -15,9 +15,9 @@ import keras  # noqa: E402
 from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.model_contract import load  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.user_callbacks import watcher  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.user_callbacks import make_callbacks  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 REST = """
@@ -73,7 +73,7 @@ def module(folder: Path, source: str) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "own.py").write_text(REST + source, encoding="utf-8")
-    return load(SimpleNamespace(zoo=zoo, definition="own.custom_model", params={}))
+    return load_model_module(SimpleNamespace(zoo=zoo, definition="own.custom_model", params={}))
 
 
 def refused(folder: Path, source: str) -> BadInputError:
@@ -125,7 +125,9 @@ def test_what_edl_itself_gives_a_model_is_not_the_users(tmp_path: Path) -> None:
     source = "MODEL = network()\n\ndef custom_model():\n    return MODEL\n"
     user = module(tmp_path, source)
     first = user.model()
-    watcher(lambda: [keras.callbacks.Callback()], first, keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None)
+    make_callbacks(
+        lambda: [keras.callbacks.Callback()], first, keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None
+    )
     assert user.model() is first
 
 
@@ -150,7 +152,7 @@ def patched():
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
-        load(choice).model()
+        load_model_module(choice).model()
     assert caught.value.where == str(tmp_path / "zoo" / "own.py"), "and not Keras' own file"
 
 
@@ -186,7 +188,9 @@ def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> N
     labels = np.ones((3, 1), np.float32)
     local = LocalModel(user, seed=1, sample=FEATURES)
     loss, _ = local.train(FEATURES, labels, keep_if_not_finite=False)
-    served = Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+    served = KerasNetwork.build(
+        user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES
+    )
     assert served.train(served.initial(), {}, FEATURES, labels).loss == pytest.approx(loss)
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.network import Network, Step  # noqa: E402
+from edl.keras.network import KerasNetwork, StepResult  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
@@ -36,10 +36,10 @@ def module_of(model: Any, optimizer: Any) -> ModelModule:
     )
 
 
-def trained(model: Any, features: Any = NUMBERS, optimizer: Any = None) -> tuple[Network, Step]:
+def trained(model: Any, features: Any = NUMBERS, optimizer: Any = None) -> tuple[KerasNetwork, StepResult]:
     """A step of the model; its Embeddings are served."""
     module = module_of(model, optimizer or keras.optimizers.SGD(0.1))
-    network = Network.build(module, seed=1, embedding_threshold=1, part=lambda name: 0, parts=1, sample=features)
+    network = KerasNetwork.build(module, seed=1, embedding_threshold=1, part=lambda name: 0, parts=1, sample=features)
     ids = network.ids(features)
     tables = {t.name: (ids[t.name], initial_rows(t.initializer, t.seed, ids[t.name], t.dim)) for t in network.tables}
     return network, network.train(network.initial(), tables, features, LABELS)

@@ -20,10 +20,10 @@ import keras  # noqa: E402
 from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.callback_params import params_of  # noqa: E402
-from edl.keras.unsupported_callbacks import refuse  # noqa: E402
-from edl.keras.user_callbacks import NoCallbacks, watcher  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
+from edl.keras.callback_params import build_callback_params  # noqa: E402
+from edl.keras.unsupported_callbacks import refuse_unsupported_callbacks  # noqa: E402
+from edl.keras.user_callbacks import NoCallbacks, make_callbacks  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 
 CALLBACKS = keras.callbacks
 
@@ -68,7 +68,9 @@ def watch(
     worker: int | None = None,
 ) -> Any:
     model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
-    return watcher(lambda: [callback], model, optimizer, folder, local=local, worker=worker, check=lambda found: None)
+    return make_callbacks(
+        lambda: [callback], model, optimizer, folder, local=local, worker=worker, check=lambda found: None
+    )
 
 
 def train(watching: Any, losses: list[list[float]]) -> None:
@@ -135,7 +137,7 @@ def test_what_needs_the_trained_weights_is_refused_where_parameter_servers_have_
         watch(make(), tmp_path)
     assert "initial weights" in caught.value.message
     assert instead in str(caught.value.hint)
-    refuse([make()], local=True)  # does not raise
+    refuse_unsupported_callbacks([make()], local=True)  # does not raise
 
 
 def test_nested_callbacks_are_looked_at_too(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("method", WEIGHTS)
 def test_a_callback_that_wants_trained_weights_is_told_where_they_are(method: str, tmp_path: Path) -> None:
     watching = watch(Callback(WEIGHTS[method]), tmp_path)
-    with pytest.raises(ModuleError, match=f"model\\.{method}.*initial weights.*parameter servers"):
+    with pytest.raises(UserCodeError, match=f"model\\.{method}.*initial weights.*parameter servers"):
         train(watching, [[1.0]])
 
 
@@ -379,7 +381,7 @@ def test_of_callbacks_of_keras_nothing_is_said(
 def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any) -> None:
     made = callback()
     params = {"verbose": 1, "epochs": 3, "steps": 20}
-    watcher(
+    make_callbacks(
         lambda: [made],
         dense(),
         keras.optimizers.SGD(0.1),
@@ -394,7 +396,7 @@ def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any)
 def test_a_progress_bar_counts_global_steps_and_has_no_end(tmp_path: Path) -> None:
     bar = CALLBACKS.ProgbarLogger()
     params = {"verbose": 1, "epochs": 3, "steps": 20}
-    watcher(
+    make_callbacks(
         lambda: [bar], dense(), keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None, params=lambda: params
     )
     assert (bar.epochs, bar.target, bar.verbose) == (3, None, 1)
@@ -407,7 +409,7 @@ def test_the_steps_of_an_epoch_follow_from_the_order_of_records(window: int | No
     train = SimpleNamespace(epochs=2, minibatch_size=10, shuffle=SimpleNamespace(window=window))
     sources = [SimpleNamespace(records=11), SimpleNamespace(records=17)]
     reader = SimpleNamespace(sources=lambda: sources, **({"blocks": len} if blocks else {}))
-    assert params_of(train, reader) == {"verbose": 1, "epochs": 2, "steps": steps}  # type: ignore[arg-type]
+    assert build_callback_params(train, reader) == {"verbose": 1, "epochs": 2, "steps": steps}  # type: ignore[arg-type]
 
 
 def stop(model: Any) -> None:
@@ -442,4 +444,4 @@ def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog
 
 def test_without_callbacks_nothing_is_watched(tmp_path: Path) -> None:
     for make in (None, list, lambda: None):
-        assert type(watcher(make, None, None, tmp_path, check=lambda found: None)) is NoCallbacks
+        assert type(make_callbacks(make, None, None, tmp_path, check=lambda found: None)) is NoCallbacks

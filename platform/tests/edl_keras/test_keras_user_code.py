@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
-from edl.keras.user_code import ModuleError, user_code
+from edl.keras.user_code import UserCodeError, user_code
 from edl.worker import failure_report
 
 GRAPH = """Graph execution error:
@@ -44,8 +44,8 @@ def throw(error: Exception) -> None:
     raise error
 
 
-def raised(zoo: Path, error: Exception, *, of: Callable[..., Any] | None = None, by: Any = throw) -> ModuleError:
-    with pytest.raises(ModuleError) as caught, user_code(zoo, "feed()", of=of):
+def raised(zoo: Path, error: Exception, *, of: Callable[..., Any] | None = None, by: Any = throw) -> UserCodeError:
+    with pytest.raises(UserCodeError) as caught, user_code(zoo, "feed()", of=of):
         by(error)
     return caught.value
 
@@ -107,7 +107,7 @@ def test_errors_of_edl_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "kind"), [(StorageError("full"), "storage"), (JobFailedError("over"), "crash")])
 def test_an_error_that_says_all_has_no_traceback(error: EdlError, kind: str) -> None:
-    told = failure_report.describe(error)
+    told = failure_report.describe_failure(error)
     assert (told.kind, told.message, told.detail, told.exit_code) == (kind, error.message, "", 1)
 
 
@@ -115,6 +115,6 @@ def test_an_error_that_nobody_foresaw_has_one() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        told = failure_report.describe(error)
+        told = failure_report.describe_failure(error)
     assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
     assert "Traceback" in told.detail

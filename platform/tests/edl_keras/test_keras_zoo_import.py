@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.zoo_lookup import locate
-from edl.keras.zoo_import import import_module
+from edl.jobfile.zoo_lookup import find_model_function
+from edl.keras.zoo_import import import_zoo_module
 
 PLACES = ("the current folder", "PYTHONPATH", "the folder above the zoo is on PYTHONPATH, too")
 IMPORT = """
 import sys
 from pathlib import Path
-from edl.jobfile.zoo_lookup import locate
-from edl.keras.zoo_import import import_module
+from edl.jobfile.zoo_lookup import find_model_function
+from edl.keras.zoo_import import import_zoo_module
 zoo = Path(sys.argv[1])
-print(import_module(zoo, locate(zoo, sys.argv[2])).SAYS)
+print(import_zoo_module(zoo, find_model_function(zoo, sys.argv[2])).SAYS)
 """
 
 
@@ -66,7 +66,7 @@ def test_a_zoo_whose_name_is_no_module_name_wins_too(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "path", [str(tmp_path / "here"), *sys.path])
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     zoo = tmp_path / "my-zoo"
-    assert import_module(zoo, locate(zoo, "cats.net.custom_model")).SAYS == "job"
+    assert import_zoo_module(zoo, find_model_function(zoo, "cats.net.custom_model")).SAYS == "job"
 
 
 def test_an_installed_package_of_a_folders_name_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_an_installed_package_of_a_folders_name_is_still_found(tmp_path: Path, m
     (zoo / "rich" / "notes.py").write_text("")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    assert import_module(zoo, locate(zoo, "net.custom_model")).rich.text.__name__ == "rich.text"
+    assert import_zoo_module(zoo, find_model_function(zoo, "net.custom_model")).rich.text.__name__ == "rich.text"
 
 
 @pytest.mark.parametrize("name", ["keras", "tensorflow", "edl"])
@@ -87,4 +87,4 @@ def test_a_zoo_that_would_hide_what_every_model_needs_is_refused(tmp_path: Path,
     zoo.mkdir()
     (zoo / "net.py").write_text("def custom_model(): ...\n")
     with pytest.raises(BadInputError, match=f"called {name}"):
-        import_module(zoo, locate(zoo, "net.custom_model"))
+        import_zoo_module(zoo, find_model_function(zoo, "net.custom_model"))

@@ -15,7 +15,7 @@ from faults.linear_job import LinearJob
 from transport import half_open
 
 from edl.testing.jobs import JobProcess
-from edl.transport.control_methods import Master, PsControl
+from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 
 Make = Callable[..., LinearJob]
@@ -52,7 +52,7 @@ def flooded(run: JobProcess, role: str, *, proven: bool) -> Iterator[None]:
     )
     (control,) = Path(variables["EDL_RUNTIME_DIR"]).glob("ps-0-*.ctl")
     address = f"unix:{control}" if role == "ps" else variables["EDL_MASTER_ADDRESS"]
-    method = PsControl.Hold if role == "ps" else Master.Progress
+    method = PsControlMethods.Hold if role == "ps" else MasterMethods.Progress
     token = Path(variables["EDL_TOKEN_FILE"]).read_text()
     proof = [(TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION))] if proven else []
     command = [sys.executable, half_open.__file__, address, method.path, json.dumps(proof), "", str(CONNECTIONS)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
-from edl.core.shards import Plan, Source
+from edl.core.shards import RecordSource, ShardPlan
 from edl.storage.journal import Journal
 from edl.testing.journal_bytes import JournalDamagedError, read_entries
 from edl.testing.ledger import LedgerError, Recount, problems
@@ -155,7 +155,10 @@ def test_a_position_that_leases_again_what_is_in_is_refused() -> None:
 @given(st.data())
 def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
     """Whatever happens to leases, both count the same records."""
-    ledger, found = Ledger(Plan((Source("a", 100),), 24), 2, 8), count({"kind": "dataset", "training": [["a", 100]]})
+    ledger, found = (
+        Ledger(ShardPlan((RecordSource("a", 100),), 24), 2, 8),
+        count({"kind": "dataset", "training": [["a", 100]]}),
+    )
     number = 0
     while not ledger.finished:
         work = ledger.next()

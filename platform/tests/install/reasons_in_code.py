@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EDL = Path(__file__).resolve().parents[2] / "edl"
-TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 0, "Checkup": 2, "Warned": 0}
+TEXT_OF: Mapping[str, int] = {
+    "JobFinding": 1,
+    "PodProblem": 1,
+    "_make_rule": 1,
+    "PreflightFinding": 0,
+    "DoctorFinding": 2,
+    "WarningRaised": 0,
+}
 """Calls that make a reason, and which of their arguments is its text."""
-TABLES = {"_CONTAINER", "_REFUSALS"}
+TABLES = {"_CONTAINER_PROBLEMS", "_REFUSAL_REMEDIES"}
 """Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
-RETURNING = {"_check", "_may_never_fit", "_never_fits", "ps_ends"}
+RETURNING = {"_check_object", "_unknown_capacity", "_exceeds_every_node", "ps_oom_reason"}
 """Functions that return a reason, alone or first of a pair."""
 GAP = "…"
 
@@ -73,9 +80,11 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
                 yield args[TEXT_OF[name]]
         case ast.Call(func=ast.Attribute(attr="end"), args=[ast.Constant(value="Failed"), text, *_]):
             yield text
-        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]):
+        case ast.Call(func=ast.Name(id="SubmitterDecision"), args=[ast.Constant(value=None), text]):
             yield text
-        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Attribute(value=ast.Name(id="Step")), text, *_]):
+        case ast.Call(
+            func=ast.Name(id="SubmitterDecision"), args=[ast.Attribute(value=ast.Name(id="SubmitterStep")), text, *_]
+        ):
             yield text
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(values=rows)) if name in TABLES:
             yield from (row.elts[0] for row in rows if isinstance(row, ast.Tuple))

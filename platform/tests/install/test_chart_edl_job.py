@@ -19,11 +19,11 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.security_context import of_container, of_pod
+from edl.cluster.kubernetes.security_context import container_security_context, pod_security_context
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.json_schema import job_schema
-from edl.jobfile.loader import dump, load, loads
-from edl.jobfile.pod_spec import RunAs
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.loader import dump_job_spec, load_job_file, load_job_text
+from edl.jobfile.pod_spec import RunAsSpec
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"
@@ -43,7 +43,7 @@ def submitted(*args: str | Path, release: str = "train") -> JobSpec:
     """The job that the submitter's pod reads."""
     found = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
     (job,) = (each["data"] for each in found if names.SPEC_KEY in each.get("data", {}))
-    return loads(job[names.SPEC_KEY], "the ConfigMap")
+    return load_job_text(job[names.SPEC_KEY], "the ConfigMap")
 
 
 def job_name(*args: str | Path) -> str:
@@ -82,7 +82,7 @@ def test_the_schema_is_what_is_generated() -> None:
 def test_every_field_of_a_job_has_the_schema_of_the_command_line() -> None:
     fields = published()["properties"]
     own = json.loads((JOB_CHART / "values.own.schema.json").read_text())["properties"]
-    assert {name: fields[name] for name in fields.keys() - own.keys()} == job_schema()["properties"]
+    assert {name: fields[name] for name in fields.keys() - own.keys()} == build_job_schema()["properties"]
 
 
 def test_the_template_knows_which_values_are_no_part_of_the_job() -> None:
@@ -126,7 +126,7 @@ def test_the_defaults_that_the_schema_tells_are_those_of_the_values() -> None:
     assert {name: told[name] for name in values if name in told} == {
         name: value for name, value in values.items() if name in told
     }
-    assert not values.keys() & job_schema()["properties"].keys(), "a default here would hide the job file's own"
+    assert not values.keys() & build_job_schema()["properties"].keys(), "a default here would hide the job file's own"
 
 
 # ---------------------------------------------------------------------- the job
@@ -134,7 +134,7 @@ def test_the_defaults_that_the_schema_tells_are_those_of_the_values() -> None:
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_job_file_is_submitted_as_it_is(file: Path) -> None:
-    assert submitted("-f", file, "--set", IMAGE) == load(file, [IMAGE])
+    assert submitted("-f", file, "--set", IMAGE) == load_job_file(file, [IMAGE])
 
 
 def test_every_kind_of_value_arrives(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_every_kind_of_value_arrives(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({name: value for name, value in values.items() if name not in own}))
     found = submitted("-f", full)
-    assert found == load(file)
+    assert found == load_job_file(file)
     assert found.checkpoint is None, "null is not the default"
     assert found.ps.embedding_threshold == 2 << 20
     assert found.train.seed == 2**53 - 1
@@ -232,7 +232,7 @@ def test_the_longest_names_that_are_taken_fit() -> None:
     assert len(once["Job"]["metadata"]["name"]) == LONGEST_KUBERNETES_NAME
     scheduled = kinds("-f", MINIMAL, "--set", f"schedule=@daily,name={'j' * 31}", release="r" * 45)
     assert len(scheduled["CronJob"]["metadata"]["name"]) == 52, "the controller adds 11"
-    assert len(names.master(f"{'j' * 31}-29000000")) <= LONGEST_KUBERNETES_NAME
+    assert len(names.master_name(f"{'j' * 31}-29000000")) <= LONGEST_KUBERNETES_NAME
 
 
 # ---------------------------------------------------------------------- the pod
@@ -240,11 +240,11 @@ def test_the_longest_names_that_are_taken_fit() -> None:
 
 def test_the_pod_is_as_safe_as_those_of_jobs() -> None:
     pod = kinds("-f", MINIMAL)["Job"]["spec"]["template"]["spec"]
-    expected = of_pod(RunAs(1000, 1000))
+    expected = pod_security_context(RunAsSpec(1000, 1000))
     # it has no volume that could be large
     del expected["fsGroupChangePolicy"]
     assert pod["securityContext"] == expected
-    assert pod["containers"][0]["securityContext"] == of_container()
+    assert pod["containers"][0]["securityContext"] == container_security_context()
 
 
 def test_the_pod_mounts_what_the_entry_point_reads() -> None:
@@ -257,7 +257,7 @@ def test_the_pod_mounts_what_the_entry_point_reads() -> None:
 def test_no_label_makes_a_submitter_part_of_a_job() -> None:
     """Or whoever waits for a job's pods to go would wait for the submitter, which is itself."""
     for args in ([], ["--set", "schedule=@daily"]):
-        assert f"{names.JOB}:" not in json.dumps(kinds("-f", MINIMAL, *args)).replace('"', "")
+        assert f"{names.JOB_LABEL}:" not in json.dumps(kinds("-f", MINIMAL, *args)).replace('"', "")
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -303,8 +303,8 @@ def test_a_default_of_the_chart_cannot_be_taken_away(field: str) -> None:
 def test_what_a_job_dumps_is_taken_too(file: Path, tmp_path: Path) -> None:
     """All defaults written out, as `edl submit` stores them."""
     whole = tmp_path / "job.json"
-    whole.write_text(json.dumps(dump(load(file, [IMAGE]))))
-    assert submitted("-f", whole) == load(file, [IMAGE])
+    whole.write_text(json.dumps(dump_job_spec(load_job_file(file, [IMAGE]))))
+    assert submitted("-f", whole) == load_job_file(file, [IMAGE])
 
 
 # ---------------------------------------------------------------------- notes and looks

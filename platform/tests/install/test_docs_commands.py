@@ -15,7 +15,7 @@ from install.chart_tools import attempt, output
 
 from edl.api.errors import EdlError
 from edl.cli.app import app
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 
 pytestmark = pytest.mark.install
 
@@ -88,7 +88,7 @@ def test_fields_that_edl_commands_set_exist(block: Block, words: list[str]) -> N
     named = next((ROOT / word for word in words if word.endswith(".yaml") and (ROOT / word).exists()), ZOO_JOB)
     settings = option(words, "--set")
     try:
-        load(named, settings)
+        load_job_file(named, settings)
     except EdlError as error:
         pytest.fail(f"{block}: {error}")
 
@@ -204,4 +204,4 @@ def test_the_readmes_own_job_shares_no_runs_with_the_demos(tmp_path: Path) -> No
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (own,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("apiVersion")]
     (tmp_path / "job.yaml").write_text(own, encoding="utf-8")
-    assert load(tmp_path / "job.yaml").name != load(ZOO_JOB).name
+    assert load_job_file(tmp_path / "job.yaml").name != load_job_file(ZOO_JOB).name

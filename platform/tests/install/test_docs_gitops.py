@@ -13,9 +13,9 @@ from handbook import DOCS
 from install.chart_tools import JOB_CHART, ROOT, Manifest, manifests, rendered
 from jsonschema import Draft202012Validator
 
-from edl.cluster.kubernetes.job_manifests import problems
+from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 
 pytestmark = pytest.mark.install
 
@@ -82,7 +82,7 @@ def test_the_job_in_them_can_run_on_a_cluster(release: Manifest, tmp_path: Path)
     job = {key: value for key, value in values_of(release).items() if key in known}
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps({"apiVersion": "edl.dev/v1", "name": release["metadata"]["name"], **job}))
-    assert load(file, required=("training",), demands=problems).workers.max == 4
+    assert load_job_file(file, required=("training",), demands=find_spec_problems).workers.max == 4
 
 
 def test_nothing_in_them_makes_a_job_run_again(release: Manifest) -> None:

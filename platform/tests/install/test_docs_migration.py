@@ -13,9 +13,9 @@ import typer.main
 from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
-from edl.cluster.kubernetes.job_manifests import problems
-from edl.jobfile.json_schema import job_schema
-from edl.jobfile.loader import load
+from edl.cluster.kubernetes.job_manifests import find_spec_problems
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.loader import load_job_file
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/migrating-from-elasticdl.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -32,7 +32,7 @@ def rows() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    return set(fields(job_schema()))
+    return set(fields(build_job_schema()))
 
 
 def fields(schema: Any, path: str = "") -> Iterator[str]:
@@ -85,7 +85,7 @@ def test_commands_and_options_that_the_page_names_exist():
 
 def test_the_translated_command_is_a_job_file_for_a_cluster(tmp_path):
     (tmp_path / "job.yaml").write_text(re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
-    spec = load(tmp_path / "job.yaml", required=("training",), demands=problems)
+    spec = load_job_file(tmp_path / "job.yaml", required=("training",), demands=find_spec_problems)
     flags = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert set(re.findall(r"--\w+", flags)) <= set(FLAGS)
     given = dict(re.findall(r"--(\w+)=(\d+)\b", flags))

@@ -13,8 +13,8 @@ import pytest
 
 from edl.cli.app import COMMANDS
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.json_schema import job_schema
-from edl.jobfile.loader import load
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.loader import load_job_file
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STALE = "docs/reference/{} is stale: make reference"
@@ -47,7 +47,7 @@ def test_the_committed_command_reference_is_fresh(commands):
 
 def test_every_field_of_the_schema_has_its_row():
     text = (DOCS / "reference/jobspec.md").read_text()
-    paths = list(leaves(job_schema()))
+    paths = list(leaves(build_job_schema()))
     assert len(paths) > 50
     assert [path for path in paths if f"| `{path}` |" not in text] == []
 
@@ -99,7 +99,7 @@ def test_an_example_with_a_wrong_option_would_be_found(commands):
 def loaded(tmp_path: Path, text: str) -> JobSpec:
     file = tmp_path / "job.yaml"
     file.write_text(text)
-    return load(file)
+    return load_job_file(file)
 
 
 def test_examples_of_job_files_load(tmp_path):

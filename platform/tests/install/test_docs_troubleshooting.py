@@ -55,15 +55,15 @@ def test_each_section_with_reasons_says_why_and_what_to_do(page):
 
 MODULE = """
 CONSTANT = "known of the module"
-_CONTAINER = {"Broken": ("in a table", "mend it", True)}
+_CONTAINER_PROBLEMS = {"Broken": ("in a table", "mend it", True)}
 
 def each_way(name, job):
-    yield Complaint(name, f"an argument of {name}")
+    yield JobFinding(name, f"an argument of {name}")
     text = f"through a variable of {name}"
-    yield Finding(text + ", and more")
-    yield Checkup(Level.FAIL, name, f"a constant: {CONSTANT}")
-    yield Checkup(Level.OK, name, "nothing is wrong")
-    yield Complaint(name, job.reason)
+    yield PreflightFinding(text + ", and more")
+    yield DoctorFinding(Level.FAIL, name, f"a constant: {CONSTANT}")
+    yield DoctorFinding(Level.OK, name, "nothing is wrong")
+    yield JobFinding(name, job.reason)
 
 class Core:
     def act(self, role):

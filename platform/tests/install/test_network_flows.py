@@ -14,9 +14,9 @@ from install.flow_table import Flow, Table, read
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.job_manifests import render_pod
-from edl.jobfile.pod_spec import RunAs
-from edl.ops.helper_pod import Visit, pod
-from edl.ops.node_matching import matches
+from edl.jobfile.pod_spec import RunAsSpec
+from edl.ops.helper_pod import HelperPodSpec, render_helper_pod
+from edl.ops.node_matching import matches_expression
 
 pytestmark = pytest.mark.install
 
@@ -108,7 +108,7 @@ def test_a_release_without_teams_isolates_edls_pods_and_no_others() -> None:
     """Other things may live in the release's namespace."""
     found = policies(rendered(CHART))
     ours = {**render_pod(MNIST, Role.WORKER, 0, namespace=TEAM, job_uid="", run_dir="/data")["metadata"]["labels"]}
-    copying = pod(Visit("files", "img", RunAs()), "edl-data-01234567")["metadata"]["labels"]
+    copying = render_helper_pod(HelperPodSpec("files", "img", RunAsSpec()), "edl-data-01234567")["metadata"]["labels"]
     for labels, isolated in ((ours, True), (copying, True), ({"app": "notebook"}, False)):
         chosen = [one for one in found if _chooses(one["spec"]["podSelector"], labels)]
         denied = any(one["metadata"]["name"] == "edl-default-deny" for one in chosen)
@@ -128,5 +128,6 @@ def test_a_release_without_teams_allows_what_one_with_a_team_does() -> None:
 
 def _chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
-        matches(expression, labels.get(expression["key"])) for expression in selector.get("matchExpressions", ())
+        matches_expression(expression, labels.get(expression["key"]))
+        for expression in selector.get("matchExpressions", ())
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
-from edl.jobfile.disruptions import LossCounter, Losses
-from edl.jobfile.published_status import EVENTS_KEPT, Publication
+from edl.jobfile.disruptions import DisruptionCounter, DisruptionReport
+from edl.jobfile.published_status import MAX_EVENTS, PublishedStatus
 
 
 def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
@@ -12,7 +12,7 @@ def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
 
 
 def test_losses_are_counted_and_planned_ends_are_not() -> None:
-    told = LossCounter.of(
+    told = DisruptionCounter.of(
         [
             ended(0, "preempted: by default/serving"),
             ended(1, "preempted"),
@@ -26,17 +26,19 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
             RecordsLeased(0, 10, "a", None, time=1.0),
         ]
     ).losses
-    assert told == Losses({"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10)
+    assert told == DisruptionReport(
+        {"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10
+    )
 
 
 def test_they_are_published_and_outlive_the_events() -> None:
-    counter = LossCounter()
-    events = [ended(index, "deleted") for index in range(3 * EVENTS_KEPT)]
+    counter = DisruptionCounter()
+    events = [ended(index, "deleted") for index in range(3 * MAX_EVENTS)]
     for event in events:
         counter.hear(event)
-    pages = Publication(events=events, losses=counter.losses).to_pages()
-    told = Publication.from_pages(pages)
-    assert len(told.events) <= EVENTS_KEPT
+    pages = PublishedStatus(events=events, losses=counter.losses).to_pages()
+    told = PublishedStatus.from_pages(pages)
+    assert len(told.events) <= MAX_EVENTS
     assert told.losses is not None
-    assert told.losses.workers == {"deleted": 3 * EVENTS_KEPT}
-    assert Publication.from_pages({}).losses is None
+    assert told.losses.workers == {"deleted": 3 * MAX_EVENTS}
+    assert PublishedStatus.from_pages({}).losses is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from wording import unsaid
 
-from edl.jobfile.elasticdl_aliases import FIELDS, FUNCTIONS, pointer
+from edl.jobfile.elasticdl_aliases import FIELD_ALIASES, FUNCTION_ALIASES, suggest_replacement
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.section_type import options
+from edl.jobfile.section_type import field_options
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from edl.jobfile.section_type import options
     ],
 )
 def test_a_field_has_its_name_here(name: str, field: str) -> None:
-    assert not unsaid(pointer(name) or "", f"'{field}'")
+    assert not unsaid(suggest_replacement(name) or "", f"'{field}'")
 
 
 @pytest.mark.parametrize(
@@ -34,22 +34,22 @@ def test_a_field_has_its_name_here(name: str, field: str) -> None:
     [("optimizer", "optimizer"), ("loss", "loss"), ("learning_rate", "optimizer"), ("metrics", "eval_metrics_fn")],
 )
 def test_what_code_says_here_is_in_the_model_module(name: str, function: str) -> None:
-    assert not unsaid(pointer(name) or "", "model module", f"{function}()")
+    assert not unsaid(suggest_replacement(name) or "", "model module", f"{function}()")
 
 
 @pytest.mark.parametrize("name", ["", "zzz", "epoch"])
 def test_of_other_names_nothing_is_known(name: str) -> None:
-    assert pointer(name) is None
+    assert suggest_replacement(name) is None
 
 
-@pytest.mark.parametrize("path", sorted(set(FIELDS.values())))
+@pytest.mark.parametrize("path", sorted(set(FIELD_ALIASES.values())))
 def test_each_field_that_is_pointed_to_exists(path: str) -> None:
     here: type = JobSpec
     *outer, last = path.split(".")
     for name in outer:
-        here = options(here)[name].kind.section  # type: ignore[attr-defined]
-    assert last in options(here)
+        here = field_options(here)[name].kind.section  # type: ignore[attr-defined]
+    assert last in field_options(here)
 
 
 def test_no_field_of_a_job_is_called_foreign() -> None:
-    assert not {*FIELDS, *FUNCTIONS} & {*options(JobSpec)}
+    assert not {*FIELD_ALIASES, *FUNCTION_ALIASES} & {*field_options(JobSpec)}

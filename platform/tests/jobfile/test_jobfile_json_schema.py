@@ -12,44 +12,44 @@ from edl.api.events import RoleStarted
 from edl.api.status import Summary
 from edl.jobfile import event_json
 from edl.jobfile.json_object import section_of, to_json
-from edl.jobfile.json_schema import JOB_SCHEMA, generated, published
+from edl.jobfile.json_schema import JOB_SCHEMA, generate_schema_files, read_published_schema
 
 
-@pytest.mark.parametrize("name", sorted(generated()))
+@pytest.mark.parametrize("name", sorted(generate_schema_files()))
 def test_published_is_what_is_generated(name: str) -> None:
-    assert published(name) == generated()[name], "run: python -m edl.jobfile.json_schema"
+    assert read_published_schema(name) == generate_schema_files()[name], "run: python -m edl.jobfile.json_schema"
 
 
-@pytest.mark.parametrize("name", sorted(generated()))
+@pytest.mark.parametrize("name", sorted(generate_schema_files()))
 def test_published_is_a_schema(name: str) -> None:
-    schema = json.loads(published(name))
+    schema = json.loads(read_published_schema(name))
     Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
 def test_every_job_field_is_described_and_has_a_default() -> None:
     required = {"name", "model", "definition", "mount", "secret", "key"}
-    for name, field in _properties(json.loads(published(JOB_SCHEMA))):
+    for name, field in _properties(json.loads(read_published_schema(JOB_SCHEMA))):
         if name != "apiVersion":
             assert field["description"].endswith("."), name
             assert "default" in field or name in required, name
 
 
 def test_units_are_named() -> None:
-    fields = dict(_properties(json.loads(published(JOB_SCHEMA))))
+    fields = dict(_properties(json.loads(read_published_schema(JOB_SCHEMA))))
     assert fields["lost_timeout"]["description"].endswith("Unit: seconds.")
     assert fields["embedding_threshold"]["description"].endswith("Unit: bytes.")
     assert fields["minibatch_size"]["description"].endswith("Unit: records.")
 
 
 def test_values_that_are_not_built_are_not_in_the_schema() -> None:
-    fields = dict(_properties(json.loads(published(JOB_SCHEMA))["properties"]["strategy"]))
+    fields = dict(_properties(json.loads(read_published_schema(JOB_SCHEMA))["properties"]["strategy"]))
     assert fields["name"]["enum"] == ["ParameterServer", "Local"]
     assert fields["mode"]["enum"] == ["async", "sync"]
 
 
 def test_event_schema_tells_events_apart() -> None:
-    validator = Draft202012Validator(event_json.schema())
+    validator = Draft202012Validator(event_json.build_event_schema())
     line = to_json(RoleStarted(time=1.0, role="ps", index=0, pid=7))
     assert validator.is_valid(line)
     assert not validator.is_valid({**line, "event": "role_ended"})

@@ -12,9 +12,9 @@ import pytest
 from wording import unsaid
 
 from edl.api.job import Strategy
-from edl.jobfile.job_spec import Checkpoint, Data, JobSpec, Model, Train
-from edl.jobfile.loader import Count, changes, dump, load
-from edl.jobfile.pod_spec import WorkerResources
+from edl.jobfile.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
+from edl.jobfile.loader import NumberOption, diff_job_specs, dump_job_spec, load_job_file
+from edl.jobfile.pod_spec import WorkerResourceSpec
 from edl.jobfile.problems import SpecError
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
@@ -30,12 +30,12 @@ def job(tmp_path: Path) -> Path:
 def test_the_smallest_file_has_defaults_for_everything_else(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(SMALLEST, encoding="utf-8")
-    model = Model(definition="iris.model.custom_model")
-    assert load(file) == JobSpec(name="iris", model=model, data=Data(training=("train.csv",)))
+    model = ModelSpec(definition="iris.model.custom_model")
+    assert load_job_file(file) == JobSpec(name="iris", model=model, data=DataSpec(training=("train.csv",)))
 
 
 def test_specs_are_values() -> None:
-    spec = JobSpec(name="a", model=Model(definition="a.b"))
+    spec = JobSpec(name="a", model=ModelSpec(definition="a.b"))
     with pytest.raises(AttributeError):
         spec.name = "b"  # type: ignore[misc]
     with pytest.raises((AttributeError, TypeError)):
@@ -53,7 +53,7 @@ def test_specs_are_values() -> None:
         ("model.params.units=16", lambda spec: spec.model.params, {"units": 16}),
         ("model.params={units: [1, 2.5]}", lambda spec: spec.model.params, {"units": [1, 2.5]}),
         ("ps.embedding_threshold=1.5Ki", lambda spec: spec.ps.embedding_threshold, 1536),
-        ("workers.resources.cpu=250m", lambda spec: spec.workers.resources, WorkerResources(cpu=0.25)),
+        ("workers.resources.cpu=250m", lambda spec: spec.workers.resources, WorkerResourceSpec(cpu=0.25)),
         ("volumes[0].local=./here", lambda spec: spec.volumes[0].local, "./here"),
         ("volumes.0.local=./here", lambda spec: spec.volumes[0].local, "./here"),
         ("export.path=out", lambda spec: spec.export.path, "out"),
@@ -63,11 +63,11 @@ def test_specs_are_values() -> None:
     ],
 )
 def test_override(job: Path, setting: str, read, value: object) -> None:
-    assert read(load(job, [setting])) == value
+    assert read(load_job_file(job, [setting])) == value
 
 
 def test_later_overrides_win(job: Path) -> None:
-    assert load(job, ["train.epochs=2", "train.epochs=3"]).train.epochs == 3
+    assert load_job_file(job, ["train.epochs=2", "train.epochs=3"]).train.epochs == 3
 
 
 @pytest.mark.parametrize(
@@ -88,60 +88,60 @@ def test_later_overrides_win(job: Path) -> None:
 )
 def test_wrong_override(job: Path, setting: str, field: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
-        load(job, [setting])
+        load_job_file(job, [setting])
     (problem,) = caught.value.problems
     assert str(problem).startswith(f"--set {setting}: {field}: " if field else f"--set {setting}: ")
     assert not unsaid(str(problem), *keys)
 
 
 def test_what_a_command_needs(job: Path) -> None:
-    assert load(job, required=["training"])
+    assert load_job_file(job, required=["training"])
     with pytest.raises(SpecError, match=r"job.yaml:3: data.prediction: is missing"):
-        load(job, required=["prediction"])
-    assert load(job, ["data={prediction: a}"], required=["prediction"]).data.training == ()
-    assert load(job, ["data={prediction: a}"]).data.training == ()
+        load_job_file(job, required=["prediction"])
+    assert load_job_file(job, ["data={prediction: a}"], required=["prediction"]).data.training == ()
+    assert load_job_file(job, ["data={prediction: a}"]).data.training == ()
 
 
 def test_what_only_training_demands_is_not_asked_of_a_job_that_predicts(job: Path) -> None:
     settings = ["data.prediction=a", "strategy={mode: sync, grads_to_wait: 2}", "workers.max=1"]
-    assert load(job, settings, required=["prediction"])
+    assert load_job_file(job, settings, required=["prediction"])
     for required in ([], ["training"], ["training", "prediction"]):
         with pytest.raises(SpecError, match="grads_to_wait"):
-            load(job, settings, required=required)
+            load_job_file(job, settings, required=required)
 
 
-def counted(workers: int) -> Count:
-    return Count(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+def counted(workers: int) -> NumberOption:
+    return NumberOption(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
 
 
 def test_a_count_takes_the_place_of_what_file_and_settings_say(job: Path) -> None:
-    spec = load(job, ["workers={min: 3, max: 9}"], counts=[counted(4)])
+    spec = load_job_file(job, ["workers={min: 3, max: 9}"], counts=[counted(4)])
     assert (spec.workers.min, spec.workers.max) == (3, 4)
-    spec = load(job, ["workers={min: 3, max: 9}"], counts=[counted(2), Count("--ps 5", "ps.count", 5)])
+    spec = load_job_file(job, ["workers={min: 3, max: 9}"], counts=[counted(2), NumberOption("--ps 5", "ps.count", 5)])
     assert (spec.workers.min, spec.workers.max, spec.ps.count) == (2, 2, 5)
-    assert load(job, counts=[counted(1)]).workers.min == 1
+    assert load_job_file(job, counts=[counted(1)]).workers.min == 1
 
 
 def test_fields_are_held_to_each_other_with_the_counts_of_the_command_line(job: Path) -> None:
     sync = "strategy={mode: sync, grads_to_wait: 3}"
-    assert load(job, [sync], counts=[counted(3)]).strategy.grads_to_wait == 3
-    assert load(job, ["workers.min=3"], counts=[counted(4)]).workers.min == 3
+    assert load_job_file(job, [sync], counts=[counted(3)]).strategy.grads_to_wait == 3
+    assert load_job_file(job, ["workers.min=3"], counts=[counted(4)]).workers.min == 3
     with pytest.raises(SpecError) as caught:
-        load(job, [sync], counts=[counted(2)])
+        load_job_file(job, [sync], counts=[counted(2)])
     assert str(caught.value).startswith(f"--set {sync}: strategy.grads_to_wait: ")
     assert not unsaid(str(caught.value), "found 3", "workers.max is 2", "at most 2", "--workers 2")
 
 
 def test_a_count_out_of_bounds_is_blamed_on_its_option(job: Path) -> None:
     with pytest.raises(SpecError, match=r"^--workers 0: workers\.max: found 0"):
-        load(job, counts=[counted(0)])
+        load_job_file(job, counts=[counted(0)])
     with pytest.raises(SpecError, match=r"^--ps 0: ps\.count: found 0"):
-        load(job, counts=[Count("--ps 0", "ps.count", 0)])
+        load_job_file(job, counts=[NumberOption("--ps 0", "ps.count", 0)])
 
 
 def test_a_minimum_that_is_no_number_is_a_mistake_of_its_own(job: Path) -> None:
     with pytest.raises(SpecError, match=r"^--set workers\.min=many: workers\.min: found 'many'"):
-        load(job, ["workers.min=many"], counts=[counted(3)])
+        load_job_file(job, ["workers.min=many"], counts=[counted(3)])
 
 
 @pytest.mark.parametrize("source", ["file", "--set workers.max=2"])
@@ -149,7 +149,7 @@ def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, 
     text = job.read_text(encoding="utf-8")
     job.write_text(text + "strategy: {mode: sync, grads_to_wait: 3}\n", encoding="utf-8")
     with pytest.raises(SpecError) as caught:  # a neighbour's option gave it nothing
-        load(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
+        load_job_file(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
     told = str(caught.value)
     assert not unsaid(told, "strategy.grads_to_wait", "found 3", "workers.max is 2")
     assert (source in told) == (source != "file")
@@ -157,30 +157,30 @@ def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, 
 
 
 def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
-    spec = load(job, ["master.lost_timeout=1h30m"])
+    spec = load_job_file(job, ["master.lost_timeout=1h30m"])
     file = tmp_path / "spec.json"
-    file.write_text(json.dumps(dump(spec)), encoding="utf-8")
-    assert load(file) == spec
+    file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
+    assert load_job_file(file) == spec
     assert spec.master.lost_timeout == 5400.0
 
 
 def test_changes() -> None:
-    old = JobSpec(name="a", model=Model(definition="a.b", params={"units": 1}), data=Data(training=("x",)))
+    old = JobSpec(name="a", model=ModelSpec(definition="a.b", params={"units": 1}), data=DataSpec(training=("x",)))
     new = replace(
         old,
-        model=Model(definition="a.b", params={"units": 2, "depth": 3}),
-        train=Train(epochs=7),
-        data=Data(training=("x", "y")),
+        model=ModelSpec(definition="a.b", params={"units": 2, "depth": 3}),
+        train=TrainSpec(epochs=7),
+        data=DataSpec(training=("x", "y")),
         checkpoint=None,
     )
-    assert changes(old, new) == [
+    assert diff_job_specs(old, new) == [
         ("model.params.units", 1, 2),
         ("model.params.depth", None, 3),
         ("data.training", ["x"], ["x", "y"]),
         ("train.epochs", 1, 7),
-        ("checkpoint", dump(old)["checkpoint"], None),
+        ("checkpoint", dump_job_spec(old)["checkpoint"], None),
     ]
-    assert changes(new, replace(new, checkpoint=Checkpoint())) == [
+    assert diff_job_specs(new, replace(new, checkpoint=CheckpointSpec())) == [
         ("checkpoint", None, {"every_steps": 1000, "keep": 3, "full_timeout": 1800.0}),
     ]
 
@@ -188,7 +188,10 @@ def test_changes() -> None:
 def test_reading_a_dumped_spec_needs_no_yaml(job: Path, tmp_path: Path) -> None:
     # every role does it when it starts, and a parser for YAML costs 40 ms of that
     file = tmp_path / "spec.json"
-    file.write_text(json.dumps(dump(load(job))), encoding="utf-8")
-    code = f"import sys; from edl.jobfile.loader import load; load({str(file)!r}); print('ruamel.yaml' in sys.modules)"
+    file.write_text(json.dumps(dump_job_spec(load_job_file(job))), encoding="utf-8")
+    code = (
+        f"import sys; from edl.jobfile.loader import load_job_file; load_job_file({str(file)!r}); print('ruamel.yaml'"
+        " in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

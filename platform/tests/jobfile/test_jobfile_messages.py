@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.loader import load
-from edl.jobfile.problems import SpecError, nearest
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.problems import SpecError, closest_match
 
 _FILE = Path(__file__).with_name("bad_jobs.txt")
 _CASES = _FILE.read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_golden(
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(file, encoding="utf-8")
     with pytest.raises(SpecError) as caught:
-        load("job.yaml")
+        load_job_file("job.yaml")
     now = str(caught.value)
     if pytestconfig.getoption("update_golden"):
         old, new = (file + "=>\n" + text + "\n" for text in (messages.rstrip("\n"), now))
@@ -47,14 +47,14 @@ def test_tabs(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("train:\n\tepochs: 1\n")
     with pytest.raises(SpecError, match=r"job.yaml:2: [\s\S]*tabs"):
-        load(file)
+        load_job_file(file)
 
 
 def test_control_characters(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nimage: \x00\n")
     with pytest.raises(SpecError, match=r"job.yaml:2: .*character"):
-        load(file)
+        load_job_file(file)
 
 
 def test_nesting_without_end(tmp_path: Path) -> None:
@@ -62,32 +62,32 @@ def test_nesting_without_end(tmp_path: Path) -> None:
         file = tmp_path / name
         file.write_text("[" * 1_000)
         with pytest.raises(SpecError, match="nested too deeply"):
-            load(file)
+            load_job_file(file)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"absent.yaml: no such file$"):
-        load(tmp_path / "absent.yaml")
+        load_job_file(tmp_path / "absent.yaml")
 
 
 def test_directory_names_the_files_in_it(tmp_path: Path) -> None:
     (tmp_path / "mnist.yaml").touch()
     with pytest.raises(SpecError, match=r"directory[\s\S]*mnist.yaml"):
-        load(tmp_path)
+        load_job_file(tmp_path)
 
 
 def test_binary_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="UTF-8"):
-        load(file)
+        load_job_file(file)
 
 
 def test_json_file_gets_lines(tmp_path: Path) -> None:
     file = tmp_path / "spec.json"
     file.write_text('{\n "name": "a",\n "model": {"definition": "a.b"},\n "data": {"training": 3}\n}')
     with pytest.raises(SpecError, match=r"spec.json:4: data.training: found 3"):
-        load(file)
+        load_job_file(file)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_json_file_gets_lines(tmp_path: Path) -> None:
     [("epoch", "epochs"), ("minibatch-size", "minibatch_size"), ("MINIBATCHSIZE", "minibatch_size"), ("zzz", None)],
 )
 def test_nearest(name: str, expected: str | None) -> None:
-    assert nearest(name, ("epochs", "minibatch_size", "seed")) == expected
+    assert closest_match(name, ("epochs", "minibatch_size", "seed")) == expected
 
 
 def test_problems_are_structured(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nmodel: {definition: a.b}\ndata: {training: x}\ntrain: {epochs: -1}\n")
     with pytest.raises(SpecError) as caught:
-        load(file, ["workers.min=-1"])
+        load_job_file(file, ["workers.min=-1"])
     assert [(problem.where, problem.path) for problem in caught.value.problems] == [
         ("--set workers.min=-1", "workers.min"),
         (f"{file}:4", "train.epochs"),

@@ -7,30 +7,32 @@ from dataclasses import replace
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import Data, Export, JobSpec, Model
-from edl.jobfile.pod_paths import MODEL_ZOO, resolve_pod
-from edl.jobfile.pod_spec import Storage, Volume
+from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
+from edl.jobfile.pod_paths import POD_ZOO_DIR, resolve_pod_paths
+from edl.jobfile.pod_spec import StorageSpec, VolumeSpec
 
-SPEC = JobSpec(name="digits", model=Model("m.custom_model"), data=Data(training=("/data/train", "odps://table")))
+SPEC = JobSpec(
+    name="digits", model=ModelSpec("m.custom_model"), data=DataSpec(training=("/data/train", "odps://table"))
+)
 
 
-@pytest.mark.parametrize(("zoo", "means"), [("model_zoo", MODEL_ZOO), ("../mine", MODEL_ZOO), ("/own", "/own")])
+@pytest.mark.parametrize(("zoo", "means"), [("model_zoo", POD_ZOO_DIR), ("../mine", POD_ZOO_DIR), ("/own", "/own")])
 def test_a_relative_zoo_is_the_images(zoo: str, means: str) -> None:
-    assert resolve_pod(replace(SPEC, model=replace(SPEC.model, zoo=zoo))).model.zoo == means
+    assert resolve_pod_paths(replace(SPEC, model=replace(SPEC.model, zoo=zoo))).model.zoo == means
 
 
 def test_where_runs_go() -> None:
-    shared = replace(SPEC, volumes=(Volume("/data", claim="files"),))
-    assert resolve_pod(SPEC).storage.path == "/edl"
-    assert resolve_pod(shared).storage.path == "/data/edl"
-    assert resolve_pod(replace(shared, storage=Storage(path="/data/runs"))).storage.path == "/data/runs"
-    assert resolve_pod(shared, "/elsewhere").storage.path == "/elsewhere"
+    shared = replace(SPEC, volumes=(VolumeSpec("/data", claim="files"),))
+    assert resolve_pod_paths(SPEC).storage.path == "/edl"
+    assert resolve_pod_paths(shared).storage.path == "/data/edl"
+    assert resolve_pod_paths(replace(shared, storage=StorageSpec(path="/data/runs"))).storage.path == "/data/runs"
+    assert resolve_pod_paths(shared, "/elsewhere").storage.path == "/elsewhere"
 
 
 def test_relative_paths_of_data_are_refused_all_at_once() -> None:
-    data = Data(training=("train", "/data/train"), validation=("../test",))
+    data = DataSpec(training=("train", "/data/train"), validation=("../test",))
     with pytest.raises(BadInputError) as told:
-        resolve_pod(replace(SPEC, data=data, export=Export("models")))
+        resolve_pod_paths(replace(SPEC, data=data, export=ExportSpec("models")))
     assert [line.strip() for line in told.value.message.splitlines()[1:]] == [
         "data.training: train",
         "data.validation: ../test",
@@ -39,5 +41,5 @@ def test_relative_paths_of_data_are_refused_all_at_once() -> None:
 
 
 def test_resolving_twice_changes_nothing() -> None:
-    once = resolve_pod(SPEC)
-    assert resolve_pod(once) == once
+    once = resolve_pod_paths(SPEC)
+    assert resolve_pod_paths(once) == once

@@ -14,16 +14,23 @@ from jsonschema import Draft202012Validator
 from edl.api.events import EVENTS, Event
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import consistency_rules, event_json
-from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, Paths, TextOr
-from edl.jobfile.document_tree import Place, tree
-from edl.jobfile.job_spec import JOB, JobSpec
+from edl.jobfile.composite_types import (
+    AnyJsonType,
+    ListType,
+    MappingType,
+    NullableType,
+    PathListType,
+    TextOrMappingType,
+)
+from edl.jobfile.document_tree import ReadContext, build_tree
+from edl.jobfile.job_spec import JOB_SECTION, JobSpec
 from edl.jobfile.json_object import from_json, section_of, to_json
-from edl.jobfile.json_schema import job_schema
-from edl.jobfile.loader import changes, dump, load
-from edl.jobfile.problems import Problem
-from edl.jobfile.quantities import Quantity
-from edl.jobfile.scalar_types import Choice, Flag, Number, Text, Whole
-from edl.jobfile.section_type import Option, Section, defaults, options
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.loader import diff_job_specs, dump_job_spec, load_job_file
+from edl.jobfile.problems import SpecProblem
+from edl.jobfile.quantities import QuantityType
+from edl.jobfile.scalar_types import BooleanType, ChoiceType, IntegerType, NumberType, TextType
+from edl.jobfile.section_type import FieldOption, SectionType, field_defaults, field_options
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(
@@ -42,76 +49,78 @@ _JSON = st.recursive(
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values as a kind's read gives them."""
     match kind:
-        case Section():
-            return st.builds(kind.section, **{name: member(option) for name, option in options(kind.section).items()})
-        case Nullable():
+        case SectionType():
+            return st.builds(
+                kind.section, **{name: member(option) for name, option in field_options(kind.section).items()}
+            )
+        case NullableType():
             return st.none() | values(kind.kind)
-        case ListOf():
+        case ListType():
             return st.lists(values(kind.kind), max_size=2).map(tuple)
-        case TextOr():
+        case TextOrMappingType():
             return values(kind.text) | values(kind.mapping)
-        case Named():
+        case MappingType():
             return st.dictionaries(_WORDS, values(kind.kind), max_size=2)
-        case Paths():
+        case PathListType():
             return st.lists(_WORDS, max_size=2).map(tuple)
-        case Anything():
+        case AnyJsonType():
             return _JSON
-        case Choice():
+        case ChoiceType():
             return st.sampled_from(kind.names)
-        case Flag():
+        case BooleanType():
             return st.booleans()
-        case Whole():
+        case IntegerType():
             least = -(2**40) if kind.minimum is None else kind.minimum
             return st.integers(least, 2**40 if kind.maximum is None else kind.maximum)
-        case Quantity():
+        case QuantityType():
             least = 1 if kind.above_zero else 0
             return st.integers(least, 2**50) if kind.whole else st.floats(0, 1e9, exclude_min=kind.above_zero)
-        case Number():
+        case NumberType():
             return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
-        case Text():
+        case TextType():
             return st.from_regex(kind.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
     raise AssertionError(kind)
 
 
-def member(option: Option) -> st.SearchStrategy[Any]:
+def member(option: FieldOption) -> st.SearchStrategy[Any]:
     return values(option.kind) if option.built is None else st.sampled_from(option.built)
 
 
-SPECS = values(JOB)
-PUBLISHED = Draft202012Validator(job_schema())
+SPECS = values(JOB_SECTION)
+PUBLISHED = Draft202012Validator(build_job_schema())
 
 
 def usable(spec: JobSpec) -> bool:
-    return not consistency_rules.broken(spec)
+    return not consistency_rules.find_rule_violations(spec)
 
 
 @settings(_PATIENT, max_examples=20)
 @given(spec=SPECS.filter(usable))
 def test_dump_and_load_is_the_same_spec(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
-    text = json.dumps(dump(spec))
+    text = json.dumps(dump_job_spec(spec))
     for name in ("spec.json", "spec.yaml"):
         file = tmp_path_factory.mktemp("job") / name
         file.write_text(text, encoding="utf-8")
-        assert load(file) == spec
+        assert load_job_file(file) == spec
 
 
 @settings(_PATIENT, max_examples=50)
 @given(old=SPECS, new=SPECS)
 def test_changes_turn_old_into_new(old: JobSpec, new: JobSpec) -> None:
-    assert changes(old, old) == []
-    for path, before, after in changes(old, new):
+    assert diff_job_specs(old, old) == []
+    for path, before, after in diff_job_specs(old, new):
         assert before != after
-        assert path.split(".")[0] in options(JobSpec)
-    assert bool(changes(old, new)) == (old != new)
+        assert path.split(".")[0] in field_options(JobSpec)
+    assert bool(diff_job_specs(old, new)) == (old != new)
 
 
 @settings(_PATIENT, max_examples=200)
 @given(spec=SPECS, data=st.data())
 def test_schema_and_reader_agree(spec: JobSpec, data: st.DataObject) -> None:
-    document = dump(spec)
+    document = dump_job_spec(spec)
     _mutate(document, data)
-    problems: list[Problem] = []
-    JOB.read(tree(document, "job"), Place("", problems))
+    problems: list[SpecProblem] = []
+    JOB_SECTION.read(build_tree(document, "job"), ReadContext("", problems))
     wrong = [error.message for error in PUBLISHED.iter_errors(document)]
     assert bool(problems) == bool(wrong), (problems, wrong)
 
@@ -145,15 +154,15 @@ def test_reports_survive_json(report: type, data: st.DataObject) -> None:
 def test_event_lines_survive(happened: Event) -> None:
     line = event_json.line(happened)
     assert "\n" not in line
-    assert event_json.parse(line) == happened
+    assert event_json.parse_event_line(line) == happened
 
 
 def _sections(section: type, path: str) -> list[tuple[str, type]]:
     inner = [
         found
-        for name, option in options(section).items()
+        for name, option in field_options(section).items()
         for kind in (getattr(option.kind, "kind", option.kind),)
-        if isinstance(kind, Section)
+        if isinstance(kind, SectionType)
         for found in _sections(kind.section, f"{path}.{name}")
     ]
     return [(path, section), *inner]
@@ -162,16 +171,16 @@ def _sections(section: type, path: str) -> list[tuple[str, type]]:
 @pytest.mark.parametrize(("path", "section"), _sections(JobSpec, "job"))
 def test_every_field_has_a_sentence_and_a_default(path: str, section: type) -> None:
     required = {"job": {"name", "model"}, "job.model": {"definition"}, "job.volumes": {"mount"}}.get(path, set())
-    assert set(options(section)) - set(defaults(section)) == required
-    for name, option in options(section).items():
+    assert set(field_options(section)) - set(field_defaults(section)) == required
+    for name, option in field_options(section).items():
         assert option.doc.endswith("."), name
-        assert option.built is None or defaults(section)[name] in option.built, name
+        assert option.built is None or field_defaults(section)[name] in option.built, name
 
 
 def test_a_file_of_the_published_example(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(EXAMPLE, encoding="utf-8")
-    spec = load(file)
+    spec = load_job_file(file)
     assert spec.ps.embedding_threshold == 2 * 1024**2
     assert spec.master.resources.memory == 2 * 1024**3
     assert spec.master.lost_timeout == 1800.0

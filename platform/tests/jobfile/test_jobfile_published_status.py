@@ -13,13 +13,13 @@ from edl.api.job import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import (
-    EVENTS_BYTES,
-    EVENTS_KEPT,
-    MOMENTS_KEPT,
-    Failure,
-    Moment,
-    Publication,
-    extended,
+    MAX_EVENTS,
+    MAX_EVENTS_BYTES,
+    MAX_TIMELINE_POINTS,
+    JobFailure,
+    PublishedStatus,
+    TimelinePoint,
+    extend_timeline,
 )
 
 STATUS = Status(job="digits", run="r", run_dir="/data/r", phase="Training", updated=2.0, loss=0.5)
@@ -27,19 +27,19 @@ EVENTS: tuple[Event, ...] = (
     RunStarted("r", "/data/r", time=1.0),
     RecordsReturned(0, 10, "train", 3, "preempted", time=2.0),
 )
-WHOLE = Publication(
+WHOLE = PublishedStatus(
     STATUS,
     EVENTS,
-    (Moment(1.0, 2), Moment(2.0, 1, 1, 12.5, 100)),
+    (TimelinePoint(1.0, 2), TimelinePoint(2.0, 1, 1, 12.5, 100)),
     Summary(10, 10, metrics={"accuracy": 0.9}),
-    Failure("crash", "all workers crashed", "Traceback …"),
+    JobFailure("crash", "all workers crashed", "Traceback …"),
 )
 
 
 def test_it_comes_back_as_it_was() -> None:
-    assert Publication.from_pages(WHOLE.to_pages()) == WHOLE
-    assert Publication.from_pages({}) == Publication()
-    assert Publication.from_pages(Publication().to_pages()) == Publication()
+    assert PublishedStatus.from_pages(WHOLE.to_pages()) == WHOLE
+    assert PublishedStatus.from_pages({}) == PublishedStatus()
+    assert PublishedStatus.from_pages(PublishedStatus().to_pages()) == PublishedStatus()
     assert WHOLE.detail == "Traceback …"
 
 
@@ -57,16 +57,16 @@ def test_it_comes_back_as_it_was() -> None:
 )
 def test_what_this_version_did_not_write_is_refused(page: str, text: str, why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        Publication.from_pages({page: text})
+        PublishedStatus.from_pages({page: text})
 
 
 def test_the_newest_events_are_kept() -> None:
     many = tuple(Warned(f"warning {n}", time=float(n)) for n in range(1000))
-    assert Publication.from_pages(Publication(events=many).to_pages()).events == many[-EVENTS_KEPT:]
+    assert PublishedStatus.from_pages(PublishedStatus(events=many).to_pages()).events == many[-MAX_EVENTS:]
     long = tuple(Warned("x" * 5000, time=float(n)) for n in range(50))
-    kept = Publication.from_pages(Publication(events=long).to_pages()).events
+    kept = PublishedStatus.from_pages(PublishedStatus(events=long).to_pages()).events
     assert kept == long[-len(kept) :]
-    assert 5000 * len(kept) <= EVENTS_BYTES < 5100 * (len(kept) + 1)
+    assert 5000 * len(kept) <= MAX_EVENTS_BYTES < 5100 * (len(kept) + 1)
 
 
 def test_no_page_outgrows_a_configmap() -> None:
@@ -75,14 +75,14 @@ def test_no_page_outgrows_a_configmap() -> None:
     table = TableStatus("ü" * NAME_LENGTH, 10**12, 10**15, 10**12, 10**12, 1.0)
     parameters = ParametersStatus(Strategy(), tables=(table,) * TABLES_SHOWN, tables_total=10**6)
     many = {"workers": (worker,) * 20_000, "parameters": parameters}
-    huge = Publication(
+    huge = PublishedStatus(
         Status(**{**_fields(status), **many}),  # type: ignore[arg-type]
         summary=Summary(1, 1, parameters=parameters),
-        failure=Failure("crash", "r" * 10**6, "d" * 10**6),
+        failure=JobFailure("crash", "r" * 10**6, "d" * 10**6),
     )
     pages = huge.to_pages()
     assert sum(len(page.encode()) for page in pages.values()) < 900_000
-    again = Publication.from_pages(pages)
+    again = PublishedStatus.from_pages(pages)
     assert again.status is not None
     assert 1000 < len(again.status.workers) < 20_000
 
@@ -93,15 +93,15 @@ def _fields(status: Status) -> dict[str, object]:
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=1, max_size=3000))
 def test_a_timeline_covers_the_whole_life_in_bounded_space(steps: list[float]) -> None:
-    timeline: tuple[Moment, ...] = ()
+    timeline: tuple[TimelinePoint, ...] = ()
     now = 0.0
     for step in steps:
         now += step
-        timeline = extended(timeline, Moment(now, 1))
-    assert len(timeline) <= MOMENTS_KEPT
+        timeline = extend_timeline(timeline, TimelinePoint(now, 1))
+    assert len(timeline) <= MAX_TIMELINE_POINTS
     times = [moment.time for moment in timeline]
     assert times == sorted(times)
     assert times[0] == steps[0]
     assert times[-1] == now
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert max(gaps, default=0.0) <= max(10.0, 12 * now / MOMENTS_KEPT)
+    assert max(gaps, default=0.0) <= max(10.0, 12 * now / MAX_TIMELINE_POINTS)

@@ -23,12 +23,12 @@ from edl.jobfile import quantities
     ],
 )
 def test_sizes_are_bytes(text: str, expected: int) -> None:
-    assert quantities.size(text) == expected
+    assert quantities.parse_size(text) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2", 2.0), ("500m", 0.5), ("1.5", 1.5), ("1m", 0.001)])
 def test_cores(text: str, expected: float) -> None:
-    assert quantities.cores(text) == expected
+    assert quantities.parse_cores(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,51 +44,51 @@ def test_cores(text: str, expected: float) -> None:
     ],
 )
 def test_durations_are_seconds(text: str, expected: float) -> None:
-    assert quantities.duration(text) == expected
+    assert quantities.parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "Mi", "2 Mi", "2MB", "-1", "1e3", "0.5", "1.2.3", "2Mi\n", "٣Mi"])
 def test_not_a_size(text: str) -> None:
     with pytest.raises(ValueError):
-        quantities.size(text)
+        quantities.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "m", "2c", "-1", "1 m"])
 def test_not_cores(text: str) -> None:
     with pytest.raises(ValueError):
-        quantities.cores(text)
+        quantities.parse_cores(text)
 
 
 @pytest.mark.parametrize("text", ["", "30", "30 m", "m", "-5s", "1h30", "5min"])
 def test_not_a_duration(text: str) -> None:
     with pytest.raises(ValueError):
-        quantities.duration(text)
+        quantities.parse_duration(text)
 
 
 @given(st.integers(0, 10**15), st.sampled_from(["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"]))
 def test_sizes_scale_exactly(count: int, unit: str) -> None:
-    assert quantities.size(f"{count}{unit}") == count * quantities.size(f"1{unit}")
+    assert quantities.parse_size(f"{count}{unit}") == count * quantities.parse_size(f"1{unit}")
 
 
 @given(st.integers(0, 2**53))
 def test_sizes_are_written_exactly(count: int) -> None:
-    assert quantities.size(quantities.size_text(count)) == count
+    assert quantities.parse_size(quantities.format_size(count)) == count
 
 
 @given(st.integers(0, 10**6))
 def test_thousandths_of_a_core_are_written_exactly(thousandths: int) -> None:
-    assert quantities.cores(quantities.cores_text(thousandths / 1000)) == thousandths / 1000
+    assert quantities.parse_cores(quantities.format_cores(thousandths / 1000)) == thousandths / 1000
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(2.0, "2"), (0.25, "250m"), (0.1 + 0.2, "300m"), (0.0001, "1m"), (1e-12, "1m"), (0, "0")]
 )
 def test_cores_as_kubernetes_writes_them(count: float, text: str) -> None:
-    assert quantities.cores_text(count) == text
+    assert quantities.format_cores(count) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(2 << 30, "2Gi"), (1536 << 20, "1536Mi"), (1_500_000_000, "1500000000"), (0, "0")]
 )
 def test_sizes_as_kubernetes_writes_them(count: int, text: str) -> None:
-    assert quantities.size_text(count) == text
+    assert quantities.format_size(count) == text

@@ -47,7 +47,7 @@ def test_every_kind_of_event() -> None:
 
 def test_an_end_by_a_signal() -> None:
     ended = RoleEnded(time=1.0, role="worker", index=1, pid=7, reason="killed by SIGKILL", exit_code=-9)
-    assert event_json.parse(event_json.line(ended)) == ended
+    assert event_json.parse_event_line(event_json.line(ended)) == ended
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
@@ -87,7 +87,7 @@ def test_the_summary_travels_with_the_end() -> None:
         records_total=4, records_done=4, updates_rolled_back=3, updates_rolled_back_of={"dense/kernel": 3}
     )
     ended = JobEnded(time=2.0, phase="Done", reason="all records are done", summary=summary)
-    assert event_json.parse(event_json.line(ended)) == ended
+    assert event_json.parse_event_line(event_json.line(ended)) == ended
 
 
 def test_status_lists_its_roles() -> None:
@@ -126,7 +126,7 @@ def test_status_lists_its_roles() -> None:
 )
 def test_reading_is_strict(line: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
-        event_json.parse(line, "events.jsonl:3")
+        event_json.parse_event_line(line, "events.jsonl:3")
     assert str(caught.value).startswith("events.jsonl:3: ")
     assert not unsaid(str(caught.value), *keys)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.zoo_lookup import ANYTHING, locate, misnamed, names, refuse_misnamed
+from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, defined_names, find_misnamed, find_model_function
 
 SOURCE = """
 import os.path
@@ -42,19 +42,19 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def test_names_are_those_that_the_top_level_binds(zoo: Path) -> None:
-    assert names(zoo / "mnist/cnn.py") == (
+    assert defined_names(zoo / "mnist/cnn.py") == (
         "os", "L", "shared", "LIMIT", "a", "b", "c", "guarded", "Fallback", "i", "stream", "inner", "custom_model",
     )  # fmt: skip
 
 
 def test_locate_gives_file_import_name_and_function(zoo: Path) -> None:
-    found = locate(zoo, "mnist.cnn.custom_model")
+    found = find_model_function(zoo, "mnist.cnn.custom_model")
     assert (found.path, found.name, found.function) == (zoo / "mnist/cnn.py", "model_zoo.mnist.cnn", "custom_model")
 
 
 def test_a_zoo_whose_name_is_no_identifier_is_itself_on_the_path(zoo: Path) -> None:
     zoo = zoo.rename(zoo.with_name("my-zoo"))
-    assert locate(zoo, "mnist.cnn.custom_model").name == "mnist.cnn"
+    assert find_model_function(zoo, "mnist.cnn.custom_model").name == "mnist.cnn"
 
 
 def test_a_module_called_like_the_zoo_is_found_without_the_zoo_as_package(tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ def test_a_module_called_like_the_zoo_is_found_without_the_zoo_as_package(tmp_pa
     zoo = tmp_path / "digits"
     zoo.mkdir()
     (zoo / "digits.py").write_text("def custom_model(): ...\n")
-    assert locate(zoo, "digits.custom_model").name == "digits"
+    assert find_model_function(zoo, "digits.custom_model").name == "digits"
     (zoo / "__init__.py").write_text("")
-    assert locate(zoo, "digits.custom_model").name == "digits.digits"
+    assert find_model_function(zoo, "digits.custom_model").name == "digits.digits"
 
 
 def test_a_package_is_a_module_and_a_star_import_may_define_anything(zoo: Path) -> None:
-    assert names(zoo / "mnist/__init__.py") == (ANYTHING,)
-    assert locate(zoo, "mnist.anything").path == zoo / "mnist/__init__.py"
+    assert defined_names(zoo / "mnist/__init__.py") == (STAR_IMPORT,)
+    assert find_model_function(zoo, "mnist.anything").path == zoo / "mnist/__init__.py"
 
 
 def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> None:
@@ -77,12 +77,12 @@ def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> N
     (zoo / "mnist" / "parts.py").write_text("from model_zoo.shared import *\nfeed = 1\n")
     for star in ("shared", "model_zoo.shared", "..shared"):
         (zoo / "mnist" / "mine.py").write_text(f"from {star} import *\n")
-        found = locate(zoo, "mnist.mine.feed")
+        found = find_model_function(zoo, "mnist.mine.feed")
         assert found.names == ("feed", "custom_data_reader")
         assert found.may_define("custom_data_reader")
         assert not found.may_define("callbacks")
     (zoo / "mnist" / "mine.py").write_text("from keras.layers import *\nfeed = 1\n")
-    assert locate(zoo, "mnist.mine.feed").may_define("callbacks"), "nobody knows"
+    assert find_model_function(zoo, "mnist.mine.feed").may_define("callbacks"), "nobody knows"
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_names_that_nothing_uses_are_told_by_what_was_meant(
     tmp_path: Path, source: str, found: list[tuple[str, str]]
 ) -> None:
     (tmp_path / "m.py").write_text(source)
-    assert list(misnamed(tmp_path / "m.py")) == found
+    assert list(find_misnamed(tmp_path / "m.py")) == found
     if found:
         with pytest.raises(BadInputError, match=f"'{found[0][0]}'"):
-            refuse_misnamed(tmp_path / "m.py")
+            check_misnamed(tmp_path / "m.py")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_names_that_nothing_uses_are_told_by_what_was_meant(
 )
 def test_errors_say_what_is_there(zoo: Path, definition: str, said: str) -> None:
     with pytest.raises(BadInputError, match=said):
-        locate(zoo, definition)
+        find_model_function(zoo, definition)
 
 
 def test_a_missing_zoo_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="not a directory"):
-        locate(tmp_path / "no", "a.b")
+        find_model_function(tmp_path / "no", "a.b")

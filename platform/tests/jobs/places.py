@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
-from edl.storage.checkpoint_manifest import cut_directory, cuts_in
+from edl.storage.checkpoint_manifest import cut_directory, list_cuts
 from edl.testing.jobs import JobProcess
 
 MODEL_ZOO = Path(__file__).parents[3] / "model_zoo"
@@ -103,7 +103,7 @@ class Digits:
 def newest_cut(run_dir: Path) -> Path:
     """The folder of a run's newest checkpoint."""
     checkpoints = run_dir / "checkpoints"
-    return cut_directory(checkpoints, cuts_in(checkpoints)[-1])
+    return cut_directory(checkpoints, list_cuts(checkpoints)[-1])
 
 
 def predictions(folder: Path) -> tuple[NDArray[np.float32], list[tuple[int, int]]]:

@@ -12,7 +12,7 @@ import pytest
 from jobs.places import Place, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays
 
-from edl.storage.checkpoint_manifest import cuts_in
+from edl.storage.checkpoint_manifest import list_cuts
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
@@ -101,7 +101,7 @@ def test_weights_and_losses_of_outputs_come_to_what_keras_fit_does(tmp_path: Pat
         assert value == pytest.approx(expected[name], rel=1e-4), name
     folder = run_dir / "checkpoints"
     found = assign(
-        type(model).from_config(model.get_config()), checkpoint_arrays(folder / f"cut-{cuts_in(folder)[-1]:08}")
+        type(model).from_config(model.get_config()), checkpoint_arrays(folder / f"cut-{list_cuts(folder)[-1]:08}")
     )
     for mine, theirs in zip(found.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from jobs.places import MODEL_ZOO, Place, newest_cut
 from jobs.plain_keras import QUIET, checkpoint_arrays
 
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.testing.jobs import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
@@ -44,5 +44,5 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", MODELS)
 def test_its_job_file_names_the_model_that_is_tested(name: str) -> None:
-    spec = load(MODEL_ZOO / name / "job.yaml")
+    spec = load_job_file(MODEL_ZOO / name / "job.yaml")
     assert spec.model.definition == f"{name}.{name}.custom_model"

@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 from edl.data.reader import Metadata
 from edl.data.recordio.reader import RecordIOReader
-from edl.core.shards import Source
+from edl.core.shards import RecordSource
 from model_zoo.mnist.mnist_subclass import CustomModel
 from model_zoo.mnist.records import eval_metrics_fn, loss
 
@@ -47,7 +47,7 @@ class Arrays:
     metadata = Metadata("arrays")
 
     def sources(self):
-        return [Source("digits", len(self.labels))]
+        return [RecordSource("digits", len(self.labels))]
 
     def read(self, source, start, end, on_corrupt=None):
         rows = np.column_stack([self.images[start:end], self.labels[start:end]]).astype(np.float32)

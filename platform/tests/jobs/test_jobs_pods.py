@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from jobs.places import MODEL_ZOO, Digits, Place
 
-from edl.api.cluster_port import PLAIN, Phase, PodSeen, Role, Synced, Wish
-from edl.jobfile.loader import load
-from edl.master.backend import OneMachine
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
+from edl.jobfile.loader import load_job_file
+from edl.master.backend import LocalMasterBackend
 from edl.master.master_process import serve_job
-from edl.pod.role_preparation import prepare
+from edl.pod.role_preparation import prepare_role
 from edl.storage.run_directory import read_json
-from edl.transport.process_identity import Identity
+from edl.transport.process_identity import ProcessIdentity
 
 pytestmark = [
     pytest.mark.jobs,
@@ -52,10 +52,10 @@ class LoopbackPods:
         }
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._news: queue.Queue[PodSeen | None] = queue.Queue()
-        self.seen: dict[str, PodSeen] = {}
+        self._news: queue.Queue[PodStatus | None] = queue.Queue()
+        self.seen: dict[str, PodStatus] = {}
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
         with self._lock:
             number = len(self.seen)
             uid = f"uid-{number}-of-{role}-{index}"
@@ -70,7 +70,7 @@ class LoopbackPods:
                 start_new_session=True,
             )
             self._processes[uid] = process
-            self._tell(PodSeen(uid, role, index, Phase.RUNNING, node="here"))
+            self._tell(PodStatus(uid, role, index, PodPhase.RUNNING, node="here"))
         threading.Thread(target=self._await, args=(uid, process), daemon=True).start()
         return uid
 
@@ -78,8 +78,8 @@ class LoopbackPods:
         self._processes[uid].terminate()
         threading.Timer(grace, self._kill, (uid,)).start()
 
-    def watch(self) -> Iterator[PodSeen | Synced]:
-        yield Synced()
+    def watch(self) -> Iterator[PodStatus | WatchSynced]:
+        yield WatchSynced()
         while (pod := self._news.get()) is not None:
             yield pod
 
@@ -103,10 +103,10 @@ class LoopbackPods:
     def _await(self, uid: str, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         with self._lock:
-            phase = Phase.FAILED if code else Phase.SUCCEEDED
+            phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED
             self._tell(replace(self.seen[uid], phase=phase, exit_code=code, reason="Error" if code else "Completed"))
 
-    def _tell(self, pod: PodSeen) -> None:
+    def _tell(self, pod: PodStatus) -> None:
         self.seen[pod.uid] = pod
         self._news.put(pod)
 
@@ -142,13 +142,15 @@ def test_a_job_of_pods_trains_through_the_loss_of_a_worker(place: Place, tmp_pat
         "EDL_TOKEN_FILE": str(tmp_path / "token"),
         "EDL_RUNTIME_DIR": str(tmp_path),
     }
-    variables = given | prepare("master", str(place.file), given)
-    identity = Identity.from_environment(variables)
+    variables = given | prepare_role("master", str(place.file), given)
+    identity = ProcessIdentity.from_environment(variables)
     pods = LoopbackPods(place.file, tmp_path, variables["EDL_RUN_DIR"], identity.master_address)
     killing = threading.Thread(target=kill_a_worker_that_trains, args=(pods, Path(variables["EDL_RUN_DIR"])))
     killing.start()
     try:
-        code = serve_job(identity, load(identity.run_dir / "spec.json"), OneMachine(pods), threading.Event())
+        code = serve_job(
+            identity, load_job_file(identity.run_dir / "spec.json"), LocalMasterBackend(pods), threading.Event()
+        )
     finally:
         pods.kill_all()
         killing.join()

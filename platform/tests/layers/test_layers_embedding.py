@@ -22,7 +22,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from edl.layers import Embedding  # noqa: E402
-from edl.layers.known_rows import Known, known_rows  # noqa: E402
+from edl.layers.known_rows import KnownRows, provide_known_rows  # noqa: E402
 
 ROWS, DIM = 9, 3
 RECORDS = st.lists(
@@ -247,8 +247,8 @@ def test_weights_survive_both_files(kind: str, tmp_path: Path) -> None:
 
 def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> None:
     ids, more = keras.Input([4], dtype="int64"), keras.Input([None], dtype="int64", ragged=True)
-    known = Known(np.array([-5, 7, 2**40]), np.arange(12, dtype=np.float32).reshape(4, DIM))
-    with known_rows({"any": known}):
+    known = KnownRows(np.array([-5, 7, 2**40]), np.arange(12, dtype=np.float32).reshape(4, DIM))
+    with provide_known_rows({"any": known}):
         rows = Embedding(DIM, combiner="sum", name="any")(ids)
     out = rows + Embedding(DIM, ROWS, combiner="mean", name="few")(more)
     model = keras.Model([ids, more], out)
@@ -262,8 +262,8 @@ def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> No
 
 
 def test_a_table_of_an_export_that_is_built_once_more_is_the_same() -> None:
-    known = Known(np.array([7]), np.arange(6, dtype=np.float32).reshape(2, DIM))
-    with known_rows({"any": known}):
+    known = KnownRows(np.array([7]), np.arange(6, dtype=np.float32).reshape(2, DIM))
+    with provide_known_rows({"any": known}):
         layer = Embedding(DIM, name="any")
         layer.build()
         layer.build()

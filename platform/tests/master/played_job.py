@@ -15,32 +15,32 @@ from typing import Any
 import numpy as np
 from master.stage import LONG, TOKEN
 
-from edl.api.cluster_port import PodSeen, Role
+from edl.api.cluster_port import PodStatus, Role
 from edl.api.errors import EdlError, RefusedError
 from edl.api.variables import VariableSpec
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
-from edl.master.backend import OneMachine, Surroundings
-from edl.master.master_process import Master, serve_job
-from edl.numerics.model_declaration import Declaration
+from edl.jobfile.loader import load_job_file
+from edl.master.backend import LocalMasterBackend, MasterBackend
+from edl.master.master_process import MasterProcess, serve_job
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.applied_steps import Admission
-from edl.ps.control_service import ControlPlane
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.control_service import PsControlService
 from edl.ps.master_registration import keep_registered
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.sync_rounds import Share
+from edl.ps.sync_rounds import PushId
 from edl.storage.journal import Journal
-from edl.storage.run_directory import RunDir, read_json
+from edl.storage.run_directory import RunDirectory, read_json
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, Retry, connect, serve
-from edl.transport.control_methods import Master as Methods
+from edl.transport.control_client import ControlChannel, RetryPolicy, open_control_channel, start_control_server
+from edl.transport.control_methods import MasterMethods as Methods
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
-from edl.transport.process_identity import Identity
+from edl.transport.process_identity import ProcessIdentity
 
-MODEL = Declaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
+MODEL = ModelDeclaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
 RECORDS, VALIDATION = 40, 12
 
 Results = Mapping[str, Callable[[pb.Task], Any]]
@@ -55,12 +55,12 @@ RESULTS: Results = {
 class PlayedServer:
     """One pod of a PS."""
 
-    def __init__(self, job: PlayedJob, pod: PodSeen) -> None:
+    def __init__(self, job: PlayedJob, pod: PodStatus) -> None:
         self.uid, self.index = pod.uid, pod.index
         self.server = ParameterServer(pod.index, ShardWriter(pod.index), patience=0.2)
         address = f"unix:{job.folder}/{pod.uid[-6:]}"
-        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, pod.uid))
-        self._control = serve(register, address, TOKEN, 4)
+        register = partial(add_PsControlServicer_to_server, PsControlService(self.server, pod.uid))
+        self._control = start_control_server(register, address, TOKEN, 4)
         self._channel = job.connect()
         self._ended = threading.Event()
         member = pb.Member(role="ps", index=pod.index, uid=pod.uid)
@@ -85,7 +85,7 @@ class PlayedServer:
 class PlayedWorker:
     """One pod of a worker."""
 
-    def __init__(self, job: PlayedJob, pod: PodSeen) -> None:
+    def __init__(self, job: PlayedJob, pod: PodStatus) -> None:
         self._job, self.uid = job, pod.uid
         self._member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
         self._channel = job.connect()
@@ -114,7 +114,7 @@ class PlayedWorker:
                 self._job.cluster.kill(self.uid, 1)
 
     def _ask(self, method: Any, request: Any) -> Any:
-        return self._channel.call(method, request, deadline=10.0, retry=Retry(within=LONG))
+        return self._channel.call(method, request, deadline=10.0, retry=RetryPolicy(within=LONG))
 
     def _place(self) -> None:
         """Learn where the PS are, once all of them are there."""
@@ -168,20 +168,20 @@ class PlayedWorker:
         request = pb.ProgressRequest(member=self._member, leases=[progress])
         if task.lease in self._ask(Methods.Progress, request).lost:
             return False
-        share = Share(task.lease, step)
+        share = PushId(task.lease, step)
         pushed = [self._push(index, share) for index in range(len(self._placed))]  # to all, whatever one of them says
         done = all(pushed)
         if done:
             self._job.stepped(self)
         return done
 
-    def _push(self, index: int, share: Share) -> bool:
+    def _push(self, index: int, share: PushId) -> bool:
         while not self._ended.is_set():
             server = self._job.servers.get(self._placed[index])
             if server is not None:
                 with suppress(EdlError):  # busy, replaced or not restored yet: again
                     pushed = server.server.push(share, server.server.declaration(), None)
-                    return pushed.admission is not Admission.REVOKED
+                    return pushed.admission is not AdmissionOutcome.REVOKED
             self._place()
             self._declare()  # as real ones do to a PS that says that it holds nothing
         return False
@@ -192,7 +192,7 @@ class PlayedJob:
 
     def __init__(self, folder: Path, spec: JobSpec, results: Results) -> None:
         self.folder, self.spec, self.results = folder, spec, {**RESULTS, **results}
-        self.run = RunDir(folder / "r1")
+        self.run = RunDirectory(folder / "r1")
         self.run.path.mkdir()
         for part in (self.run.journal, self.run.checkpoints, self.run.logs):
             part.mkdir()
@@ -206,10 +206,10 @@ class PlayedJob:
         self._address = f"unix:{folder}/master"
         self._lock = threading.Lock()
 
-    def connect(self) -> Channel:
-        return connect(self._address, TOKEN)
+    def connect(self) -> ControlChannel:
+        return open_control_channel(self._address, TOKEN)
 
-    def _changed(self, pod: PodSeen) -> None:
+    def _changed(self, pod: PodStatus) -> None:
         pods: dict[str, Any] = self.servers if pod.role is Role.PS else self.workers
         if pod.ended:
             ended = pods.pop(pod.uid, None)
@@ -230,15 +230,15 @@ class PlayedJob:
             self.cluster.kill(pod.uid)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.run.path, Role.MASTER, 0, "master-0-a", TOKEN, self.folder, self._address)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.run.path, Role.MASTER, 0, "master-0-a", TOKEN, self.folder, self._address)
 
-    def master(self) -> Master:
-        return Master(self.identity, self.spec, OneMachine(self.cluster.connect()))
+    def master(self) -> MasterProcess:
+        return MasterProcess(self.identity, self.spec, LocalMasterBackend(self.cluster.connect()))
 
-    def run_master(self, around: Surroundings | None = None) -> int:
+    def run_master(self, around: MasterBackend | None = None) -> int:
         self.stopping.clear()
-        return serve_job(self.identity, self.spec, around or OneMachine(self.cluster.connect()), self.stopping)
+        return serve_job(self.identity, self.spec, around or LocalMasterBackend(self.cluster.connect()), self.stopping)
 
     # ------------------------------------------------------------------ what it left behind
 
@@ -289,7 +289,7 @@ def played_job(
         document["model"] |= {"zoo": str(folder / "zoo")}
         document["data"] = {part: str(folder / file) for part, file in document["data"].items()}
         (folder / "job.json").write_text(json.dumps(document))
-        job = PlayedJob(folder, load(folder / "job.json"), results or {})
+        job = PlayedJob(folder, load_job_file(folder / "job.json"), results or {})
         try:
             yield job
         finally:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import EdlError
 from edl.core.events import (
-    Command,
+    CoreCommand,
     CutPrepared,
     DatasetDescribed,
     PodChanged,
@@ -22,12 +22,12 @@ from edl.core.events import (
     SnapshotTaken,
     UpdatesHeld,
 )
-from edl.core.job import JobState
-from edl.core.state import Settings
-from edl.master.shell import Shell
-from edl.storage.segment_format import encode
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
+from edl.master.shell import MasterShell
+from edl.storage.segment_format import encode_record
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import serve
+from edl.transport.control_client import start_control_server
 from edl.transport.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
 
 TOKEN = "the-token-of-these-tests"
@@ -52,13 +52,13 @@ class StubJournal:
     def append(self, entry: Mapping[str, Any]) -> int:
         if self._failure is not None:
             raise self._failure
-        encode(entry)  # as one with a disk does: not every value can be
+        encode_record(entry)  # as one with a disk does: not every value can be
         self.entries.append(entry)
         self._lsn += 1
         return self._lsn
 
     def compact(self, snapshot: Mapping[str, Any]) -> int:
-        encode(snapshot)
+        encode_record(snapshot)
         self.snapshots.append(snapshot)
         self.size_bytes = 0
         self._lsn += 1
@@ -99,17 +99,17 @@ class Effects:
     """Remembers commands, and lets a test wait for them."""
 
     def __init__(self) -> None:
-        self.done: list[Command] = []
+        self.done: list[CoreCommand] = []
         self._changed = threading.Condition()
 
-    def do(self, command: Command) -> None:
+    def do(self, command: CoreCommand) -> None:
         with self._changed:
             self.done.append(command)
             self._changed.notify_all()
 
     __call__ = do
 
-    def until(self, wanted: Callable[[Command], bool]) -> Command:
+    def until(self, wanted: Callable[[CoreCommand], bool]) -> CoreCommand:
         with self._changed:
             assert self._changed.wait_for(lambda: any(map(wanted, self.done)), LONG), self.done
             return next(filter(wanted, self.done))
@@ -121,8 +121,8 @@ class Parts:
     def __init__(self, *, at_once: bool = True, clock: Callable[[], float] = lambda: 0.0, **settings: Any) -> None:
         self.journal = StubJournal(at_once=at_once)
         self.pods, self.ps, self.told = Effects(), Effects(), Effects()
-        state = JobState(Settings(**{"minibatch": 2, "task_records": 4, "seed": None, **settings}))
-        self.shell = Shell(
+        state = JobStateMachine(JobSettings(**{"minibatch": 2, "task_records": 4, "seed": None, **settings}))
+        self.shell = MasterShell(
             state,
             self.journal,  # type: ignore[arg-type]
             pods=self.pods,
@@ -133,9 +133,9 @@ class Parts:
 
     def populate(self, records: int = 8, workers: int = 1) -> None:
         handle = self.shell.handle
-        handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+        handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
         for index in range(workers):
-            handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.RUNNING)))
+            handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING)))
         handle(PodsSynced())
         handle(DatasetDescribed(training=(("digits", records),)))
         handle(PsRegistered("ps-0"))
@@ -197,7 +197,7 @@ def played_ps() -> Iterator[tuple[PlayedPs, str]]:
     with tempfile.TemporaryDirectory() as folder:  # short: a socket's path is limited
         ps = PlayedPs()
         address = f"unix:{Path(folder) / 'ps'}"
-        server = serve(lambda s: add_PsControlServicer_to_server(ps, s), address, TOKEN, threads=4)
+        server = start_control_server(lambda s: add_PsControlServicer_to_server(ps, s), address, TOKEN, threads=4)
         try:
             yield ps, address
         finally:

@@ -16,12 +16,12 @@ from master.test_master_servicer import WORKER, Stage
 from transport.horrors import messages_with
 
 from edl.api.errors import EdlError
-from edl.master.master_service import Servicer
+from edl.master.master_service import MasterService
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, connect, serve
-from edl.transport.control_methods import Master
+from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_methods import MasterMethods
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.transport.peer_errors import Refused, kind_of
+from edl.transport.peer_errors import PeerRefusedError, refusal_kind
 
 THREADS = 4
 
@@ -32,12 +32,14 @@ def stage() -> Stage:
 
 
 @pytest.fixture
-def channel(stage: Stage, tmp_path: Path) -> Iterator[Channel]:
+def channel(stage: Stage, tmp_path: Path) -> Iterator[ControlChannel]:
     with ExitStack() as stack:
         register = partial(add_MasterServicer_to_server, stage.service)
-        server = serve(register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=stage.shell.stop_waiting)
+        server = start_control_server(
+            register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=stage.shell.stop_waiting
+        )
         stack.callback(server.stop)
-        yield stack.enter_context(connect(server.address, TOKEN))
+        yield stack.enter_context(open_control_channel(server.address, TOKEN))
 
 
 PS = pb.Member(role="ps", index=0, uid="ps-0")
@@ -53,11 +55,11 @@ BASES: dict[str, tuple[pb.RegisterRequest | Any, ...]] = {
     "Fail": (pb.FailRequest(member=WORKER, kind="crash"),),
     "Leave": (pb.LeaveRequest(member=pb.Member(role="worker", index=1, uid="worker-1")),),
 }
-METHODS = [getattr(Master, name) for name in vars(Master) if not name.startswith("_")]
+METHODS = [getattr(MasterMethods, name) for name in vars(MasterMethods) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: Channel, method: Any) -> None:
+def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: ControlChannel, method: Any) -> None:
     assert set(BASES) == {each.name for each in METHODS}, "a new method is walked as well"
     own = stage.lease().task.lease
     for base in BASES[method.name]:
@@ -84,7 +86,7 @@ def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: Channel, m
     ],
 )
 def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: bytes) -> None:
-    with pytest.raises(Refused, match="not JSON"):
+    with pytest.raises(PeerRefusedError, match="not JSON"):
         stage.report(stage.lease().task.lease, result=result)
     assert stage.shell.failure is None
 
@@ -102,16 +104,18 @@ def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: byte
     ],
     ids=len,
 )
-def test_callbacks_that_no_journal_can_hold_are_refused(stage: Stage, channel: Channel, callbacks: bytes) -> None:
+def test_callbacks_that_no_journal_can_hold_are_refused(
+    stage: Stage, channel: ControlChannel, callbacks: bytes
+) -> None:
     request = pb.RegisterRequest(member=WORKER, ready=True, callbacks=callbacks)
-    with pytest.raises(Refused, match="callbacks cannot be read"):
-        channel.call(Master.Register, request, deadline=20.0)
+    with pytest.raises(PeerRefusedError, match="callbacks cannot be read"):
+        channel.call(MasterMethods.Register, request, deadline=20.0)
     assert stage.shell.failure is None
-    assert channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=20.0).placement.ps
+    assert channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=20.0).placement.ps
 
 
 def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_place(
-    stage: Stage, channel: Channel
+    stage: Stage, channel: ControlChannel
 ) -> None:
     """Each is told to try again, at once; workers are answered meanwhile, and nothing is kept of what it said."""
     state = stage.shell.state
@@ -126,16 +130,19 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
             figures=pb.PsFigures(entered=1),
             leaving=number % 2 == 0,
         )
-        return refusal_of(lambda: channel.call(Master.Register, said, deadline=20.0))
+        return refusal_of(lambda: channel.call(MasterMethods.Register, said, deadline=20.0))
 
     with ThreadPoolExecutor(32) as strangers:
         told = [strangers.submit(stranger, number) for number in range(1000)]
         for _ in range(20):
-            channel.call(Master.Progress, pb.ProgressRequest(member=WORKER), deadline=5.0)
-            channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=5.0)
+            channel.call(MasterMethods.Progress, pb.ProgressRequest(member=WORKER), deadline=5.0)
+            channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=5.0)
         assert {each.result() for each in told} == {"retryable"}
     assert sum(thread.name.startswith("control_") for thread in threading.enumerate()) <= THREADS
-    assert channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=1.0).placement.ps[0].uid == "ps-0"
+    assert (
+        channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=1.0).placement.ps[0].uid
+        == "ps-0"
+    )
     assert set(stage.servers.links) == {"ps-0"}
     assert not stage.told, "of its figures"
     assert not state.leaving_ps
@@ -144,7 +151,7 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
 
 
 def test_servicers_are_walked_whole() -> None:
-    assert {each.name for each in METHODS} <= set(vars(Servicer))
+    assert {each.name for each in METHODS} <= set(vars(MasterService))
 
 
 def refusal_of(call: Callable[[], object]) -> str | None:
@@ -154,5 +161,5 @@ def refusal_of(call: Callable[[], object]) -> str | None:
     except EdlError as error:
         if "no answer within" in error.message:
             return "unanswered"
-        return kind_of(error) if isinstance(error, Refused) else "retryable"
+        return refusal_kind(error) if isinstance(error, PeerRefusedError) else "retryable"
     return None

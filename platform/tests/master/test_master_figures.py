@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edl.api.job import Strategy
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
 from edl.jobfile.json_object import from_json, to_json
-from edl.master.ps_metrics import Figures
+from edl.master.ps_metrics import PsMetrics
 from edl.transport import edl_pb2 as pb
 
 SYNC = Strategy(mode="sync", grads_to_wait=2)
@@ -21,8 +21,8 @@ def use(name: str, rows: int, bound: int = 0, dropped: int = 0) -> pb.TableUse:
     return pb.TableUse(name=name, rows=rows, bytes=100 * rows, dropped=dropped, bound=bound)
 
 
-def figures(clock: float = 0.0, max_rows: int | None = None) -> Figures:
-    return Figures(SYNC, max_rows, clock=lambda: clock)
+def figures(clock: float = 0.0, max_rows: int | None = None) -> PsMetrics:
+    return PsMetrics(SYNC, max_rows, clock=lambda: clock)
 
 
 def test_before_anybody_speaks_the_mode_is_known() -> None:
@@ -62,7 +62,7 @@ def test_a_table_is_as_full_as_on_its_fullest_server() -> None:
 
 def test_an_update_that_waits_is_told_by_the_first_server_as_long_as_it_speaks() -> None:
     clock = count(start=0, step=4)
-    told = Figures(SYNC, None, clock=lambda: next(clock))
+    told = PsMetrics(SYNC, None, clock=lambda: next(clock))
     forming = pb.Forming(wanted=9, arrived=[3, 1], awaited=list(range(20)), seconds=2.5)
     told.heard("b", 1, pb.PsFigures(forming=forming))
     assert told.together().round is None

@@ -21,19 +21,19 @@ from master.test_master_border import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, Stage
 from transport.horrors import messages_with
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError
 from edl.api.status import Status
 from edl.core import events as ev
-from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, to_json
-from edl.core.job import JobState
+from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, callbacks_to_json
+from edl.core.job import JobStateMachine
 from edl.jobfile import json_object
-from edl.master.message_conversion import task_of
-from edl.master.status_reporter import Reporter
-from edl.storage.run_directory import RunDir
+from edl.master.message_conversion import lease_to_task
+from edl.master.status_reporter import StatusReporter
+from edl.storage.run_directory import RunDirectory
 from edl.testing import promises
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, connect, serve
+from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TURNS = 400
@@ -64,12 +64,12 @@ class Job(Stage):
         )
         self.state = self.shell.state
         self._carried_out = {"pods": 0, "ps": 0}
-        self.reporter = Reporter(RunDir(tmp_path), "job", self.state, self.shell.fail)
+        self.reporter = StatusReporter(RunDirectory(tmp_path), "job", self.state, self.shell.fail)
         self._born = 0
         for event in (
-            ev.PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)),
-            ev.PodChanged(PodSeen("worker-0", Role.WORKER, 0, Phase.RUNNING)),
-            ev.PodChanged(PodSeen("worker-1", Role.WORKER, 1, Phase.RUNNING)),
+            ev.PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)),
+            ev.PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.RUNNING)),
+            ev.PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.RUNNING)),
             ev.PodsSynced(),
         ):
             self.shell.handle(event)
@@ -107,12 +107,14 @@ class Job(Stage):
         match command:
             case ev.StartPod(role, index):
                 self._born += 1
-                self.shell.handle(ev.PodChanged(PodSeen(f"{role}-{index}-{self._born}", role, index, Phase.RUNNING)))
+                self.shell.handle(
+                    ev.PodChanged(PodStatus(f"{role}-{index}-{self._born}", role, index, PodPhase.RUNNING))
+                )
                 if role is Role.PS:
                     self.register_ps(f"{role}-{index}-{self._born}")
             case ev.DeletePod(uid):
                 pod = self.state.fleet.pods[uid]
-                self.shell.handle(ev.PodChanged(PodSeen(uid, pod.role, pod.index, Phase.GONE)))
+                self.shell.handle(ev.PodChanged(PodStatus(uid, pod.role, pod.index, PodPhase.GONE)))
 
     def _answers(self, command: Any) -> Iterator[Any]:
         uids = [pod.uid for pod in self.state.fleet.live(Role.PS)]
@@ -120,7 +122,7 @@ class Job(Stage):
             case ev.AttachPs(uid):
                 yield ev.PsAttached(uid, initialized=True, version=0)
             case ev.RevokeLeases(uid, leases):
-                yield ev.Revoked(uid, dict.fromkeys(leases, 0))
+                yield ev.LeasesRevoked(uid, dict.fromkeys(leases, 0))
             case ev.PrepareCut(cut):
                 yield from (ev.CutPrepared(uid, cut) for uid in uids)
             case ev.HoldUpdates(cut):
@@ -128,15 +130,15 @@ class Job(Stage):
             case ev.TakeSnapshot(cut):
                 yield from (ev.SnapshotTaken(uid, cut, 0, 0.0) for uid in uids)
             case ev.SaveCheckpoint(cut):
-                yield ev.CheckpointSaved(cut)
+                yield ev.CheckpointSaveFinished(cut)
             case ev.CopyCheckpoint(source, cut):
-                yield ev.CheckpointCopied(source, cut)
+                yield ev.CheckpointCopyFinished(source, cut)
 
     # ------------------------------------------------------------------ honest workers
 
     def reach(self) -> pb.Task:
         """Work until worker-0 holds a task of the kind that this job is about."""
-        declared = json.dumps(to_json(CALLBACKS)).encode()
+        declared = json.dumps(callbacks_to_json(CALLBACKS)).encode()
         self.service.Register(pb.RegisterRequest(member=WORKER, ready=True, callbacks=declared), CONTEXT)
         for _ in range(TURNS):
             self.turn()
@@ -150,7 +152,7 @@ class Job(Stage):
 
     def finish(self, said: Any = ()) -> None:
         """New workers do what is left; the one that was spoken for is gone."""
-        self.shell.handle(ev.PodChanged(PodSeen("worker-0", Role.WORKER, 0, Phase.GONE)))
+        self.shell.handle(ev.PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.GONE)))
         described = self.state.validation + (self.state.main.plan.sources if self.state.main else ())
         if sum(source.records for source in described) > 1000:
             return  # a false description of the data: it does not come to an end here
@@ -160,9 +162,9 @@ class Job(Stage):
                 if self.state.ended or self.shell.failure is not None:
                     return
                 member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
-                answer = self.shell.handle(ev.LeaseWanted(pod.uid, frozenset()))
-                if isinstance(answer, ev.Granted):
-                    self.honest_report(member, task_of(answer))
+                answer = self.shell.handle(ev.LeaseRequested(pod.uid, frozenset()))
+                if isinstance(answer, ev.LeaseReply):
+                    self.honest_report(member, lease_to_task(answer))
         raise AssertionError(f"the job does not come to an end: {self.state.phase}, {said}")
 
     def honest_report(self, member: pb.Member, task: pb.Task) -> None:
@@ -176,7 +178,7 @@ class Job(Stage):
         }
         steps = -(-(task.end - task.start) // task.minibatch)
         answer = self.shell.handle(
-            ev.TaskReported(member.uid, task.lease, ev.Steps(task.lease, steps), results.get(task.kind))
+            ev.TaskReported(member.uid, task.lease, ev.LeaseProgress(task.lease, steps), results.get(task.kind))
         )
         assert isinstance(answer, ev.Acknowledged)
         if answer.refusal:  # false metric states came before these: as a worker says whose report is refused
@@ -187,7 +189,7 @@ class Job(Stage):
     def check(self) -> None:
         assert self.shell.failure is None
         journal = [json.loads(json.dumps(entry)) for entry in self.parts.journal.entries]
-        replayed, compacted = JobState(self.state.settings), JobState(self.state.settings)
+        replayed, compacted = JobStateMachine(self.state.settings), JobStateMachine(self.state.settings)
         replayed.replay(None, journal)
         compacted.replay(json.loads(json.dumps(self.state.snapshot(), allow_nan=False)), [])
         promises.journal_is_enough(self.state, replayed, journal[-3:])
@@ -234,11 +236,11 @@ def relay() -> Relay:
 
 
 @pytest.fixture
-def channel(relay: Relay, tmp_path: Path) -> Iterator[Channel]:
+def channel(relay: Relay, tmp_path: Path) -> Iterator[ControlChannel]:
     with ExitStack() as stack:
-        server = serve(partial(add_MasterServicer_to_server, relay), f"unix:{tmp_path}/m", TOKEN, 4)
+        server = start_control_server(partial(add_MasterServicer_to_server, relay), f"unix:{tmp_path}/m", TOKEN, 4)
         stack.callback(server.stop)
-        yield stack.enter_context(connect(server.address, TOKEN))
+        yield stack.enter_context(open_control_channel(server.address, TOKEN))
 
 
 PS = pb.Member(role="ps", index=0, uid="ps-0")
@@ -273,7 +275,7 @@ def bases(task: pb.Task) -> list[tuple[Any, Any]]:
 POINTS = ("describe", "training", "evaluation", "metrics", "best model", "export", "prediction")
 
 
-def walk(relay: Relay, channel: Channel, tmp_path: Path, point: str, seed: int, count: int | None) -> None:
+def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed: int, count: int | None) -> None:
     chance = random.Random(seed)
     relay.job = Job(point, tmp_path)
     task = relay.job.reach()
@@ -308,7 +310,7 @@ def walk(relay: Relay, channel: Channel, tmp_path: Path, point: str, seed: int, 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
-    relay: Relay, channel: Channel, tmp_path: Path, point: str
+    relay: Relay, channel: ControlChannel, tmp_path: Path, point: str
 ) -> None:
     walk(relay, channel, tmp_path, point, seed=1, count=300)
 
@@ -316,5 +318,5 @@ def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
 @pytest.mark.thorough
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("point", POINTS)
-def test_all_that_can_be_said(relay: Relay, channel: Channel, tmp_path: Path, point: str) -> None:
+def test_all_that_can_be_said(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str) -> None:
     walk(relay, channel, tmp_path, point, seed=2, count=None)

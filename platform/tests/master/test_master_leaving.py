@@ -10,7 +10,7 @@ from master.stage import LONG
 
 from edl.api.cluster_port import Role
 from edl.core.events import DeletePod, StartPod
-from edl.master.pod_controller import Pods
+from edl.master.pod_controller import PodController
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
 
@@ -37,7 +37,7 @@ def test_what_was_decided_in_the_last_moment_is_not_started_any_more() -> None:
     uid = cluster.start(Role.PS, 0)
     served = threading.Event()
     cluster.subscribe(lambda pod: served.set())
-    pods = Pods(cluster.connect())
+    pods = PodController(cluster.connect())
     pods.do(StartPod(Role.WORKER, 0))
     pods.do(DeletePod(uid, 0.0))
     failures: list[Exception] = []

@@ -16,17 +16,17 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import Warned
 from edl.core.events import (
     AttachPs,
-    CheckpointSaved,
+    CheckpointSaveFinished,
+    CoreEvent,
     CutPrepared,
     EmitEvent,
-    Event,
     HoldUpdates,
+    LeasesRevoked,
     PrepareCut,
     PsAttached,
     PsRefused,
     PsSilent,
     ReleaseCut,
-    Revoked,
     RevokeLeases,
     SaveCheckpoint,
     SnapshotTaken,
@@ -34,14 +34,14 @@ from edl.core.events import (
     Unpin,
     UpdatesHeld,
 )
-from edl.core.partition import placement
-from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.ps_client import ParameterServers
-from edl.master.ps_requests import RESTORE_DEADLINE, Asker
-from edl.storage.checkpoint_commit import commit
-from edl.storage.checkpoint_manifest import Manifest, cut_directory
+from edl.core.partition import initial_placement
+from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.master.ps_client import PsControlClient
+from edl.master.ps_requests import RESTORE_DEADLINE, ControlRequestBuilder
+from edl.storage.checkpoint_commit import commit_checkpoint
+from edl.storage.checkpoint_manifest import CheckpointManifest, cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 INCARNATION = 4
 ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)
@@ -51,10 +51,10 @@ class Core:
     """What the answers are told to."""
 
     def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[CoreEvent] = queue.SimpleQueue()
         self.failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
-    def next(self) -> Event:
+    def next(self) -> CoreEvent:
         return self.events.get(timeout=LONG)
 
 
@@ -69,15 +69,15 @@ def ps() -> Iterator[tuple[PlayedPs, str]]:
         yield played
 
 
-def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG) -> ParameterServers:
-    checkpoints = Checkpoints(folder, 2, set)
-    servers = ParameterServers(TOKEN, INCARNATION, count, checkpoints, patience=patience)
+def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG) -> PsControlClient:
+    checkpoints = CheckpointCoordinator(folder, 2, set)
+    servers = PsControlClient(TOKEN, INCARNATION, count, checkpoints, patience=patience)
     servers.start(core.events.put, core.failures.put)
     return servers
 
 
 @pytest.fixture
-def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[ParameterServers]:
+def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[PsControlClient]:
     servers = servers_for(core, tmp_path)
     assert servers.registered("ps-0-a", 0, ps[1], "bulk")
     yield servers
@@ -88,7 +88,7 @@ def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[Pa
 
 
 def test_questions_keep_their_order_and_answers_become_events(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
 ) -> None:
     commands = (
         ATTACH,
@@ -106,12 +106,12 @@ def test_questions_keep_their_order_and_answers_become_events(
     assert core.next() == PsAttached("ps-0-a", initialized=True, version=3, pins=(2,))
     assert core.next() == CutPrepared("ps-0-a", 3)
     assert core.next() == UpdatesHeld("ps-0-a", 3, {9: 2})
-    assert core.next() == Revoked("ps-0-a", {8: 1})
+    assert core.next() == LeasesRevoked("ps-0-a", {8: 1})
     assert core.next() == SnapshotTaken("ps-0-a", 3, 5, 0.25)
 
 
 def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwhile(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
 ) -> None:
     answers = iter([pb.SnapshotReply(waits=True), pb.SnapshotReply(version=6)])
 
@@ -122,15 +122,15 @@ def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwh
 
     ps[0].answers["Snapshot"] = snapshot
     servers.do(TakeSnapshot(3, checkpoint=False, pin=True, within={9: 2}))
-    assert core.next() == Revoked("ps-0-a", {8: 1})
+    assert core.next() == LeasesRevoked("ps-0-a", {8: 1})
     assert core.next() == SnapshotTaken("ps-0-a", 3, 6, 0.0)
 
 
 def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
-    asker = Asker(INCARNATION, 2, tmp_path)
+    asker = ControlRequestBuilder(INCARNATION, 2, tmp_path)
     attach = asker.question(ATTACH, "ps-0-a").request
     assert (attach.incarnation, attach.floor, attach.revoked, attach.live, attach.cut) == (4, 5, [7], [8, 9], 2)
-    assert (attach.restore, list(attach.slots)) == ("", list(placement(2)))
+    assert (attach.restore, list(attach.slots)) == ("", list(initial_placement(2)))
     snapshot = asker.question(TakeSnapshot(3, checkpoint=False, pin=True, floor=9, within={8: 2}), "ps-0-a").request
     assert list(snapshot.within) == [pb.LeaseStep(lease=8, through=2)]
     assert (snapshot.cut, snapshot.checkpoint, snapshot.pin, snapshot.floor) == (3, "", True, 9)
@@ -138,14 +138,14 @@ def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
 
 def test_a_restore_names_the_folder_of_its_cut_and_may_take_long(tmp_path: Path) -> None:
     command = AttachPs("ps-0-a", 1, (), (), 0, restore=12)
-    question = Asker(INCARNATION, 1, tmp_path).question(command, "ps-0-a")
+    question = ControlRequestBuilder(INCARNATION, 1, tmp_path).question(command, "ps-0-a")
     assert question.request.restore == str(tmp_path / "cut-00000012")
     assert question.deadline == RESTORE_DEADLINE
 
 
 def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not a command for parameter servers"):
-        Asker(INCARNATION, 1, tmp_path).question(EmitEvent(Warned("x")), "ps-0-a")
+        ControlRequestBuilder(INCARNATION, 1, tmp_path).question(EmitEvent(Warned("x")), "ps-0-a")
 
 
 def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
@@ -165,14 +165,14 @@ def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
 # ---------------------------------------------------------------------------------------------- who there is
 
 
-def test_a_ps_is_new_once(servers: ParameterServers, ps: tuple[PlayedPs, str]) -> None:
+def test_a_ps_is_new_once(servers: PsControlClient, ps: tuple[PlayedPs, str]) -> None:
     assert not servers.registered("ps-0-a", 0, ps[1], "bulk")
     assert servers.registered("ps-0-b", 0, ps[1], "bulk")
     servers.ended("ps-0-a")
     assert set(servers.addresses()) == {"ps-0-b"}
 
 
-def test_nothing_is_asked_of_one_that_ended(servers: ParameterServers, ps: tuple[PlayedPs, str]) -> None:
+def test_nothing_is_asked_of_one_that_ended(servers: PsControlClient, ps: tuple[PlayedPs, str]) -> None:
     servers.registered("ps-0-b", 0, ps[1], "bulk")
     servers.ended("ps-0-a")
     servers.ended("ps-0-a")
@@ -181,7 +181,7 @@ def test_nothing_is_asked_of_one_that_ended(servers: ParameterServers, ps: tuple
     assert [type(request) for request in ps[0].until_asked(1)] == [pb.PrepareRequest]
 
 
-def test_an_address_that_is_none_is_refused(servers: ParameterServers) -> None:
+def test_an_address_that_is_none_is_refused(servers: PsControlClient) -> None:
     with pytest.raises(BadInputError):
         servers.registered("ps-1-a", 1, "nowhere", "bulk")
 
@@ -202,10 +202,10 @@ def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_sil
     servers.close()
 
 
-def test_a_ps_that_is_busy_is_asked_again(servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]) -> None:
+def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]) -> None:
     def busy(request: Any) -> Any:
         if len(ps[0].asked) < 3:
-            raise Refused("not now", kind="busy")
+            raise PeerRefusedError("not now", kind="busy")
         return pb.AttachReply(version=9)
 
     ps[0].answers["Attach"] = busy
@@ -214,7 +214,7 @@ def test_a_ps_that_is_busy_is_asked_again(servers: ParameterServers, core: Core,
 
 
 def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
 ) -> None:
     release = threading.Event()
     ps[0].answers["Revoke"] = lambda _: release.wait(LONG) and pb.RevokeReply()
@@ -236,12 +236,12 @@ def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
 
 def refusing(kind: str) -> Any:
     def refuse(request: Any) -> Any:
-        raise Refused("no", kind=kind)
+        raise PeerRefusedError("no", kind=kind)
 
     return refuse
 
 
-def test_a_newer_master_ends_this_one(servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]) -> None:
+def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]) -> None:
     ps[0].answers["Prepare"] = refusing("incarnation")
     servers.do(PrepareCut(1))
     assert "no" in str(core.failures.get(timeout=LONG))
@@ -256,7 +256,7 @@ def test_a_newer_master_ends_this_one(servers: ParameterServers, core: Core, ps:
     ],
 )
 def test_a_refusal_that_matters_is_the_core_s(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], caplog: Any, method: str, command: Any, cut: int
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], caplog: Any, method: str, command: Any, cut: int
 ) -> None:
     ps[0].answers[method] = refusing("storage")
     servers.do(command)
@@ -268,18 +268,18 @@ def test_a_refusal_that_matters_is_the_core_s(
 
 
 def test_other_refusals_are_logged_and_the_next_question_is_asked(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], caplog: Any
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], caplog: Any
 ) -> None:
     ps[0].answers["Unpin"] = refusing("pin")
     servers.do(Unpin(1))
     servers.do(RevokeLeases("ps-0-a", (8,), 8))
-    assert isinstance(core.next(), Revoked)
+    assert isinstance(core.next(), LeasesRevoked)
     assert "ps-0 refuses Unpin" in caplog.text
 
 
 def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps: tuple[PlayedPs, str]) -> None:
     failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 2, set))
+    servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 2, set))
     servers.start(lambda event: 1 / 0, failures.put)
     servers.registered("ps-0-a", 0, ps[1], "bulk")
     servers.do(ATTACH)
@@ -306,26 +306,26 @@ def saving(cut: int) -> SaveCheckpoint:
 
 
 def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
-    from edl.storage.checkpoint_manifest import Manifest, ShardInfo, cut_directory, load_manifest
+    from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, cut_directory, load_manifest
 
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     servers.do(saving(3))
-    assert core.next() == CheckpointSaved(3)
+    assert core.next() == CheckpointSaveFinished(3)
     manifest = load_manifest(cut_directory(tmp_path, 3))
-    assert isinstance(manifest, Manifest)
+    assert isinstance(manifest, CheckpointManifest)
     assert (manifest.version, manifest.ledger) == (20, {"done_steps": 10, "dataset": {"training": [["a", 40]]}})
     assert manifest.shards == (ShardInfo("ps-0.safetensors", 5, 7),)
 
 
 def test_a_shard_that_was_not_written_leaves_no_checkpoint(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
     ps[0].answers["Saved"] = lambda _: pb.SavedReply(error="no space left")
     servers.do(saving(3))
     event = core.next()
-    assert isinstance(event, CheckpointSaved)
+    assert isinstance(event, CheckpointSaveFinished)
     assert "no space left" in event.error
     assert list(tmp_path.rglob("manifest.json")) == []
 
@@ -338,36 +338,36 @@ def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     servers.do(saving(3))
     event = core.next()
-    assert isinstance(event, CheckpointSaved)
+    assert isinstance(event, CheckpointSaveFinished)
     assert event.error == "ps-1 was lost"
     assert list(tmp_path.rglob("manifest.json")) == []
     servers.close()
 
 
 def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[PlayedPs, str], tmp_path: Path) -> None:
-    from edl.storage.checkpoint_manifest import cuts_in
+    from edl.storage.checkpoint_manifest import list_cuts
 
-    checkpoints = Checkpoints(tmp_path, 1, lambda: {1})
-    servers = ParameterServers(TOKEN, INCARNATION, 1, checkpoints)
+    checkpoints = CheckpointCoordinator(tmp_path, 1, lambda: {1})
+    servers = PsControlClient(TOKEN, INCARNATION, 1, checkpoints)
     servers.start(core.events.put, core.failures.put)
     servers.registered("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     for cut in (1, 2, 3):
         servers.do(saving(cut))
-        assert core.next() == CheckpointSaved(cut)
-    assert cuts_in(tmp_path) == [1, 3]
+        assert core.next() == CheckpointSaveFinished(cut)
+    assert list_cuts(tmp_path) == [1, 3]
     servers.close()
 
 
 def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path, caplog: Any
+    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path, caplog: Any
 ) -> None:
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     for cut in (1, 2, 3):
         if cut == 3:
             (tmp_path / "cut-00000001" / "a folder").mkdir()
         servers.do(saving(cut))
-        assert core.next() == CheckpointSaved(cut)
+        assert core.next() == CheckpointSaveFinished(cut)
     assert "old checkpoints stay" in caplog.text
 
 
@@ -391,7 +391,7 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
     lost: bool, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
     right = Right()
-    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 1, set, right))
+    servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, set, right))
     servers.start(core.events.put, core.failures.put)
     servers.registered("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
@@ -401,7 +401,7 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
     right.lost = lost
     right.held.set()
     saved = core.next()
-    assert saved == CheckpointSaved(3, "another master has the Lease" if lost else "")
+    assert saved == CheckpointSaveFinished(3, "another master has the Lease" if lost else "")
     assert len(list(tmp_path.rglob("manifest.json"))) == (0 if lost else 1)
     servers.close()
 
@@ -409,32 +409,32 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
 def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
     core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
-    from edl.storage.checkpoint_manifest import cuts_in
+    from edl.storage.checkpoint_manifest import list_cuts
 
     right = Right()
     right.held.set()
-    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 1, lambda: set(), right))
+    servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, lambda: set(), right))
     servers.start(core.events.put, core.failures.put)
     servers.registered("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     servers.do(saving(1))
-    assert core.next() == CheckpointSaved(1)
+    assert core.next() == CheckpointSaveFinished(1)
     assert [right.asked.acquire(timeout=LONG) for _ in range(2)] == [True, True]
     right.held.clear()
     servers.do(saving(2))
     assert right.asked.acquire(timeout=LONG)
-    assert cuts_in(tmp_path) == [1, 2]
+    assert list_cuts(tmp_path) == [1, 2]
     right.lost = True
     right.held.set()
-    assert isinstance(core.next(), CheckpointSaved)
-    assert cuts_in(tmp_path) == [1, 2]
+    assert isinstance(core.next(), CheckpointSaveFinished)
+    assert list_cuts(tmp_path) == [1, 2]
     servers.close()
 
 
 def test_a_newer_checkpoint_that_nobody_entered_is_named_when_no_older_one_stands_in(tmp_path: Path) -> None:
     directory = cut_directory(tmp_path, 3)
     directory.mkdir()
-    commit(directory, Manifest(3, 0, "now", (), {"done_steps": 1}))
-    refused = Checkpoints(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
+    commit_checkpoint(directory, CheckpointManifest(3, 0, "now", (), {"done_steps": 1}))
+    refused = CheckpointCoordinator(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
     assert refused.older is None
     assert not unsaid(refused.skipped, "checkpoint 3", "--resume RUN --from-checkpoint")

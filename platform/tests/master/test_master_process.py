@@ -19,16 +19,16 @@ from master.stage import LONG, TOKEN
 from edl.api.errors import RefusedError, StorageError
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.core import lease_timeouts, snapshots
-from edl.core.job import JobState
-from edl.jobfile.loader import dump
+from edl.core.job import JobStateMachine
+from edl.jobfile.loader import dump_job_spec
 from edl.master import checkpoint_coordinator, master_process
-from edl.master.backend import OneMachine
+from edl.master.backend import LocalMasterBackend
 from edl.master.master_process import main
-from edl.master.ps_client import ParameterServers
+from edl.master.ps_client import PsControlClient
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import read_json, write_json
 from edl.storage.segment_chain import SegmentChain
-from edl.transport.control_client import Retry
+from edl.transport.control_client import RetryPolicy
 
 
 def test_a_job_trains_evaluates_and_exports() -> None:
@@ -179,7 +179,7 @@ def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held
 ) -> None:
     changes = {"data": {"training": "train.csv", "validation": "validation.csv"}, "export": {}, "ps": {"count": count}}
     with played_job(**changes) as job:
-        around = OneMachine(job.cluster.connect(), durable=False)
+        around = LocalMasterBackend(job.cluster.connect(), durable=False)
         job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
         assert job.run_master(around) == 0
         back, *more = job.events("rolled_back")  # and what was in, and reported only later
@@ -205,15 +205,15 @@ def test_a_ps_that_is_lost_while_nobody_pushes_gets_the_model_too() -> None:
                 sleep(0.01)
 
         job.at_step[12] = lose_the_ps  # the last of a lease: the worker asks for work next, when there is none
-        assert job.run_master(OneMachine(job.cluster.connect(), durable=False)) == 0
+        assert job.run_master(LocalMasterBackend(job.cluster.connect(), durable=False)) == 0
         assert len(job.events("rolled_back")) == 1
         assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
 
 
 def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_process, "ParameterServers", partial(ParameterServers, patience=0.0))
+    monkeypatch.setattr(master_process, "PsControlClient", partial(PsControlClient, patience=0.0))
     # Where it falls silent while a checkpoint is saved, that is given up and tried again, and only then it is asked.
-    monkeypatch.setattr(checkpoint_coordinator, "_RETRY", Retry(within=0.2))
+    monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(within=0.2))
     monkeypatch.setattr(snapshots, "RETRY_SAVING_SECONDS", 0.2)
     with played_job() as job:
         job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
@@ -312,7 +312,7 @@ def test_a_master_that_fails_by_itself_says_so_and_another_goes_on(
     with played_job() as job:
 
         def break_it(worker: Any) -> None:
-            monkeypatch.setattr(JobState, "handle", lambda *_: 1 / 0)
+            monkeypatch.setattr(JobStateMachine, "handle", lambda *_: 1 / 0)
 
         job.at_step[6] = break_it
         assert job.run_master() == 1
@@ -352,7 +352,7 @@ def as_process() -> Iterator[None]:
 def environment(monkeypatch: pytest.MonkeyPatch, job: PlayedJob) -> None:
     token = job.folder / "token"
     token.write_text(TOKEN)
-    write_json(job.run.spec, dump(job.spec))
+    write_json(job.run.spec, dump_job_spec(job.spec))
     given = {"RUN_DIR": job.run.path, "ROLE": "master", "INDEX": 0, "UID": "master-0-a", "TOKEN_FILE": token}
     given |= {"RUNTIME_DIR": job.folder, "MASTER_ADDRESS": f"unix:{job.folder}/master"}
     for name, value in given.items():

@@ -10,7 +10,7 @@ from published_job import STATUS
 from wording import unsaid
 
 from edl.api.events import EvaluationEnded, EvaluationStarted
-from edl.master.progress_log import Progress, hear
+from edl.master.progress_log import ProgressLogger, log_event
 
 MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)
 
@@ -21,7 +21,7 @@ def _level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
-    progress = Progress()
+    progress = ProgressLogger()
     for status in (MIDST, MIDST, replace(MIDST, step=7022, loss=0.2)):
         progress.tell(status)
     first, second = caplog.messages
@@ -30,19 +30,19 @@ def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
-    Progress().tell(replace(MIDST, loss=None))
+    ProgressLogger().tell(replace(MIDST, loss=None))
     assert caplog.messages == []
 
 
 def test_one_epoch_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    Progress().tell(replace(MIDST, epoch=1, epochs=1))
+    ProgressLogger().tell(replace(MIDST, epoch=1, epochs=1))
     assert "epoch" not in caplog.text
 
 
 def test_each_evaluation_with_its_measures(caplog: pytest.LogCaptureFixture) -> None:
-    hear(EvaluationStarted(time=1.0, step=7000))
-    hear(EvaluationEnded(time=2.0, step=7000, metrics={"loss": 0.09169, "accuracy": 0.9805}))
-    hear(EvaluationEnded(time=3.0, step=8000, metrics={}))
+    log_event(EvaluationStarted(time=1.0, step=7000))
+    log_event(EvaluationEnded(time=2.0, step=7000, metrics={"loss": 0.09169, "accuracy": 0.9805}))
+    log_event(EvaluationEnded(time=3.0, step=8000, metrics={}))
     first, second = caplog.messages
     assert not unsaid(first, "step 7,000", "loss 0.09169", "accuracy 0.9805")
     assert not unsaid(second, "step 8,000")

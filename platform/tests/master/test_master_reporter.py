@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import FIRST_CUT, Parts
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import (
     EVENTS,
     NOT_STAMPED,
@@ -43,32 +43,32 @@ from edl.api.events import (
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
     EmitEvent,
-    Granted,
-    LeaseWanted,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
     MissingPs,
     ModelDeclared,
     PhaseEntered,
     PodChanged,
-    Progressed,
-    ScaleWanted,
+    ProgressReported,
+    ScaleRequested,
     StartRefused,
-    Steps,
     Tick,
     TrainingStalled,
 )
-from edl.jobfile.event_json import parse
+from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.json_object import from_json, to_json
-from edl.master.status_reporter import Reporter, began, rate_since, records_total
-from edl.master.throughput import WINDOW_SECONDS, Rate
-from edl.storage.run_directory import RunDir, append_line, read_json
+from edl.master.status_reporter import StatusReporter, count_total_records, find_run_start, restore_throughput
+from edl.master.throughput import WINDOW_SECONDS, ThroughputMeter
+from edl.storage.run_directory import RunDirectory, append_json_line, read_json
 
 # ---------------------------------------------------------------------------------------------- rates
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_overall_from_the_first_record() -> None:
-    rate = Rate()
+    rate = ThroughputMeter()
     for now, done in ((0.0, 0), (10.0, 0), (11.0, 10), (12.0, 20), (30.0, 20)):
         rate.observe(now, done)
     assert rate.lately == 0.0
@@ -76,7 +76,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_overall_from_the_first_record(
 
 
 def test_after_a_rollback_the_rate_begins_anew_and_what_was_done_counts_on() -> None:
-    rate = Rate()
+    rate = ThroughputMeter()
     for now, done in ((0.0, 0), (1.0, 100), (2.0, 40), (3.0, 50)):
         rate.observe(now, done)
     assert rate.lately == 10.0
@@ -86,7 +86,7 @@ def test_after_a_rollback_the_rate_begins_anew_and_what_was_done_counts_on() -> 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0.001, 2 * WINDOW_SECONDS), st.integers(0, 1000)), min_size=1))
 def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float, int]]) -> None:
-    rate, now = Rate(), 0.0
+    rate, now = ThroughputMeter(), 0.0
     for passed, done in history:
         now += passed
         rate.observe(now, done)
@@ -99,23 +99,23 @@ def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float,
 
 class Stage:
     def __init__(self, folder: Path) -> None:
-        self.run = RunDir(folder / "r1")
+        self.run = RunDirectory(folder / "r1")
         self.run.path.mkdir()
         self.parts = Parts()
         self.shell = self.parts.shell
         self.failures: list[Exception] = []
-        self.reporter = Reporter(self.run, "digits", self.shell.state, self.failures.append)
+        self.reporter = StatusReporter(self.run, "digits", self.shell.state, self.failures.append)
 
-    def train(self) -> Granted:
+    def train(self) -> LeaseReply:
         self.parts.populate()
         for event in (
             Tick(),
             *FIRST_CUT,
-            CheckpointSaved(1),
+            CheckpointSaveFinished(1),
         ):
             self.shell.handle(event)
-        answer = self.shell.handle(LeaseWanted("worker-0"))
-        assert isinstance(answer, Granted)
+        answer = self.shell.handle(LeaseRequested("worker-0"))
+        assert isinstance(answer, LeaseReply)
         return answer
 
     def lines(self) -> list[str]:
@@ -157,7 +157,7 @@ def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(s
     began = time.time()
     for event in (*EMITTED, STALLED):
         stage.reporter.tell(EmitEvent(event))
-    events = [parse(line) for line in stage.lines()]
+    events = [parse_event_line(line) for line in stage.lines()]
     assert all(began <= event.time <= time.time() for event in events)
     assert [replace(event, time=NOT_STAMPED) for event in events[:-1]] == list(EMITTED)
     assert {event.kind for event in events} | {"run_started", "job_ended"} == set(EVENTS)
@@ -169,7 +169,7 @@ def test_every_event_that_may_happen_reaches_the_file(stage: Stage) -> None:
     happened = [replace(event, time=2.0) for event in (*EMITTED, Stalled("waiting for ps-0"), *own)]
     for event in happened:
         stage.reporter.put(event)
-    assert [parse(line) for line in stage.lines()] == happened
+    assert [parse_event_line(line) for line in stage.lines()] == happened
     assert {type(event) for event in happened} == set(EVENTS.values())
 
 
@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplo
 
 def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.handle(Progressed("worker-0", (Steps(lease.lease, 1, 3.0, 2),)))
+    stage.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
     status, summary = stage.reporter.status(), stage.reporter.summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
@@ -214,13 +214,13 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
 
 def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.handle(Progressed("worker-0", (Steps(lease.lease, 1, 3.0, 2),)))
+    stage.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
     state = stage.shell.state
     for limit, total in ((1, 2), (2, 4), (100, 8)):
         state.settings = replace(state.settings, max_steps=limit)
-        assert records_total(state) == total, limit
+        assert count_total_records(state) == total, limit
     state.settings = replace(state.settings, max_steps=0)
-    assert records_total(state) == 2
+    assert count_total_records(state) == 2
 
 
 def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> None:
@@ -229,22 +229,22 @@ def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> 
     assert state.main is not None
     state.settings = replace(state.settings, max_steps=3)
     state.main.done_records, state.main.done_steps = 3, 2  # one minibatch of two was the single record of a range's end
-    assert records_total(state) == 5
+    assert count_total_records(state) == 5
     state.main.done_records, state.main.done_steps = 5, 3
-    assert records_total(state) == 5
+    assert count_total_records(state) == 5
     state.main.done_records = 4
     assert stage.reporter.status().records_total == stage.reporter.summary().records_total == 4
 
 
-def seen(stage: Stage, index: int, phase: Phase, **more: Any) -> None:
-    stage.shell.handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, phase, **more)))
+def seen(stage: Stage, index: int, phase: PodPhase, **more: Any) -> None:
+    stage.shell.handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, phase, **more)))
 
 
 def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stage) -> None:
     stage.parts.populate()
-    stage.shell.handle(ScaleWanted(min=2, max=3))
-    seen(stage, 0, Phase.RUNNING, node="node-a")
-    seen(stage, 1, Phase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
+    stage.shell.handle(ScaleRequested(min=2, max=3))
+    seen(stage, 0, PodPhase.RUNNING, node="node-a")
+    seen(stage, 1, PodPhase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
     status = stage.reporter.status()
     assert [(role.state, role.reason, role.node) for role in status.workers] == [
         ("starting", "", "node-a"),
@@ -256,17 +256,17 @@ def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stag
 
 def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(stage: Stage) -> None:
     stage.parts.populate()
-    seen(stage, 0, Phase.RUNNING, leaving=True, cause=Cause.PREEMPTED, message="by default/serving-7")
+    seen(stage, 0, PodPhase.RUNNING, leaving=True, cause=TerminationCause.PREEMPTED, message="by default/serving-7")
     (worker,) = stage.reporter.status().workers
     assert (worker.state, worker.reason) == ("leaving", "preempted: by default/serving-7")
 
 
 def test_what_the_cluster_refused_is_in_the_status_until_it_starts(stage: Stage) -> None:
     stage.parts.populate()
-    stage.shell.handle(ScaleWanted(max=2))
+    stage.shell.handle(ScaleRequested(max=2))
     stage.shell.handle(StartRefused(Role.WORKER, 1, "exceeded quota: pods=3", retry=True))
     assert stage.reporter.status().refusals == {"worker-1": "exceeded quota: pods=3"}
-    seen(stage, 1, Phase.PENDING)
+    seen(stage, 1, PodPhase.PENDING)
     assert stage.reporter.status().refusals == {}
 
 
@@ -292,25 +292,25 @@ def test_before_anything_is_known_there_is_a_status(stage: Stage) -> None:
 
 
 def test_time_is_counted_from_the_last_start_of_the_run_whoever_was_master(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
+    run = RunDirectory(tmp_path)
     for at in (100.0, 200.0):
-        append_line(run.events, {"event": "run_started", "time": at, "run": "r1", "run_dir": "/r1"})
-        append_line(run.events, {"event": "warning", "time": at + 1, "message": "run_started"})
+        append_json_line(run.events, {"event": "run_started", "time": at, "run": "r1", "run_dir": "/r1"})
+        append_json_line(run.events, {"event": "warning", "time": at + 1, "message": "run_started"})
     with run.events.open("a") as file:
         file.write('{"event":"run_started","ti')
-    assert began(run) == 200.0
+    assert find_run_start(run) == 200.0
     run.events.unlink()
-    assert began(run) > 200.0
+    assert find_run_start(run) > 200.0
 
 
 def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stage: Stage) -> None:
-    append_line(stage.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
+    append_json_line(stage.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
     status = replace(stage.reporter.status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0)
     stage.reporter.write_status(status)
-    again = rate_since(stage.run, began(stage.run))
+    again = restore_throughput(stage.run, find_run_start(stage.run))
     assert again.overall == 100.0
     again.observe(time.monotonic(), 500)
     assert again.overall == 100.0, "no record was done since"
-    assert rate_since(stage.run, began=120.0).overall == 0.0
+    assert restore_throughput(stage.run, began=120.0).overall == 0.0
     stage.run.status.write_text("{")
-    assert rate_since(stage.run, began(stage.run)).overall == 0.0
+    assert restore_throughput(stage.run, find_run_start(stage.run)).overall == 0.0

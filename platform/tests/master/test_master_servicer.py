@@ -13,26 +13,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import FIRST_CUT, Parts
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RetryableError
 from edl.core.events import (
     AttachPs,
-    CheckpointSaved,
+    CheckpointSaveFinished,
     CutPrepared,
+    LeaseProgress,
     PodChanged,
     PrepareCut,
     PsAttached,
     SnapshotTaken,
-    Steps,
-    StopWanted,
+    StopRequested,
     Tick,
     UpdatesHeld,
 )
-from edl.master.master_service import Servicer
-from edl.master.message_conversion import result_of, steps_of
-from edl.master.ps_connection import Link
+from edl.master.master_service import MasterService
+from edl.master.message_conversion import parse_lease_progress, parse_result
+from edl.master.ps_connection import PsConnection
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 CONTEXT: Any = None
 WORKER = pb.Member(role="worker", index=0, uid="worker-0")
@@ -43,14 +43,14 @@ class Registered:
     """Where PS listen, without ways to them."""
 
     def __init__(self) -> None:
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, PsConnection] = {}
 
     def registered(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
         new = uid not in self.links
-        self.links.setdefault(uid, Link(uid, index, control_address, bulk_address, "token"))
+        self.links.setdefault(uid, PsConnection(uid, index, control_address, bulk_address, "token"))
         return new
 
-    def addresses(self) -> Mapping[str, Link]:
+    def addresses(self) -> Mapping[str, PsConnection]:
         return dict(self.links)
 
 
@@ -63,7 +63,7 @@ class Stage:
         self.shell.begin(INCARNATION)
         self.servers = Registered()
         self.told: list[tuple[str, int, pb.PsFigures]] = []
-        self.service = Servicer(
+        self.service = MasterService(
             self.shell,
             self.servers,  # type: ignore[arg-type]
             INCARNATION,
@@ -76,7 +76,7 @@ class Stage:
         for event in (
             Tick(),
             *FIRST_CUT,
-            CheckpointSaved(1),
+            CheckpointSaveFinished(1),
         ):
             self.shell.handle(event)
         self.parts.ps.until(lambda command: command == PrepareCut(1))
@@ -104,7 +104,7 @@ class Stage:
 
 def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> None:
     stage = Stage().train()
-    stage.shell.handle(PodChanged(PodSeen("ps-1", Role.PS, 1, Phase.RUNNING)))
+    stage.shell.handle(PodChanged(PodStatus("ps-1", Role.PS, 1, PodPhase.RUNNING)))
     assert stage.told == [], "one of before says nothing"
     figures = pb.PsFigures(entered=7)
     member = pb.Member(role="ps", index=0, uid="ps-0")
@@ -133,7 +133,7 @@ def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has
         CutPrepared("ps-0", cut.number),
         UpdatesHeld("ps-0", cut.number, {}),
         SnapshotTaken("ps-0", cut.number, 0, 0.0),
-        CheckpointSaved(cut.number),
+        CheckpointSaveFinished(cut.number),
     ):
         assert not stage.service.Register(told, CONTEXT).may_end
         stage.shell.handle(event)
@@ -162,7 +162,7 @@ def test_no_work_is_a_reason_to_wait(wait: float) -> None:
 
 def test_after_the_end_workers_are_told_to_stop() -> None:
     stage = Stage().train()
-    stage.shell.handle(StopWanted("enough"))
+    stage.shell.handle(StopRequested("enough"))
     assert "interrupted" in stage.lease().stop.reason
 
 
@@ -189,7 +189,7 @@ def test_a_report_of_a_task_that_is_not_over_is_refused_and_changes_nothing() ->
     stage = Stage().train()
     lease = stage.lease().task.lease
     entries = len(stage.parts.journal.entries)
-    with pytest.raises(Refused, match="1 of 2 steps"):
+    with pytest.raises(PeerRefusedError, match="1 of 2 steps"):
         stage.report(lease, through=1)
     assert len(stage.parts.journal.entries) == entries
     assert stage.shell.failure is None
@@ -230,7 +230,7 @@ def test_a_failure_of_the_users_code_ends_the_job() -> None:
 )
 def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> None:
     stage = Stage().train()
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PeerRefusedError) as refused:
         call(stage)
     assert refused.value.kind == "bad"
     assert stage.shell.failure is None
@@ -253,12 +253,15 @@ def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: f
 
 def test_a_loss_that_is_not_finite_says_nothing() -> None:
     given_losses = [pb.LeaseProgress(lease=1, through=2, loss_sum=x, loss_steps=2) for x in (math.nan, math.inf, 4.0)]
-    assert steps_of(given_losses) == (Steps(1, 2), Steps(1, 2), Steps(1, 2, 4.0, 2))
+    assert parse_lease_progress(given_losses) == (LeaseProgress(1, 2), LeaseProgress(1, 2), LeaseProgress(1, 2, 4.0, 2))
 
 
 def test_numbers_that_are_not_finite_become_none() -> None:
-    assert result_of(b'{"a": [NaN, 1e999, -Infinity, 1.5], "b": "NaN"}') == {"a": [None, None, None, 1.5], "b": "NaN"}
-    assert result_of(b"") is None
+    assert parse_result(b'{"a": [NaN, 1e999, -Infinity, 1.5], "b": "NaN"}') == {
+        "a": [None, None, None, 1.5],
+        "b": "NaN",
+    }
+    assert parse_result(b"") is None
 
 
 # ---------------------------------------------------------------------------------------------- parameter servers
@@ -266,12 +269,12 @@ def test_numbers_that_are_not_finite_become_none() -> None:
 
 def test_a_ps_that_registers_is_attached_once() -> None:
     stage = Stage()
-    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     for _ in range(2):
         stage.register_ps("ps-0")
     stage.shell.handle(PsAttached("ps-0", initialized=False, version=0))
     stage.register_ps("ps-0")
-    stage.shell.handle(StopWanted("enough"))
+    stage.shell.handle(StopRequested("enough"))
     stage.shell.run(lambda: False)  # by now, all commands were carried out
     assert [c.uid for c in stage.parts.ps.done if isinstance(c, AttachPs)] == ["ps-0"]
 
@@ -286,7 +289,7 @@ def test_a_ps_that_the_cluster_has_not_shown_is_told_to_try_again_and_leaves_not
             stage.service.Register(figures, CONTEXT)
     assert not stage.servers.links, "no way to it is opened"
     assert not stage.told
-    stage.shell.handle(PodChanged(PodSeen("ps-0-true", Role.PS, 0, Phase.RUNNING)))
+    stage.shell.handle(PodChanged(PodStatus("ps-0-true", Role.PS, 0, PodPhase.RUNNING)))
     stage.register_ps("ps-0-true")
     assert list(stage.servers.links) == ["ps-0-true"]
     stage.parts.ps.until(lambda command: isinstance(command, AttachPs))
@@ -295,14 +298,14 @@ def test_a_ps_that_the_cluster_has_not_shown_is_told_to_try_again_and_leaves_not
 def test_a_ps_does_not_take_the_name_of_another_pod() -> None:
     stage = Stage().train()
     for uid, index in (("worker-0", 0), ("ps-0", 1)):
-        with pytest.raises(Refused, match="pod"):
+        with pytest.raises(PeerRefusedError, match="pod"):
             stage.register_ps(uid, index)
 
 
 def test_a_ps_without_an_address_is_refused() -> None:
     stage = Stage()
-    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
-    with pytest.raises(Refused) as refused:
+    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
+    with pytest.raises(PeerRefusedError) as refused:
         stage.register_ps("ps-0", address="nowhere")
     assert refused.value.kind == "bad"
     assert stage.shell.failure is None
@@ -310,8 +313,8 @@ def test_a_ps_without_an_address_is_refused() -> None:
 
 def test_a_ps_whose_pod_has_ended_is_refused() -> None:
     stage = Stage()
-    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.FAILED, 137)))
-    with pytest.raises(Refused, match="has ended"):
+    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
+    with pytest.raises(PeerRefusedError, match="has ended"):
         stage.register_ps("ps-0")
     assert not stage.servers.links
 
@@ -319,7 +322,7 @@ def test_a_ps_whose_pod_has_ended_is_refused() -> None:
 def test_the_placement_names_those_that_listen_and_its_version_changes_with_them() -> None:
     stage = Stage(ps=2)
     for index in (0, 1):
-        stage.shell.handle(PodChanged(PodSeen(f"ps-{index}", Role.PS, index, Phase.RUNNING)))
+        stage.shell.handle(PodChanged(PodStatus(f"ps-{index}", Role.PS, index, PodPhase.RUNNING)))
         stage.register_ps(f"ps-{index}", index)
     empty = stage.placement()
     assert not empty.ps
@@ -337,8 +340,8 @@ def test_the_placement_names_those_that_listen_and_its_version_changes_with_them
 def test_a_ps_that_replaces_a_lost_one_belongs_to_the_placement_when_it_holds_the_checkpoint() -> None:
     stage = Stage().train()
     before = stage.placement()
-    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.FAILED, 137)))
-    stage.shell.handle(PodChanged(PodSeen("ps-0b", Role.PS, 0, Phase.RUNNING)))
+    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
+    stage.shell.handle(PodChanged(PodStatus("ps-0b", Role.PS, 0, PodPhase.RUNNING)))
     stage.register_ps("ps-0b")
     assert not stage.placement().ps
     stage.shell.handle(PsAttached("ps-0b", initialized=False, version=0))  # it is told to load the checkpoint

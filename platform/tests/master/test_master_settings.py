@@ -12,16 +12,16 @@ import pytest
 
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
-from edl.master.dataset_description import describe
-from edl.master.spec_settings import may_define_reader, settings_of
+from edl.jobfile.loader import load_job_file
+from edl.master.dataset_description import describe_dataset
+from edl.master.spec_settings import may_define_reader, settings_from_spec
 
 
 def spec_of(folder: Path, **sections: Any) -> JobSpec:
     document: dict[str, Any] = {"apiVersion": "edl.dev/v1", "name": "played", "model": {"definition": "m.f"}}
     document |= {"data": {"training": "a.csv", "prediction": "a.csv"}, **sections}
     (folder / "job.json").write_text(json.dumps(document))
-    return load(folder / "job.json")
+    return load_job_file(folder / "job.json")
 
 
 def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
@@ -33,17 +33,19 @@ def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
         ps={"count": 2, "resources": {"memory": "1.5Gi"}},
         workers={"min": 1, "max": 3},
     )
-    settings = settings_of(spec, predict=False, describe=True, durable=True)
+    settings = settings_from_spec(spec, predict=False, describe=True, durable=True)
     assert (settings.minibatch, settings.task_records, settings.epochs) == (8, 32, 3)
     assert (settings.seed, settings.max_steps, settings.checkpoint_steps) == (5, 100, 7)
     assert (settings.ps, settings.workers, settings.export, settings.describe) == (2, 3, True, True)
     assert (settings.workers_min, settings.elevated_share, settings.oom_memory_factor) == (1, 0.0, 1.0)
     assert (settings.worker_memory, settings.ps_memory, settings.durable) == ("2Gi", "1536Mi", True)
-    assert not settings_of(spec, predict=False, describe=True, durable=False).durable
+    assert not settings_from_spec(spec, predict=False, describe=True, durable=False).durable
 
 
 def test_predicting_needs_no_parameter_servers_and_exports_nothing(tmp_path: Path) -> None:
-    settings = settings_of(spec_of(tmp_path, export={}, ps={"count": 2}), predict=True, describe=False, durable=True)
+    settings = settings_from_spec(
+        spec_of(tmp_path, export={}, ps={"count": 2}), predict=True, describe=False, durable=True
+    )
     assert (settings.ps, settings.export, settings.predict) == (0, False, True)
 
 
@@ -60,7 +62,7 @@ def test_each_part_of_the_data_is_counted_by_source(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text("x,y\n" + "1,2\n" * rows)
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     spec = spec_of(tmp_path, data={"training": [a, b], "validation": b, "prediction": a})
-    trained, predicted = describe(spec, predict=False), describe(spec, predict=True)
+    trained, predicted = describe_dataset(spec, predict=False), describe_dataset(spec, predict=True)
     assert [records for _, records in trained.training] == [3, 2]
     assert [records for _, records in trained.validation] == [2]
     assert (trained.prediction, [records for _, records in predicted.prediction]) == ((), [3])
@@ -69,7 +71,7 @@ def test_each_part_of_the_data_is_counted_by_source(tmp_path: Path) -> None:
 
 def test_data_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="nowhere"):
-        describe(spec_of(tmp_path, data={"training": str(tmp_path / "nowhere")}), predict=False)
+        describe_dataset(spec_of(tmp_path, data={"training": str(tmp_path / "nowhere")}), predict=False)
 
 
 def test_a_master_starts_without_tensorflow_numpy_and_what_only_the_command_line_needs() -> None:

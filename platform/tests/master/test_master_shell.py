@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from master.stage import FIRST_CUT, LONG, Effects, Parts
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError, StorageError
 from edl.core.events import (
-    CheckpointSaved,
+    CheckpointSaveFinished,
     EndJob,
-    Granted,
-    LeaseWanted,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
     ModelDeclared,
     PodChanged,
     PodsSynced,
     PrepareCut,
-    Progressed,
+    ProgressReported,
     SaveCheckpoint,
     StartPod,
-    Steps,
-    StopWanted,
+    StopRequested,
     StopWork,
     TaskReported,
     Tick,
@@ -43,13 +43,13 @@ def taken(parts: Parts) -> None:
         parts.shell.handle(event)
 
 
-def trained_to_first_lease(parts: Parts) -> Granted:
+def trained_to_first_lease(parts: Parts) -> LeaseReply:
     parts.populate()
     parts.shell.handle(Tick())
     taken(parts)
-    parts.shell.handle(CheckpointSaved(1))
-    answer = parts.shell.handle(LeaseWanted("worker-0"))
-    assert isinstance(answer, Granted)
+    parts.shell.handle(CheckpointSaveFinished(1))
+    answer = parts.shell.handle(LeaseRequested("worker-0"))
+    assert isinstance(answer, LeaseReply)
     return answer
 
 
@@ -60,7 +60,7 @@ def test_an_answer_waits_for_the_disk() -> None:
     parts = Parts(at_once=False)
     parts.populate()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        answer = pool.submit(parts.shell.handle, LeaseRequested("worker-0"))
         parts.journal.until_waiting(2)  # the answer, and the outbox
         assert not answer.done()
         parts.journal.sync()
@@ -70,9 +70,9 @@ def test_an_answer_waits_for_the_disk() -> None:
 def test_an_answer_that_changed_nothing_waits_for_what_it_was_decided_on() -> None:
     parts = Parts(at_once=False)
     parts.shell.handle(PodsSynced())  # has journaled which worker it wants, and no answer
-    parts.shell.handle(StopWanted("enough"))
+    parts.shell.handle(StopRequested("enough"))
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        answer = pool.submit(parts.shell.handle, LeaseRequested("worker-0"))
         parts.journal.until_waiting(2)
         assert not answer.done()
         parts.journal.sync()
@@ -100,7 +100,7 @@ def test_a_cut_is_spoken_of_only_when_it_is_on_disk() -> None:
 
 def test_the_end_of_the_job_is_told_when_it_is_on_disk() -> None:
     parts = Parts(at_once=False)
-    parts.shell.handle(StopWanted("enough"))
+    parts.shell.handle(StopRequested("enough"))
     assert parts.shell.ended is None
     parts.journal.sync()
     parts.shell.run(lambda: False)
@@ -111,7 +111,7 @@ def test_entries_are_journaled_in_the_order_of_decisions() -> None:
     parts = Parts()
     parts.shell.begin(4)
     lease = trained_to_first_lease(parts).lease
-    parts.shell.handle(Progressed("worker-0", (Steps(lease, 1),)))
+    parts.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     parts.shell.handle(TaskReported("worker-0", lease))
     assert lease >> 32 == 4
     assert parts.journal.kinds()[0] == "incarnation"
@@ -151,8 +151,8 @@ def test_a_waiting_question_is_answered_as_soon_as_there_is_work() -> None:
         answer = waiting_lease(parts, pool)
         taken(parts)
         parts.ps.until(lambda c: isinstance(c, SaveCheckpoint))
-        parts.shell.handle(CheckpointSaved(1))
-        assert isinstance(answer.result(LONG), Granted)
+        parts.shell.handle(CheckpointSaveFinished(1))
+        assert isinstance(answer.result(LONG), LeaseReply)
 
 
 def test_events_without_an_entry_wake_those_that_wait_too() -> None:
@@ -168,7 +168,7 @@ def test_progress_wakes_nobody() -> None:
     parts = Parts()
     lease = trained_to_first_lease(parts).lease
     before = parts.shell._generation
-    parts.shell.handle(Progressed("worker-0", (Steps(lease, 1),)))
+    parts.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     assert parts.shell._generation == before
 
 
@@ -207,7 +207,7 @@ def test_a_journal_that_fails_while_an_answer_waits_takes_the_answer_with_it() -
     parts = Parts(at_once=False)
     parts.populate()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        answer = pool.submit(parts.shell.handle, LeaseRequested("worker-0"))
         parts.journal.until_waiting(2)
         parts.journal.fail(DISK_FULL)
         with pytest.raises(MasterEndsError):
@@ -222,10 +222,10 @@ def test_a_decision_that_fails_is_the_last_one(monkeypatch: pytest.MonkeyPatch, 
     parts.populate()
     monkeypatch.setattr(type(parts.shell.state), "handle", lambda *_: 1 / 0)
     with pytest.raises(MasterEndsError):
-        parts.shell.handle(LeaseWanted("worker-0"))
+        parts.shell.handle(LeaseRequested("worker-0"))
     monkeypatch.undo()
     with pytest.raises(MasterEndsError):
-        parts.shell.handle(LeaseWanted("worker-0"))
+        parts.shell.handle(LeaseRequested("worker-0"))
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -250,7 +250,7 @@ def test_the_first_failure_counts() -> None:
 
 def test_run_returns_when_it_is_told_to() -> None:
     parts = Parts()
-    parts.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    parts.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     parts.shell.run(lambda: True)
     assert parts.shell.ended is None
     assert parts.shell.failure is None

@@ -15,18 +15,18 @@ import pytest
 from master.played_job import RECORDS, PlayedJob, played_job
 from master.stage import LONG, Parts
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import Warned
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.cluster.status_port import Desired
-from edl.core.events import LeaseWanted, PodChanged, Tick
-from edl.jobfile.published_status import Publication
+from edl.cluster.status_port import DesiredState
+from edl.core.events import LeaseRequested, PodChanged, Tick
+from edl.jobfile.published_status import PublishedStatus
 from edl.master import status_publication, status_reporter
-from edl.master.backend import OneMachine, surroundings_of
-from edl.master.fenced_clock import CoreTime
-from edl.master.master_process import BEGINS_ANEW, serve_job
-from edl.master.shell import FrozenError, MasterEndsError
+from edl.master.backend import LocalMasterBackend, choose_backend
+from edl.master.fenced_clock import FencedClock
+from edl.master.master_process import BEGINS_ANEW_MESSAGE, serve_job
+from edl.master.shell import MasterEndsError, MasterFrozenError
 from edl.storage.run_directory import read_json
 
 EPOCHS = 20
@@ -55,21 +55,21 @@ class PlayedBoard:
     def __init__(self) -> None:
         self.pages: list[Mapping[str, str]] = []
         self.more = threading.Semaphore(0)
-        self.wishes: queue.Queue[Desired | None] = queue.Queue()
+        self.wishes: queue.Queue[DesiredState | None] = queue.Queue()
 
     def publish(self, pages: Mapping[str, str]) -> None:
         self.pages.append(pages)
         self.more.release()
 
-    def desired(self) -> Iterator[Desired]:
+    def desired(self) -> Iterator[DesiredState]:
         while (wish := self.wishes.get()) is not None:
             yield wish
 
     def close(self) -> None:
         self.wishes.put(None)
 
-    def read(self) -> Publication:
-        return Publication.from_pages(self.pages[-1])
+    def read(self) -> PublishedStatus:
+        return PublishedStatus.from_pages(self.pages[-1])
 
 
 class Pod:
@@ -119,7 +119,7 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
     with played_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
-    pages = [Publication.from_pages(page) for page in pod.board.pages]
+    pages = [PublishedStatus.from_pages(page) for page in pod.board.pages]
     told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
     assert len(pages) > len(told) > 0
     for page in told:
@@ -146,8 +146,10 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
         assert job.run_master(after) == 0
         assert (job.summary()["records_done"], job.summary()["records_lost"]) == (EPOCHS * RECORDS, 0)
         assert set(at_end) == {EPOCHS * RECORDS // 2}, "every step once, none of them on top of earlier ones"
-        assert job.events("warning")[0]["message"] == BEGINS_ANEW
-        assert BEGINS_ANEW in [event.message for event in after.board.read().events if isinstance(event, Warned)]
+        assert job.events("warning")[0]["message"] == BEGINS_ANEW_MESSAGE
+        assert BEGINS_ANEW_MESSAGE in [
+            event.message for event in after.board.read().events if isinstance(event, Warned)
+        ]
 
 
 def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> None:
@@ -155,14 +157,14 @@ def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> No
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job, durable=False)) == 143
         assert job.run_master(Pod(job, 2, durable=False)) == 0
-        assert not [event for event in job.events("warning") if event["message"] == BEGINS_ANEW]
+        assert not [event for event in job.events("warning") if event["message"] == BEGINS_ANEW_MESSAGE]
         assert [event["index"] for event in job.events("role_asked") if event["role"] == "ps"] == [0], "once"
 
 
 def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
     with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
-        job.at_step[4] = lambda worker: pod.board.wishes.put(Desired(stop=True))
+        job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
         for incarnation in (2, 3):
             again = Pod(job, incarnation)
@@ -206,8 +208,8 @@ def test_one_that_never_had_its_turn_touches_nothing() -> None:
 def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
     with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
-        pod.board.wishes.put(Desired())
-        job.at_step[4] = lambda worker: pod.board.wishes.put(Desired(stop=True))
+        pod.board.wishes.put(DesiredState())
+        job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
         assert pod.told == ["failed", "released"]
         assert read_json(job.run.status)["phase"] == "Interrupted"
@@ -218,7 +220,7 @@ def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
     with played_job() as job:
         pod = Pod(job)
         for _ in range(2):
-            pod.board.wishes.put(Desired(max=3))
+            pod.board.wishes.put(DesiredState(max=3))
         assert job.run_master(pod) == 0
         assert [(entry["min"], entry["max"]) for entry in job.entries("scaled")] == [(None, 3)]
 
@@ -277,7 +279,7 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
     for module, name in (
         (status_reporter, "write_json"),
         (status_publication, "write_json"),
-        (status_reporter, "append_line"),
+        (status_reporter, "append_json_line"),
     ):
         monkeypatch.setattr(module, name, patient(getattr(module, name)))
     with played_job() as job:
@@ -307,18 +309,18 @@ def fence() -> PlayedFence:
 def parts(fence: PlayedFence, clock: Callable[[], float] = lambda: 0.0) -> Parts:
     found = Parts(clock=clock)
     found.populate()
-    found.shell.time = CoreTime(clock, fence)
+    found.shell.time = FencedClock(clock, fence)
     return found
 
 
 def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedFence) -> None:
     shell = parts(fence).shell
     fence.held = False
-    with pytest.raises(FrozenError) as told:
-        shell.handle(LeaseWanted("worker-0"))
+    with pytest.raises(MasterFrozenError) as told:
+        shell.handle(LeaseRequested("worker-0"))
     assert isinstance(told.value, RetryableError)
     entered = threading.Thread(
-        target=shell.handle, args=(PodChanged(PodSeen("worker-9", Role.WORKER, 9, Phase.RUNNING)),)
+        target=shell.handle, args=(PodChanged(PodStatus("worker-9", Role.WORKER, 9, PodPhase.RUNNING)),)
     )
     entered.start()
     while not fence.asked.acquire(timeout=30):
@@ -340,7 +342,7 @@ def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> 
 
 def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> None:
     clock = [10.0]
-    time = CoreTime(lambda: clock[0], fence)
+    time = FencedClock(lambda: clock[0], fence)
     assert (time.runs(), time.now()) == (True, 10.0)
     fence.held = False
     assert not time.runs()
@@ -358,9 +360,9 @@ def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> N
 def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with played_job() as job:
         monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster)
-        assert isinstance(surroundings_of(job.spec, "token", {}), OneMachine)
+        assert isinstance(choose_backend(job.spec, "token", {}), LocalMasterBackend)
         with pytest.raises(BadInputError, match="EDL_POD"):
-            surroundings_of(job.spec, "token", {"EDL_JOB_UID": "u", "EDL_NAMESPACE": "team"})
+            choose_backend(job.spec, "token", {"EDL_JOB_UID": "u", "EDL_NAMESPACE": "team"})
 
 
 def test_a_timeline_goes_on_after_a_restart() -> None:

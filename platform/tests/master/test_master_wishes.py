@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from edl.cluster.status_port import Desired
-from edl.core.events import ScaleWanted, StopWanted, WishUnreadable
+from edl.cluster.status_port import DesiredState
+from edl.core.events import DesiredStateInvalid, ScaleRequested, StopRequested
 from edl.core.saved_checkpoint import STOPPED
-from edl.master.desired_state_events import CHECKPOINT_SECONDS, events_of
+from edl.master.desired_state_events import STOP_CHECKPOINT_SECONDS, desired_state_events
 
 
 def test_a_stop_takes_a_checkpoint_first_and_is_the_last_wish() -> None:
-    wishes = [Desired(max=3), Desired(unreadable="what?"), Desired(stop=True), Desired(max=4)]
-    assert list(events_of(wishes)) == [
-        ScaleWanted(None, 3),
-        WishUnreadable("what?"),
-        StopWanted(STOPPED, CHECKPOINT_SECONDS),
+    wishes = [DesiredState(max=3), DesiredState(unreadable="what?"), DesiredState(stop=True), DesiredState(max=4)]
+    assert list(desired_state_events(wishes)) == [
+        ScaleRequested(None, 3),
+        DesiredStateInvalid("what?"),
+        StopRequested(STOPPED, STOP_CHECKPOINT_SECONDS),
     ]

@@ -26,7 +26,7 @@ def _unshifted(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 def alike_in_a_product(count: int, salt: int) -> Ids:
-    """Distinct ids that all belong in one 64th of the places that a ``Distinct`` with this salt gives to a batch."""
+    """Distinct ids that all belong in one 64th of the places that a ``UniqueIdFinder`` with this salt uses."""
     random, found = np.random.default_rng(3), []
     while sum(map(len, found)) < count:
         ids = random.integers(0, 1 << 63, 1 << 20).astype(np.uint64)

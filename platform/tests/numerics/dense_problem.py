@@ -8,10 +8,10 @@ from table_contract import Table
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.parameter_store import PushGradients, RowGradients
 
 STEPS = 200
 ROWS, DIM = 12, 3
@@ -34,7 +34,7 @@ class DenseProblem:
     """Gradients of two dense variables and of a table whose every row is touched in every step, with duplicates."""
 
     def __init__(self, spec: OptimizerSpec, rng: np.random.Generator) -> None:
-        self.declared = Declaration(DENSE, (TABLE,), spec, "model")
+        self.declared = ModelDeclaration(DENSE, (TABLE,), spec, "model")
         self.slab = rng.normal(size=self.declared.size).astype(np.float32)
         self.slabs = [rng.normal(size=self.declared.size).astype(np.float32) for _ in range(STEPS)]
         self.ids = [rng.permutation([*range(ROWS), *rng.integers(0, ROWS, 20)]) for _ in range(STEPS)]
@@ -42,9 +42,9 @@ class DenseProblem:
 
     def on_the_ps(self) -> list[np.ndarray]:
         """Where it ends: the variables, then the table."""
-        store = NumpyStore(self.declared, self.slab)
+        store = NumpyParameterStore(self.declared, self.slab)
         for step, (slab, ids, rows, rate) in enumerate(zip(self.slabs, self.ids, self.rows, rates(), strict=True), 1):
-            store.apply(Gradients(slab, {TABLE.name: RowGradients(ids, rows)}, rate, 1.0), step)
+            store.apply(PushGradients(slab, {TABLE.name: RowGradients(ids, rows)}, rate, 1.0), step)
         store.read_dense(moved := np.empty_like(self.slab))
         return [*self._cut(moved), store.read_rows(TABLE.name, np.arange(ROWS))]
 
@@ -59,7 +59,7 @@ class DenseProblem:
         import keras
         import tensorflow as tf
 
-        start = NumpyStore(self.declared, self.slab).read_rows(TABLE.name, np.arange(ROWS))
+        start = NumpyParameterStore(self.declared, self.slab).read_rows(TABLE.name, np.arange(ROWS))
         names = [*(variable.name for variable in DENSE), TABLE.name]
         first = [*self._cut(self.slab), start]
         variables = [keras.Variable(v, name=n.rpartition("/")[2]) for n, v in zip(names, first, strict=True)]

@@ -9,28 +9,28 @@ from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import rule
-from edl.numerics.table_limits import MAX_ROWS
+from edl.numerics.optimizers import make_rule
+from edl.numerics.table_limits import MAX_TABLE_ROWS
 from edl.ps import request_parsing
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 EXTREMES = [-(2**63), -1, 0, 7, 2**63 - 1]
 any_id = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))
 SGD = OptimizerSpec("sgd")
 
 
-def model(rows: int) -> Declaration:
-    return Declaration((), (declared({"name": "zeros"}, rows=rows),), SGD, "f")
+def model(rows: int) -> ModelDeclaration:
+    return ModelDeclaration((), (declared({"name": "zeros"}, rows=rows),), SGD, "f")
 
 
 @PATIENT
 @given(st.lists(st.lists(any_id, max_size=20), max_size=6))
 def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
-    table = NumpyTable(model(0).tables[0], {}, rule(SGD, 0.0))
+    table = NumpyTable(model(0).tables[0], {}, make_rule(SGD, 0.0))
     expected: dict[int, int] = {}
     for step, ids in enumerate(pushes, start=1):
         table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
@@ -45,12 +45,12 @@ def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
 def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
     ids = array(EXTREMES)
     asked = [pb.TableRows(name="emb", count=len(ids))]
-    np.testing.assert_array_equal(request_parsing.row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
-    with pytest.raises(Refused, match=r"'emb'.* 0 to 7, not "):
-        request_parsing.row_ids(model(8), asked, ids.data.cast("B"))
+    np.testing.assert_array_equal(request_parsing.parse_row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
+    with pytest.raises(PeerRefusedError, match=r"'emb'.* 0 to 7, not "):
+        request_parsing.parse_row_ids(model(8), asked, ids.data.cast("B"))
 
 
-@pytest.mark.parametrize("rows", [-1, MAX_ROWS + 1])
+@pytest.mark.parametrize("rows", [-1, MAX_TABLE_ROWS + 1])
 def test_no_other_number_of_rows_means_no_bound(rows: int) -> None:
     with pytest.raises(BadInputError, match="or 0 for no bound"):
         model(rows)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from numerics.chosen_ids import alike_in_a_product, with_hashes
 from table_contract import OPTIMIZERS, declared, initial
 
-from edl.core.partition import mix
+from edl.core.partition import splitmix64
 from edl.numerics.numpy_table import NumpyTable
-from edl.numerics.optimizers import rule
-from edl.numerics.row_retention import Retention
+from edl.numerics.optimizers import make_rule
+from edl.numerics.row_retention import RowRetention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable
-    from edl.numerics.native_unique_ids import NativeDistinct
+    from edl.numerics.native_unique_ids import NativeUniqueFinder
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 SALT = 0xA0761D6478BD642F
@@ -49,7 +49,7 @@ def hashes(count: int, leading: int, low: int) -> np.ndarray:
 
 def test_the_inverse_of_the_hash_is_one():
     wanted = np.random.default_rng(1).integers(0, 1 << 64, 1000, dtype=np.uint64)
-    np.testing.assert_array_equal(mix(with_hashes(wanted, SALT).astype(np.uint64) ^ np.uint64(SALT)), wanted)
+    np.testing.assert_array_equal(splitmix64(with_hashes(wanted, SALT).astype(np.uint64) ^ np.uint64(SALT)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_ids_that_all_fall_into_one_part_of_the_index_are_stored(count: int, lea
 @given(data=st.data(), threads=st.sampled_from([1, 3]))
 def test_any_mixture_of_chosen_ids_and_others_is_what_numpy_holds(data: st.DataObject, threads: int):
     """Bits agree of rows, of positions and of snapshots, rows that are dropped among them, whatever the salt is."""
-    retention = Retention(evict_after_steps=2)
+    retention = RowRetention(evict_after_steps=2)
     tables = [
         table(threads=threads, retention=retention),
         table(salt=data.draw(st.integers(0, 2**64 - 1)), retention=retention),
-        NumpyTable(SHAPE, OPTIMIZERS[0].slots, rule(OPTIMIZERS[0], 0.0), retention),
+        NumpyTable(SHAPE, OPTIMIZERS[0].slots, make_rule(OPTIMIZERS[0], 0.0), retention),
     ]
     held, snapshots = [np.zeros(0, np.int64)], []
     for step in range(1, 6):
@@ -104,7 +104,7 @@ def test_equal_ids_are_found_among_those_that_crowd():
     """Without another salt each would be compared with most of those before it."""
     ids = alike_in_a_product(40_000, SALT)
     batch = np.concatenate([ids, ids[::-1]])
-    found, positions = NativeDistinct(SALT)(batch)
+    found, positions = NativeUniqueFinder(SALT)(batch)
     np.testing.assert_array_equal(found, ids)
     np.testing.assert_array_equal(found[positions], batch)
     made = table()
@@ -114,7 +114,7 @@ def test_equal_ids_are_found_among_those_that_crowd():
 
 def test_dropped_ids_that_crowd_in_a_snapshot_are_found():
     ids = with_hashes(hashes(20_000, 0, 0) & ~np.uint64(0xFFFFFFFF), SALT)
-    made = table(retention=Retention(evict_after_steps=1))
+    made = table(retention=RowRetention(evict_after_steps=1))
     push(made, ids, 1)
     snapshot = made.snapshot()
     push(made, ids[:1], 9)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from table_contract import declared, initial
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.parameter_snapshot import RowArrays
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics import _native
@@ -96,7 +96,7 @@ def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, 
     call = {
         "read": lambda: made.read_into(ids_, rows_),
         "apply": lambda: made.apply(ids_, rows_, 0.1, 2),
-        "load": lambda: made.load(StoredRows(ids_, rows_, {"accumulator": slots_})),
+        "load": lambda: made.load(RowArrays(ids_, rows_, {"accumulator": slots_})),
     }[what]
     try:
         call()

@@ -17,17 +17,17 @@ from table_contract import PATIENT, array, declared
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.flat_parameters import Slab
-from edl.numerics.hyperparameters import RULES
+from edl.numerics.flat_parameters import FlatParameters
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 from edl.numerics.initializers import initial_rows
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import rule
-from edl.numerics.parameter_store import Gradients
+from edl.numerics.optimizers import make_rule
+from edl.numerics.parameter_store import PushGradients
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
-    from edl.numerics.native_kernels import OPTIMIZERS, slab_rule
+    from edl.numerics.native_kernels import NATIVE_OPTIMIZERS, make_flat_rule
     from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
@@ -63,7 +63,7 @@ def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
     """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
     random = np.random.default_rng(8)
     shape = declared({"name": "normal", "mean": 0.0, "stddev": 0.05}, dim=dim)
-    numpy = NumpyTable(shape, spec.slots, rule(spec, spec.decay_of(shape.name)))
+    numpy = NumpyTable(shape, spec.slots, make_rule(spec, spec.decay_of(shape.name)))
     tables = [*natives(shape, spec), numpy]
     for step in range(1, 201):
         ids = array(random.permutation(shape.rows)[:100])
@@ -91,7 +91,7 @@ def specs(draw: st.DrawFn) -> OptimizerSpec:
         else st.one_of(st.just(0.0), small.map(lambda value: -value))
         if parameter.refusal(-1.0) is None
         else st.one_of(st.just(parameter.default), st.just(0.0), fractions if parameter.refusal(2.0) else small)
-        for key, parameter in RULES[name].parameters.items()
+        for key, parameter in OPTIMIZER_DEFINITIONS[name].parameters.items()
     }
     return OptimizerSpec(name, draw(st.fixed_dictionaries(kinds)))
 
@@ -107,7 +107,7 @@ pushes = st.lists(
 def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(spec, pushes):
     """Overflow included: where NumPy has infinity or no number, so has the kernel."""
     shape, ids = declared(), array([5, 17, 2])
-    numpy = NumpyTable(shape, spec.slots, rule(spec, spec.decay_of(shape.name)))
+    numpy = NumpyTable(shape, spec.slots, make_rule(spec, spec.decay_of(shape.name)))
     tables = [*natives(shape, spec), numpy]
     for step, (rate, gradients) in enumerate(pushes, start=1):
         with np.errstate(all="ignore"):
@@ -121,11 +121,13 @@ def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(
 def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, size):
     """Those of a table of one row, and of the rule in NumPy; 1,280 are moved at a time."""
     random = np.random.default_rng(9)
-    declaration = Declaration((VariableSpec("w", (size,)), VariableSpec("mean", (3,), True)), (), spec, "model")
-    numpy, native = (Slab(declaration, np.ones(size + 3, np.float32), made) for made in (rule, slab_rule))
+    declaration = ModelDeclaration((VariableSpec("w", (size,)), VariableSpec("mean", (3,), True)), (), spec, "model")
+    numpy, native = (
+        FlatParameters(declaration, np.ones(size + 3, np.float32), made) for made in (make_rule, make_flat_rule)
+    )
     for step in range(1, 21):
         gradient = random.standard_normal(size + 3).astype(np.float32)
-        push = Gradients(gradient, {}, 0.03 / step if step != 7 else 0.0, 0.5)
+        push = PushGradients(gradient, {}, 0.03 / step if step != 7 else 0.0, 0.5)
         for slab in (numpy, native):
             slab.apply(push, step)
     same_bits(native.values, numpy.values)
@@ -136,11 +138,13 @@ def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, siz
 def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
     spec = OptimizerSpec("ftrl", {"group_lasso_regularization_strength": 5.0})
     shapes = (VariableSpec("emb/embeddings", (40, 4)), VariableSpec("w", (9,)))
-    declaration = Declaration(shapes, (), spec, "model")
-    numpy, native = (Slab(declaration, np.ones(169, np.float32), made) for made in (rule, slab_rule))
+    declaration = ModelDeclaration(shapes, (), spec, "model")
+    numpy, native = (
+        FlatParameters(declaration, np.ones(169, np.float32), made) for made in (make_rule, make_flat_rule)
+    )
     gradient = np.random.default_rng(10).standard_normal(169).astype(np.float32)
     for slab in (numpy, native):
-        slab.apply(Gradients(gradient, {}, 0.1, 1.0), 1)
+        slab.apply(PushGradients(gradient, {}, 0.1, 1.0), 1)
     moved = numpy.values[:160].reshape(40, 4).any(axis=1)
     assert moved.any()
     assert not moved.all(), "rows whose pull is short are zero"
@@ -184,8 +188,8 @@ def test_weight_decay_spares_the_tables_that_the_optimizer_names():
 def test_an_optimizer_without_a_kernel_is_refused_by_name():
     with pytest.raises(BadInputError, match="'lamb' has no native kernel") as refused:
         NativeTable(TABLE, OptimizerSpec("lamb"))
-    assert all(name in str(refused.value.hint) for name in OPTIMIZERS)
+    assert all(name in str(refused.value.hint) for name in NATIVE_OPTIMIZERS)
 
 
 def test_every_other_optimizer_has_one():
-    assert set(OPTIMIZERS) == {spec.name for spec in SERVED.values()}
+    assert set(NATIVE_OPTIMIZERS) == {spec.name for spec in SERVED.values()}

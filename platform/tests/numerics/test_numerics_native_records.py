@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.shards import permuted
+from edl.core.shards import permute_index
 from edl.data.gather import fastest_gather, gather_in_python
 
 if importlib.util.find_spec("edl.data._records") is not None:
@@ -101,7 +101,7 @@ def test_positions_are_permuted_as_python_does(count: int, data: st.DataObject, 
     first = data.draw(st.integers(0, count))
     last = data.draw(st.integers(first, min(count, first + 20)))
     found = np.frombuffer(_records.permuted_range(first, last, count, key), np.int64).tolist()
-    assert found == [permuted(index, count, key) for index in range(first, last)]
+    assert found == [permute_index(index, count, key) for index in range(first, last)]
 
 
 @pytest.mark.parametrize(("first", "last", "count"), [(1, 0, 1), (0, 2, 1), (0, 1, 1 + (1 << 62))])

@@ -10,13 +10,13 @@ import pytest
 from store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
 from table_contract import OPTIMIZERS
 
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.store_factory import Stores
+from edl.ps.store_factory import StoreFactory
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
-    from edl.numerics.native_store import NativeStore
+    from edl.numerics.native_store import NativeParameterStore
 
 pytestmark = pytest.mark.native
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.native
 class TestNativeStore(StoreContract):
     @pytest.fixture(params=[1, 2], ids=lambda threads: f"{threads} threads")
     def make(self, request) -> Make:
-        return partial(NativeStore, threads=request.param)
+        return partial(NativeParameterStore, threads=request.param)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
-    declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
-    stores = [make(declared, np.ones(4, np.float32)) for make in (NativeStore, NumpyStore)]
+    declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
+    stores = [make(declared, np.ones(4, np.float32)) for make in (NativeParameterStore, NumpyParameterStore)]
     random = np.random.default_rng(5)
     for step in range(1, 51):
         push = drawn(declared, random)
@@ -41,11 +41,11 @@ def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
 
 @pytest.mark.parametrize(("before", "after"), [("numpy", "native"), ("native", "numpy")])
 def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
-    declared = Declaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
+    declared = ModelDeclaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
     random = np.random.default_rng(6)
-    one = Stores(before).make(declared, np.ones(4, np.float32))
+    one = StoreFactory(before).make(declared, np.ones(4, np.float32))
     one.apply(drawn(declared, random), 1)
-    other = Stores(after).restored(one.snapshot())
+    other = StoreFactory(after).restored(one.snapshot())
     assert type(other) is not type(one)
     push = drawn(declared, random)
     for store in (one, other):
@@ -54,5 +54,5 @@ def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
 
 
 def test_the_native_store_is_taken_where_it_can_be():
-    declared = Declaration((), (TABLE,), OptimizerSpec("adam"), "model")
-    assert type(Stores().make(declared, np.empty(0, np.float32))) is NativeStore
+    declared = ModelDeclaration((), (TABLE,), OptimizerSpec("adam"), "model")
+    assert type(StoreFactory().make(declared, np.empty(0, np.float32))) is NativeParameterStore

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from distinct_contract import DistinctContract, Make
 
-from edl.numerics.unique_ids import finder
+from edl.numerics.unique_ids import make_fastest_finder
 
 if importlib.util.find_spec("edl.numerics._distinct") is not None:
     from edl.numerics import _distinct
-    from edl.numerics.native_unique_ids import NativeDistinct
+    from edl.numerics.native_unique_ids import NativeUniqueFinder
 
 pytestmark = pytest.mark.native
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.native
 class TestNativeDistinct(DistinctContract):
     @pytest.fixture
     def make(self) -> Make:
-        return NativeDistinct
+        return NativeUniqueFinder
 
 
 def test_the_extension_does_it_where_there_is_one() -> None:
-    assert isinstance(finder(), NativeDistinct)
+    assert isinstance(make_fastest_finder(), NativeUniqueFinder)
 
 
 def test_the_extension_refuses_arrays_that_do_not_fit() -> None:

@@ -13,16 +13,16 @@ from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.numpy_table import sum_duplicates
-from edl.numerics.table_limits import check_table
+from edl.numerics.table_limits import check_table_shape
 
 
 class TestNumpyStore(StoreContract):
     @pytest.fixture
     def make(self) -> Make:
-        return NumpyStore
+        return NumpyParameterStore
 
 
 @PATIENT
@@ -38,15 +38,15 @@ def test_duplicates_are_summed(ids):
 def test_a_declaration_that_cannot_be_is_refused():
     w, mean = VariableSpec("w", (2,)), VariableSpec("mean", (2,), statistic=True)
     with pytest.raises(BadInputError, match="declared before"):
-        Declaration((mean, w), (), SGD, "model")
+        ModelDeclaration((mean, w), (), SGD, "model")
     with pytest.raises(BadInputError, match="twice"):
-        Declaration((w, w), (), SGD, "model")
+        ModelDeclaration((w, w), (), SGD, "model")
     with pytest.raises(BadInputError, match="rows"):
-        Declaration((), (TableSpec("emb", -1, 4, UNIFORM, 0),), SGD, "model")
+        ModelDeclaration((), (TableSpec("emb", -1, 4, UNIFORM, 0),), SGD, "model")
     with pytest.raises(BadInputError, match="initializer"):
-        Declaration((), (TableSpec("emb", 4, 4, {"name": "orthogonal"}, 0),), SGD, "model")
-    declared = Declaration((w, mean), (TABLE,), SGD, "model")
-    assert Declaration.from_json(declared.to_json()) == declared
+        ModelDeclaration((), (TableSpec("emb", 4, 4, {"name": "orthogonal"}, 0),), SGD, "model")
+    declared = ModelDeclaration((w, mean), (TABLE,), SGD, "model")
+    assert ModelDeclaration.from_json(declared.to_json()) == declared
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "x"])
@@ -54,4 +54,4 @@ def test_an_initializer_that_cannot_be_names_its_table(value):
     with pytest.raises(
         BadInputError, match=r"^table 'users' \(any id x 4\): row initializer constant takes the number"
     ):
-        check_table(TableSpec("users", 0, 4, {"name": "constant", "value": value}, seed=1))
+        check_table_shape(TableSpec("users", 0, 4, {"name": "constant", "value": value}, seed=1))

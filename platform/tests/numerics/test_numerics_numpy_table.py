@@ -7,12 +7,12 @@ from retention_contract import RetentionContract
 from table_contract import Make, TableContract
 
 from edl.numerics.numpy_table import NumpyTable
-from edl.numerics.optimizers import rule
+from edl.numerics.optimizers import make_rule
 
 
 class TestNumpyTable(TableContract, RetentionContract):
     @pytest.fixture
     def make(self) -> Make:
         return lambda table, spec, retention=None: NumpyTable(
-            table, spec.slots, rule(spec, spec.decay_of(table.name)), retention
+            table, spec.slots, make_rule(spec, spec.decay_of(table.name)), retention
         )

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from wording import unsaid
 
 from edl.api.errors import BadInputError
-from edl.numerics.hyperparameters import RULES, Hyperparameter, Parameter
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS, HyperparameterSpec, HyperparameterValue
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 
-def values_of(parameter: Parameter) -> st.SearchStrategy[Hyperparameter]:
+def values_of(parameter: HyperparameterSpec) -> st.SearchStrategy[HyperparameterValue]:
     if parameter.bound is None:
         return st.booleans()
     return st.floats(-1e6, 1e6).map(lambda value: value / 2e6).filter(parameter.bound.holds)
@@ -24,8 +24,8 @@ def values_of(parameter: Parameter) -> st.SearchStrategy[Hyperparameter]:
 @st.composite
 def optimizers(draw: st.DrawFn) -> OptimizerSpec:
     """Any optimizer with some of its hyperparameters given."""
-    name = draw(st.sampled_from(sorted(RULES)))
-    choices = {key: values_of(parameter) for key, parameter in RULES[name].parameters.items()}
+    name = draw(st.sampled_from(sorted(OPTIMIZER_DEFINITIONS)))
+    choices = {key: values_of(parameter) for key, parameter in OPTIMIZER_DEFINITIONS[name].parameters.items()}
     undecayed = tuple(draw(st.lists(st.text(max_size=4), max_size=3)))
     return OptimizerSpec(name, draw(st.fixed_dictionaries({}, optional=choices)), undecayed)
 
@@ -99,7 +99,7 @@ def test_hyperparameters_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("name", "hyperparameters", "keys"),
     [
-        ("muon", {}, ("'muon'", *RULES)),
+        ("muon", {}, ("'muon'", *OPTIMIZER_DEFINITIONS)),
         ("sgd", {"momentum": 0.9}, ("sgd", "'momentum'", "weight_decay")),
         ("adam", {"nesterov": True}, ("adam", "'nesterov'", "beta_1, beta_2, epsilon, amsgrad, weight_decay")),
         ("adam", {"beta_1": 1.0}, ("beta_1", "adam", "1.0", "at least 0", "below 1")),

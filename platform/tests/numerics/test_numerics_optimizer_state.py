@@ -13,15 +13,15 @@ from ps.shard_arrays import shard_arrays
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.core.partition import initial_placement
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Scratch, Update, rule
-from edl.numerics.optimizers.adam import factors_so_far
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.shard_restore import Cut, from_shard, load
-from edl.storage.checkpoint_shards import Manifest, commit, cut_directory, write_shard
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_rule
+from edl.numerics.optimizers.adam import momentum_product
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
+from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
 
 TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 DENSE = (VariableSpec("kernel", (2, 3)), VariableSpec("bias", (3,)), VariableSpec("mean", (2,), statistic=True))
@@ -34,43 +34,45 @@ def spec(request) -> OptimizerSpec:
     return CASES[request.param]
 
 
-def gradients(seed: int) -> Gradients:
+def gradients(seed: int) -> PushGradients:
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, TABLE.rows, 25)
     rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
-    return Gradients(rng.normal(size=11).astype(np.float32), {"emb": rows}, 0.05, 1.0)
+    return PushGradients(rng.normal(size=11).astype(np.float32), {"emb": rows}, 0.05, 1.0)
 
 
-def store(spec: OptimizerSpec) -> NumpyStore:
-    return NumpyStore(Declaration(DENSE, (TABLE,), spec, "model"), np.linspace(-1, 1, 11, dtype=np.float32))
+def store(spec: OptimizerSpec) -> NumpyParameterStore:
+    return NumpyParameterStore(
+        ModelDeclaration(DENSE, (TABLE,), spec, "model"), np.linspace(-1, 1, 11, dtype=np.float32)
+    )
 
 
-def trained(spec: OptimizerSpec, *steps: int, held: NumpyStore | None = None) -> NumpyStore:
+def trained(spec: OptimizerSpec, *steps: int, held: NumpyParameterStore | None = None) -> NumpyParameterStore:
     held = held or store(spec)
     for step in steps:
         held.apply(gradients(step), step)
     return held
 
 
-def same(one: NumpyStore, other: NumpyStore) -> None:
-    mine, theirs = (shard_arrays(Cut(1, held.snapshot(), 1, {}))[0] for held in (one, other))
+def same(one: NumpyParameterStore, other: NumpyParameterStore) -> None:
+    mine, theirs = (shard_arrays(CutSnapshot(1, held.snapshot(), 1, {}))[0] for held in (one, other))
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
-    cut = Cut(1, trained(spec, 1, 2, 3).snapshot(), 3, {})
+    cut = CutSnapshot(1, trained(spec, 1, 2, 3).snapshot(), 3, {})
     directory = cut_directory(tmp_path, 1)
     shard = write_shard(directory, 0, *shard_arrays(cut))
-    commit(directory, Manifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
-    back = load(directory, 0, placement(1))
+    commit_checkpoint(directory, CheckpointManifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
+    back = load_owned_part(directory, 0, initial_placement(1))
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(trained(spec, 4, 5, held=NumpyStore.restored(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
+    same(trained(spec, 4, 5, held=NumpyParameterStore.restored(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
 
 
 def test_slots_stand_in_a_shard_by_name(spec):
-    arrays, _ = shard_arrays(Cut(1, trained(spec, 1).snapshot(), 1, {}))
+    arrays, _ = shard_arrays(CutSnapshot(1, trained(spec, 1).snapshot(), 1, {}))
     for slot in spec.slots:
         assert arrays[f"slot/{slot}/kernel"].shape == (2, 3)
         assert arrays[f"rows/emb/slot/{slot}"].shape == arrays["rows/emb/values"].shape
@@ -78,7 +80,7 @@ def test_slots_stand_in_a_shard_by_name(spec):
 
 def test_a_checkpoint_of_an_earlier_version_is_restored():
     """It called Adam's slots m and v, and knew neither amsgrad nor weight decay."""
-    cut = Cut(1, trained(OptimizerSpec("adam"), 1, 2).snapshot(), 2, {})
+    cut = CutSnapshot(1, trained(OptimizerSpec("adam"), 1, 2).snapshot(), 2, {})
     arrays, meta = shard_arrays(cut)
     former = {
         name.replace("slot/momentum", "slot/m").replace("slot/velocity", "slot/v"): array
@@ -88,9 +90,9 @@ def test_a_checkpoint_of_an_earlier_version_is_restored():
     declared = json.loads(meta["declaration"])
     for added in ("amsgrad", "weight_decay"):
         del declared["optimizer"]["hyperparameters"][added]
-    back = from_shard(former, {**meta, "declaration": json.dumps(declared)})
+    back = cut_from_shard(former, {**meta, "declaration": json.dumps(declared)})
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(NumpyStore.restored(back.snapshot), NumpyStore.restored(cut.snapshot))
+    same(NumpyParameterStore.restored(back.snapshot), NumpyParameterStore.restored(cut.snapshot))
 
 
 @PATIENT
@@ -100,12 +102,12 @@ def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     rng = np.random.default_rng(seed)
     values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
     slots = [np.abs(rng.normal(size=(6, 4))).astype(np.float32) for _ in spec.slots]
-    apply = rule(spec, spec.number("weight_decay"))
+    apply = make_rule(spec, spec.number("weight_decay"))
     parts = [[array.copy() for array in (values, *slots)] for _ in range(2)]
-    apply(parts[0][0], parts[0][1:], Update(gradient, 0.1, step), Scratch.like(values))
+    apply(parts[0][0], parts[0][1:], ParameterUpdate(gradient, 0.1, step), ScratchArrays.like(values))
     for row in rng.permutation(6):
         value, *slot = (array[row : row + 1] for array in parts[1])
-        apply(value, slot, Update(gradient[row : row + 1], 0.1, step), Scratch.like(value))
+        apply(value, slot, ParameterUpdate(gradient[row : row + 1], 0.1, step), ScratchArrays.like(value))
     for whole, by_row in zip(*parts, strict=True):  # powers may differ in the last bit with the length of an array
         np.testing.assert_allclose(whole, by_row, rtol=1e-5, atol=1e-6)
 
@@ -121,7 +123,7 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
     for held, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
         for rows in turn:
             values = np.sin(np.outer(rows + 1, np.arange(1, 4))).astype(np.float32)
-            held.apply(Gradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
+            held.apply(PushGradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
     asked = np.arange(TABLE.rows)
     np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
 
@@ -133,7 +135,7 @@ def test_a_step_of_lamb_is_as_long_as_the_variable(scale, seed):
     values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
     before = values * np.float32(scale)
     after, slots = before.copy(), [np.zeros_like(values) for _ in range(2)]
-    rule(OptimizerSpec("lamb"), 0.0)(after, slots, Update(gradient, 0.1, 1), Scratch.like(values))
+    make_rule(OptimizerSpec("lamb"), 0.0)(after, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values))
     assert np.linalg.norm(after - before) == pytest.approx(0.1 * np.linalg.norm(before), rel=1e-5)
 
 
@@ -141,7 +143,7 @@ def test_a_step_of_lamb_is_as_long_as_the_variable(scale, seed):
 @given(st.integers(1, 3000), st.floats(0.5, 0.9999))
 def test_nadams_product_is_a_function_of_the_step(step, beta_1):
     factors = [beta_1 * (1 - 0.5 * 0.96**i) for i in range(1, step + 1)]
-    assert factors_so_far(beta_1, step) == pytest.approx(np.prod(factors), rel=1e-9, abs=1e-300)
+    assert momentum_product(beta_1, step) == pytest.approx(np.prod(factors), rel=1e-9, abs=1e-300)
 
 
 def test_ftrl_keeps_a_value_whose_gradients_were_all_zero():
@@ -149,7 +151,7 @@ def test_ftrl_keeps_a_value_whose_gradients_were_all_zero():
     spec = OptimizerSpec("ftrl", {"initial_accumulator_value": 0.0})
     values, slots = np.ones(4, np.float32), [np.zeros(4, np.float32) for _ in spec.slots]
     gradient = np.array([0, 1, 0, -1], np.float32)
-    rule(spec, 0.0)(values, slots, Update(gradient, 0.1, 1), Scratch.like(values))
+    make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values))
     assert np.isfinite(values).all()
     np.testing.assert_array_equal(values[[0, 2]], 1)
 
@@ -161,15 +163,17 @@ def test_a_centered_rmsprop_is_finite_under_a_constant_gradient(constant, steps)
     spec = OptimizerSpec("rmsprop", {"centered": True})
     values = np.zeros(3, np.float32)
     slots, gradient = [np.zeros(3, np.float32) for _ in spec.slots], np.full_like(values, constant)
-    scratch = Scratch.like(values)
+    scratch = ScratchArrays.like(values)
     for step in range(1, steps + 1):
-        rule(spec, 0.0)(values, slots, Update(gradient, 1e-3, step), scratch)
+        make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 1e-3, step), scratch)
     assert np.isfinite(values).all()
 
 
 def test_a_gradient_is_not_changed(spec):
     gradient, values = np.ones(4, np.float32), np.zeros(4, np.float32)
     slots = [np.full(4, initial, np.float32) for initial in spec.slots.values()]
-    rule(spec, spec.number("weight_decay"))(values, slots, Update(gradient, 0.1, 1), Scratch.like(values))
+    make_rule(spec, spec.number("weight_decay"))(
+        values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values)
+    )
     np.testing.assert_array_equal(gradient, 1)
     assert (values < 0).all()

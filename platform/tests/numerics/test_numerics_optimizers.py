@@ -10,11 +10,11 @@ from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, clos
 from numerics.lazy_reference import FORMULAS, LazyReference
 from numerics.optimizer_cases import CASES, KERAS
 
-from edl.numerics.hyperparameters import RULES
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.parameter_store import PushGradients, RowGradients
 
 
 @pytest.fixture(params=CASES)
@@ -49,13 +49,13 @@ def test_variables_that_are_excluded_from_weight_decay_are_left_alone(rng):
     assert not np.allclose(gain, undecayed[3])
 
 
-def row_store(spec: OptimizerSpec) -> tuple[NumpyStore, np.ndarray]:
-    store = NumpyStore(Declaration((), (TABLE,), spec, "model"), NOTHING)
+def row_store(spec: OptimizerSpec) -> tuple[NumpyParameterStore, np.ndarray]:
+    store = NumpyParameterStore(ModelDeclaration((), (TABLE,), spec, "model"), NOTHING)
     return store, store.read_rows(TABLE.name, np.arange(ROWS))
 
 
-def push_rows(store: NumpyStore, ids: np.ndarray, values: np.ndarray, rate: float, step: int) -> None:
-    store.apply(Gradients(NOTHING, {TABLE.name: RowGradients(ids, values)}, rate, 1.0), step)
+def push_rows(store: NumpyParameterStore, ids: np.ndarray, values: np.ndarray, rate: float, step: int) -> None:
+    store.apply(PushGradients(NOTHING, {TABLE.name: RowGradients(ids, values)}, rate, 1.0), step)
 
 
 def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_still(spec, rng):
@@ -100,4 +100,4 @@ def test_a_group_lasso_makes_whole_rows_zero(rng):
 
 
 def test_every_optimizer_has_its_cases():
-    assert {spec.name for spec in CASES.values()} == set(RULES) == set(KERAS) == {*FORMULAS, "lamb"}
+    assert {spec.name for spec in CASES.values()} == set(OPTIMIZER_DEFINITIONS) == set(KERAS) == {*FORMULAS, "lamb"}

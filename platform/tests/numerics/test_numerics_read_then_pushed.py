@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared, dyadic
 
 from edl.numerics.array_types import Ids
-from edl.numerics.embedding_table import Table
+from edl.numerics.embedding_table import EmbeddingTable
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import rule
-from edl.numerics.row_retention import Retention
+from edl.numerics.optimizers import make_rule
+from edl.numerics.row_retention import RowRetention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable
@@ -38,9 +38,9 @@ class Pair:
     """A native table and a NumPy table to which the same is done."""
 
     def __init__(self, evict_after: int | None = None, threads: int = 1) -> None:
-        self._retention = Retention(evict_after_steps=evict_after)
+        self._retention = RowRetention(evict_after_steps=evict_after)
         self._native = NativeTable(SHAPE, ADAGRAD, threads=threads, retention=self._retention)
-        self._numpy = NumpyTable(SHAPE, ADAGRAD.slots, rule(ADAGRAD, 0.0), self._retention)
+        self._numpy = NumpyTable(SHAPE, ADAGRAD.slots, make_rule(ADAGRAD, 0.0), self._retention)
         self.step = 0
 
     def read(self, ids: Ids) -> None:
@@ -67,7 +67,7 @@ class Pair:
         for name, slot in expected.slots.items():
             np.testing.assert_array_equal(found.slots[name][order], slot[wanted])
 
-    def _both(self) -> tuple[Table, Table]:
+    def _both(self) -> tuple[EmbeddingTable, EmbeddingTable]:
         return self._native, self._numpy
 
 

@@ -12,20 +12,20 @@ from ps.shard_arrays import shard_arrays
 from table_contract import array, declared
 
 from edl.api.errors import StorageError
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_snapshot import FrozenRows, PinError
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.messages import Attachment
+from edl.numerics.parameter_snapshot import PinError, TableSnapshot
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.shard_restore import Cut
-from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.store_factory import Stores
-from edl.storage.safetensors_file import read_arrays
+from edl.ps.shard_restore import CutSnapshot
+from edl.ps.shard_writer import SavedShard, ShardWriter
+from edl.ps.store_factory import StoreFactory
+from edl.storage.safetensors_file import read_array_file
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics import native_snapshot
-    from edl.numerics.native_store import NativeStore
+    from edl.numerics.native_store import NativeParameterStore
     from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
@@ -46,7 +46,7 @@ def push(table: NativeTable, ids, step: int) -> None:
     table.apply(array(ids), random.standard_normal((len(ids), SHAPE.dim)).astype(np.float32), 0.1, step)
 
 
-def same(rows: FrozenRows, copy) -> None:
+def same(rows: TableSnapshot, copy) -> None:
     start = 0
     for piece in rows.pieces():
         part = slice(start, start := start + len(piece))
@@ -58,7 +58,7 @@ def same(rows: FrozenRows, copy) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch):
-    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 50_000)
     table, moment, done = filled(20_000, threads), threading.Lock(), threading.Event()
 
     def pushing(number: int) -> None:
@@ -104,7 +104,7 @@ def test_memory_of_a_snapshot_is_what_pushes_change_and_no_more_than_the_rows():
 
 
 def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
-    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 100 * ROW_BYTES)
+    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 100 * ROW_BYTES)
     table = filled(2000)
     alone, shared = table.snapshot(), table.snapshot()
     shared.hold()
@@ -132,11 +132,11 @@ def test_who_is_told_that_a_snapshot_is_gone():
             use()
 
 
-def trained() -> tuple[NativeStore, Gradients]:
-    declaration = Declaration((), (SHAPE,), ADAGRAD, "model")
-    store = NativeStore(declaration, np.empty(0, np.float32))
+def trained() -> tuple[NativeParameterStore, PushGradients]:
+    declaration = ModelDeclaration((), (SHAPE,), ADAGRAD, "model")
+    store = NativeParameterStore(declaration, np.empty(0, np.float32))
     values = np.random.default_rng(3).standard_normal((900, SHAPE.dim)).astype(np.float32)
-    gradients = Gradients(np.empty(0, np.float32), {SHAPE.name: RowGradients(np.arange(900), values)}, 0.1, 1.0)
+    gradients = PushGradients(np.empty(0, np.float32), {SHAPE.name: RowGradients(np.arange(900), values)}, 0.1, 1.0)
     store.apply(gradients, 1)
     return store, gradients
 
@@ -144,16 +144,16 @@ def trained() -> tuple[NativeStore, Gradients]:
 def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_with_the_last_holder(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 7 * ROW_BYTES)
+    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 7 * ROW_BYTES)
     store, gradients = trained()
-    cut = Cut(3, store.snapshot(), 1, {})
-    expected, meta = shard_arrays(Cut(3, store.snapshot(), 1, {}))
+    cut = CutSnapshot(3, store.snapshot(), 1, {})
+    expected, meta = shard_arrays(CutSnapshot(3, store.snapshot(), 1, {}))
     writer = ShardWriter(0)
     writer.begin(tmp_path, cut)
     for step in range(2, 30):
         store.apply(gradients, step)
     saved = writer.wait(3, 60)
-    arrays, strings = read_arrays(tmp_path / saved.file)
+    arrays, strings = read_array_file(tmp_path / saved.file)
     assert strings == meta
     for name, values in expected.items():
         np.testing.assert_array_equal(arrays[name], values)
@@ -169,9 +169,9 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
 
 
 def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_path):
-    server = ParameterServer(0, ShardWriter(0), stores=Stores("native"))
-    server.attach(Attachment(1, 0))
-    server.declare(Declaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory("native"))
+    server.attach(MasterAttachment(1, 0))
+    server.declare(ModelDeclaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
     assert server.snapshot(1, 1, tmp_path, pin=True) == server.snapshot(1, 1, tmp_path, pin=True)
     server.snapshot(1, 2, None, pin=True)
     assert server.saved(1, 1, 60).file
@@ -184,10 +184,10 @@ def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_
 
 
 def test_a_shard_that_cannot_be_written_lets_go_of_its_snapshot(tmp_path):
-    def full(directory: Path, index: int, cut: Cut) -> Saved:
+    def full(directory: Path, index: int, cut: CutSnapshot) -> SavedShard:
         raise StorageError("the disk is full")
 
-    cut = Cut(3, trained()[0].snapshot(), 1, {})
+    cut = CutSnapshot(3, trained()[0].snapshot(), 1, {})
     writer = ShardWriter(0, full)
     with cut.snapshot:
         writer.begin(tmp_path, cut)

@@ -22,15 +22,15 @@ from table_contract import array, declared, dyadic, initial
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.embedding_table import Table
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers import Scratch, Update
-from edl.numerics.optimizers import rule as rule_of
-from edl.numerics.parameter_snapshot import FrozenRows, Snapshot, StoredRows, joined
-from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays
+from edl.numerics.optimizers import make_rule as rule_of
+from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot, join_rows
+from edl.numerics.parameter_store import ParameterStore, PushGradients, RowGradients
 
 HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:
@@ -49,7 +49,7 @@ ranges = st.tuples(st.integers(0, MANY - 1), st.integers(1, 900))
 
 Row = tuple[Floats, dict[str, Floats]]
 """Values and slot variables, ``[1, DIM]`` each."""
-Make = Callable[[OptimizerSpec, StoredRows | None], Table]
+Make = Callable[[OptimizerSpec, RowArrays | None], EmbeddingTable]
 
 
 class Model:
@@ -67,7 +67,9 @@ class Model:
         for row, total in sums.items():
             values, slots = self.rows.get(row) or self._new(row)
             values, slots = values.copy(), {name: slot.copy() for name, slot in slots.items()}
-            self._rule(values, list(slots.values()), Update(total[None], rate, step), Scratch.like(values))
+            self._rule(
+                values, list(slots.values()), ParameterUpdate(total[None], rate, step), ScratchArrays.like(values)
+            )
             self.rows[row] = values, slots
 
     def _new(self, row: int) -> Row:
@@ -81,7 +83,7 @@ def values_of(rows: dict[int, Row], ids: Ids) -> Floats:
     return np.concatenate([np.empty((0, DIM), np.float32), *found])
 
 
-def check_rows(found: StoredRows, expected: dict[int, Row]) -> None:
+def check_rows(found: RowArrays, expected: dict[int, Row]) -> None:
     """These are exactly the expected rows, with their slots."""
     assert sorted(found.ids.tolist()) == sorted(expected)
     for at, row in enumerate(found.ids.tolist()):
@@ -101,7 +103,7 @@ class TableMachine(RuleBasedStateMachine):
         self._table, self._model = make(spec, None), Model(spec)
         self._step = 0
         self._order: list[int] = []
-        self._frozen: list[tuple[FrozenRows, dict[int, Row]]] = []
+        self._frozen: list[tuple[TableSnapshot, dict[int, Row]]] = []
 
     def _push(self, ids: Ids, seed: int, rate: float) -> None:
         self._step += 1
@@ -168,8 +170,8 @@ class TableMachine(RuleBasedStateMachine):
     def write(self, which: int) -> None:
         """As a checkpoint is: piece by piece, and then forgotten."""
         frozen, rows = self._frozen.pop(which % len(self._frozen))
-        pieces = [StoredRows.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.pieces())]
-        check_rows(joined(pieces), rows)
+        pieces = [RowArrays.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.pieces())]
+        check_rows(join_rows(pieces), rows)
         frozen.release()
 
     @precondition(lambda self: self._frozen)
@@ -190,7 +192,9 @@ class TableMachine(RuleBasedStateMachine):
 # ------------------------------------------------------------------ what it is done to
 
 
-def table(kind: Callable[[TableSpec, OptimizerSpec], Table], spec: OptimizerSpec, rows: StoredRows | None) -> Table:
+def table(
+    kind: Callable[[TableSpec, OptimizerSpec], EmbeddingTable], spec: OptimizerSpec, rows: RowArrays | None
+) -> EmbeddingTable:
     made = kind(SHAPE, spec)
     if rows is not None:
         made.load(rows)
@@ -207,22 +211,22 @@ class TableOfStore:
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         rows = {SHAPE.name: RowGradients(ids, gradients), "other": RowGradients(ids[:1], gradients[:1])}
-        self._store.apply(Gradients(np.ones(4, np.float32), rows, learning_rate, 1.0), step)
+        self._store.apply(PushGradients(np.ones(4, np.float32), rows, learning_rate, 1.0), step)
 
-    def snapshot(self) -> FrozenRows:
+    def snapshot(self) -> TableSnapshot:
         return self._store.snapshot().tables[SHAPE.name]
 
 
-def store(kind: Any, spec: OptimizerSpec, rows: StoredRows | None) -> TableOfStore:
+def store(kind: Any, spec: OptimizerSpec, rows: RowArrays | None) -> TableOfStore:
     other = TableSpec("other", MANY, DIM, {"name": "zeros"}, 3)
-    declaration = Declaration((VariableSpec("w", (2, 2)),), (SHAPE, other), spec, "model")
+    declaration = ModelDeclaration((VariableSpec("w", (2, 2)),), (SHAPE, other), spec, "model")
     dense = np.zeros(4, np.float32)
     if rows is None:
         return TableOfStore(kind(declaration, dense))
     nothing = np.empty((0, DIM), np.float32)
-    none = StoredRows(np.empty(0, np.int64), nothing, dict.fromkeys(spec.slots, nothing))
+    none = RowArrays(np.empty(0, np.int64), nothing, dict.fromkeys(spec.slots, nothing))
     slots = {name: np.full(4, start, np.float32) for name, start in spec.slots.items()}
-    snapshot = Snapshot(declaration, dense, slots, {SHAPE.name: rows, "other": none})
+    snapshot = ParameterSnapshot(declaration, dense, slots, {SHAPE.name: rows, "other": none})
     return TableOfStore(kind.restored(snapshot))
 
 
@@ -230,7 +234,7 @@ def numpy_table(shape: TableSpec, spec: OptimizerSpec) -> NumpyTable:
     return NumpyTable(shape, spec.slots, rule_of(spec, spec.decay_of(shape.name)))
 
 
-def check(make: Callable[[OptimizerSpec, StoredRows | None], Any], spec: OptimizerSpec) -> None:
+def check(make: Callable[[OptimizerSpec, RowArrays | None], Any], spec: OptimizerSpec) -> None:
     run_state_machine_as_test(
         lambda: TableMachine(make, spec),
         settings=settings(
@@ -243,7 +247,9 @@ def check(make: Callable[[OptimizerSpec, StoredRows | None], Any], spec: Optimiz
 
 
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
-@pytest.mark.parametrize("make", [partial(table, numpy_table), partial(store, NumpyStore)], ids=["table", "store"])
+@pytest.mark.parametrize(
+    "make", [partial(table, numpy_table), partial(store, NumpyParameterStore)], ids=["table", "store"]
+)
 def test_numpy_is_a_dictionary(make: Make, spec: OptimizerSpec) -> None:
     check(make, spec)
 
@@ -258,6 +264,6 @@ def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> No
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 def test_a_native_store_is_a_dictionary(spec: OptimizerSpec) -> None:
-    from edl.numerics.native_store import NativeStore
+    from edl.numerics.native_store import NativeParameterStore
 
-    check(partial(store, NativeStore), spec)
+    check(partial(store, NativeParameterStore), spec)

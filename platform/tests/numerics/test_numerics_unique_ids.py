@@ -15,38 +15,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.numerics import numpy_unique_ids
-from edl.numerics.numpy_unique_ids import NumpyDistinct
-from edl.numerics.unique_ids import Distinct, finder, positions_among
+from edl.numerics.numpy_unique_ids import NumpyUniqueFinder
+from edl.numerics.unique_ids import UniqueIdFinder, make_fastest_finder, positions_in
 
 
 class TestNumpyDistinct(DistinctContract):
     @pytest.fixture
     def make(self) -> Make:
-        return NumpyDistinct
+        return NumpyUniqueFinder
 
 
 @given(IDS, st.randoms(use_true_random=False))
 def test_positions_follow_ids_that_are_given_in_another_order(ids: Any, random: Any) -> None:
-    found = Distinct().of(ids)
+    found = UniqueIdFinder().of(ids)
     other = np.array(random.sample(found.tolist(), len(found)), np.int64)
-    np.testing.assert_array_equal(other[positions_among(other, found)], ids)
-    assert positions_among(found, found) is found.positions
+    np.testing.assert_array_equal(other[positions_in(other, found)], ids)
+    assert positions_in(found, found) is found.positions
 
 
 def test_ids_that_always_meet_in_the_hash_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number times zero is in the same slot."""
-    monkeypatch.setattr(numpy_unique_ids, "_ODD", (np.uint64(0),) * numpy_unique_ids._ROUNDS)
+    monkeypatch.setattr(numpy_unique_ids, "_HASH_MULTIPLIERS", (np.uint64(0),) * numpy_unique_ids._HASH_ROUNDS)
     ids = np.random.default_rng(0).integers(0, 40, 200)
-    check(Distinct(NumpyDistinct).of(ids), ids)
+    check(UniqueIdFinder(NumpyUniqueFinder).of(ids), ids)
 
 
 def test_numpy_does_it_where_there_is_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "edl.numerics.native_unique_ids", None)
-    assert isinstance(finder(), NumpyDistinct)
+    assert isinstance(make_fastest_finder(), NumpyUniqueFinder)
 
 
 def test_tables_that_are_looked_up_alike_share_what_was_found() -> None:
     ids, others = np.array([3, 1, 3]), np.array([3, 1, 4])
-    weights, vectors, different = Distinct().each([ids, ids.copy(), others])
+    weights, vectors, different = UniqueIdFinder().each([ids, ids.copy(), others])
     assert weights is vectors
     check(different, others)

@@ -12,9 +12,9 @@ import rights_page
 from ruamel.yaml import YAML
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import PolicyError, translate
-from edl.ops.access_reviews import MASTERS, NEEDED
-from edl.ops.helper_pod import ROLE as COPY_ROLE
+from edl.cluster.kubernetes.api_errors import AdmissionPolicyError, error_from_response
+from edl.ops.access_reviews import MASTER_RIGHTS, REQUIRED_RIGHTS
+from edl.ops.helper_pod import DATA_COPY_ROLE as COPY_ROLE
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 
@@ -78,14 +78,14 @@ def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> 
             assert re.fullmatch(r"[A-Z][^\n]*[^.]\.", message), message
             assert not re.search(r"\. [A-Z]", message), message
             said = {"message": f"ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: {message}"}
-            assert type(translate(403, json.dumps(said).encode(), where="pods")) is PolicyError
+            assert type(error_from_response(403, json.dumps(said).encode(), where="pods")) is AdmissionPolicyError
 
 
 def test_what_the_commands_need_is_granted() -> None:
     granted = rights(of("ClusterRole")["edl-data-scientist"])
     missing = [
         str(right)
-        for right in NEEDED
+        for right in REQUIRED_RIGHTS
         if right.verb
         not in granted.get(f"{right.resource}.{right.group}" if right.group else right.resource, "").split()
     ]
@@ -94,7 +94,9 @@ def test_what_the_commands_need_is_granted() -> None:
 
 def test_the_doctor_asks_for_all_rights_that_a_job_needs() -> None:
     granted = rights(of("ClusterRole")[names.MASTER_ACCOUNT])
-    asked = {(f"{right.resource}.{right.group}" if right.group else right.resource, right.verb) for right in MASTERS}
+    asked = {
+        (f"{right.resource}.{right.group}" if right.group else right.resource, right.verb) for right in MASTER_RIGHTS
+    }
     of_policies = {("jobs.edl.dev", "coordinate")}  # by which admission policies know masters; nothing needs it
     tidying = {("secrets", "delete")}  # not granted where no policy keeps masters to their token
     all_of_them = {(resource, verb) for resource, verbs in granted.items() for verb in verbs.split()}

@@ -11,9 +11,9 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.cluster_capacity import Room, requests_of
-from edl.ops.job_forecast import Crowd, forecast
-from edl.ops.namespace_quotas import Quotas
+from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
+from edl.ops.job_forecast import PodGroup, forecast_job
+from edl.ops.namespace_quotas import NamespaceQuotas
 
 HIGH, LOW = 1000, 100
 
@@ -44,7 +44,7 @@ def pod(
     }
 
 
-def fill(room: Room, wanted: Manifest) -> list[str]:
+def fill(room: ClusterCapacity, wanted: Manifest) -> list[str]:
     """The nodes that take one pod after the other, until none does."""
     found = []
     while (place := room.place(wanted)).node is not None:
@@ -53,7 +53,7 @@ def fill(room: Room, wanted: Manifest) -> list[str]:
 
 
 def test_pods_go_where_most_is_free_until_all_is_full() -> None:
-    room = Room([node("a"), node("b", cpu="2")], [])
+    room = ClusterCapacity([node("a"), node("b", cpu="2")], [])
     found = fill(room, pod())
     assert sorted(found) == ["a", "a", "a", "a", "b", "b"]
     assert set(found[:2]) == {"a", "b"}
@@ -62,7 +62,7 @@ def test_pods_go_where_most_is_free_until_all_is_full() -> None:
 
 def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
     ended = pod(on="a") | {"status": {"phase": "Succeeded"}}
-    assert len(fill(Room([node("a")], [pod("3", on="a"), ended, pod("9")]), pod())) == 1
+    assert len(fill(ClusterCapacity([node("a")], [pod("3", on="a"), ended, pod("9")]), pod())) == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
     ],
 )
 def test_nodes_that_take_no_such_pods_are_left_out(hindrance: Manifest) -> None:
-    room = Room([hindrance], [])
+    room = ClusterCapacity([hindrance], [])
     assert room.place(pod()).node is None
     assert room.nodes_total == 1
 
@@ -96,7 +96,7 @@ def test_nodes_that_take_no_such_pods_are_left_out(hindrance: Manifest) -> None:
     ],
 )
 def test_tolerations_open_tainted_nodes(toleration: Mapping[str, str], tolerates: bool) -> None:
-    room = Room([node("a", taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])], [])
+    room = ClusterCapacity([node("a", taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])], [])
     assert (room.place(pod(tolerations=[toleration])).node == "a") is tolerates
 
 
@@ -117,30 +117,30 @@ def test_tolerations_open_tainted_nodes(toleration: Mapping[str, str], tolerates
 def test_required_affinity_chooses_nodes(expression: Mapping[str, Any], admitted: bool) -> None:
     terms = [{"matchExpressions": [expression]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    room = Room([node("a", labels={"zone": "x", "size": "4"})], [])
+    room = ClusterCapacity([node("a", labels={"zone": "x", "size": "4"})], [])
     assert (room.place(pod(affinity={"nodeAffinity": required})).node == "a") is admitted
 
 
 def test_a_node_selector_chooses_nodes() -> None:
-    room = Room([node("a"), node("b", cpu="1", labels={"disk": "ssd"})], [])
+    room = ClusterCapacity([node("a"), node("b", cpu="1", labels={"disk": "ssd"})], [])
     assert fill(room, pod(nodeSelector={"disk": "ssd"})) == ["b"]
 
 
 def test_devices_are_counted_like_everything() -> None:
-    room = Room([node("a", devices={"nvidia.com/gpu": "2"}), node("b", cpu="64", memory="1Ti")], [])
+    room = ClusterCapacity([node("a", devices={"nvidia.com/gpu": "2"}), node("b", cpu="64", memory="1Ti")], [])
     assert fill(room, pod(more={"nvidia.com/gpu": "1"})) == ["a", "a"]
 
 
 def test_a_higher_priority_takes_the_fewest_lower_pods_and_never_equal_ones() -> None:
     tenants = [pod("1", on="a", name="small"), pod("3", on="a", name="big"), pod("4", priority=HIGH, on="b")]
-    room = Room([node("a"), node("b")], tenants)
+    room = ClusterCapacity([node("a"), node("b")], tenants)
     place = room.place(pod("2", priority=HIGH))
     assert (place.node, place.victims) == ("a", ("other/big",))
     assert room.place(pod("2", priority=LOW)).node is None
 
 
 def test_a_priority_that_preempts_nobody_waits() -> None:
-    room = Room([node("a")], [pod("4", on="a")])
+    room = ClusterCapacity([node("a")], [pod("4", on="a")])
     assert room.place(pod(priority=HIGH, preemptionPolicy="Never")).node is None
 
 
@@ -155,12 +155,12 @@ def test_requests_count_init_containers_sidecars_limits_and_overhead() -> None:
             "overhead": {"cpu": "250m"},
         }
     }
-    assert requests_of(wanted) == {"cpu": Fraction(25, 4), "memory": 1 << 30, "pods": 1}
+    assert pod_requests(wanted) == {"cpu": Fraction(25, 4), "memory": 1 << 30, "pods": 1}
 
 
 @given(st.lists(st.integers(0, 16), max_size=5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), max_size=12))
 def test_no_node_is_ever_given_more_than_it_has(nodes: list[int], wanted: list[tuple[int, int]]) -> None:
-    room = Room([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
+    room = ClusterCapacity([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
     taken: dict[str, int] = {}
     for priority, cpu in wanted:
         place = room.place(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
@@ -179,12 +179,14 @@ def quota(hard: Mapping[str, str], used: Mapping[str, str], **spec: Any) -> Mani
     }
 
 
-def crowds(workers: int = 4) -> list[Crowd]:
-    return [Crowd(Role.PS, 1, pod(priority=HIGH)), Crowd(Role.WORKER, workers, pod())]
+def crowds(workers: int = 4) -> list[PodGroup]:
+    return [PodGroup(Role.PS, 1, pod(priority=HIGH)), PodGroup(Role.WORKER, workers, pod())]
 
 
 def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
-    found = forecast(crowds(), Room([node("a", cpu="3")], [pod("3", on="a", name="idle")]), Quotas(()))
+    found = forecast_job(
+        crowds(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
+    )
     (ps, workers) = found.fits
     assert (ps.placed, ps.victims) == (1, ("other/idle",))
     assert (workers.placed, workers.at_once, workers.lacking) == (2, 2, ("cpu",))
@@ -193,8 +195,8 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
 
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
-    quotas = Quotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
-    (ps, workers) = forecast(crowds(), None, quotas).fits
+    quotas = NamespaceQuotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
+    (ps, workers) = forecast_job(crowds(), None, quotas).fits
     assert (ps.allowed, workers.allowed, workers.placed, workers.at_once) == (1, 2, None, 2)
     refusal = workers.refusal
     assert refusal is not None
@@ -226,7 +228,7 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     ],
 )
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
-    (found,) = forecast(crowds()[1:], None, Quotas([quota({"pods": "0"}, {}, **scope)])).fits
+    (found,) = forecast_job(crowds()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).fits
     assert found.allowed == workers
 
 
@@ -244,13 +246,15 @@ def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: t
     """However full they are now, and whatever passes: one is cordoned, one is not ready."""
     passing = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
     nodes = [node("a", cpu="2", memory="8Gi"), node("b", memory="1Gi", unschedulable=True, taints=passing)]
-    room = Room([*nodes, node("c", cpu="1", ready="False")], [pod(cpu="2", on="a")])
+    room = ClusterCapacity([*nodes, node("c", cpu="1", ready="False")], [pod(cpu="2", on="a")])
     why = room.hopeless(wanted)
     assert bool(why) == bool(told)
     assert not unsaid(why, *told)
 
 
 def test_pods_that_wait_for_others_to_end_are_not_hopeless() -> None:
-    fit = forecast([Crowd(Role.WORKER, 3, pod())], Room([node("a", cpu="1")], []), Quotas([])).fits[0]
+    fit = forecast_job(
+        [PodGroup(Role.WORKER, 3, pod())], ClusterCapacity([node("a", cpu="1")], []), NamespaceQuotas([])
+    ).fits[0]
     assert (fit.placed, fit.never) == (1, "")
-    assert forecast([Crowd(Role.WORKER, 3, pod(cpu="9"))], None, Quotas([])).fits[0].never is None
+    assert forecast_job([PodGroup(Role.WORKER, 3, pod(cpu="9"))], None, NamespaceQuotas([])).fits[0].never is None

@@ -26,24 +26,24 @@ from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeavin
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, TableStatus
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.published_status import Failure, Moment, Publication
-from edl.ops.diagnosis import Evidence, diagnose, refusal_remedy
-from edl.ops.job_findings import Complaint, listed_briefly
-from edl.ops.job_view import JobSeen
-from edl.ops.kubernetes_events import Happening, of_job
-from edl.ops.slowdown_diagnosis import average_workers, slowed
+from edl.jobfile.published_status import JobFailure, PublishedStatus, TimelinePoint
+from edl.ops.diagnosis import JobEvidence, diagnose_job, refusal_remedy
+from edl.ops.job_findings import JobFinding, format_short_list
+from edl.ops.job_view import JobView
+from edl.ops.kubernetes_events import KubernetesEvent, select_job_events
+from edl.ops.slowdown_diagnosis import average_workers, diagnose_slowdown
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
-CALM = Publication(replace(STATUS, workers_wanted=2))
+CALM = PublishedStatus(replace(STATUS, workers_wanted=2))
 
 
 def complaints(
-    job: JobSeen,
+    job: JobView,
     pods: Sequence[Manifest] = (),
-    happenings: Sequence[Happening] = (),
+    happenings: Sequence[KubernetesEvent] = (),
     nodes: Sequence[Manifest] | None = None,
-) -> list[Complaint]:
-    return diagnose(Evidence(job, pods, happenings, nodes, "mnist -n team"))
+) -> list[JobFinding]:
+    return diagnose_job(JobEvidence(job, pods, happenings, nodes, "mnist -n team"))
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_pods_that_ended_or_leave_are_not_waited_for(cluster: SmallCluster) -> N
 
 def test_a_master_that_cannot_be_made() -> None:
     said = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
-    refused = Happening(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
-    (found,) = complaints(seen(Publication(), status={}), happenings=[refused])
+    refused = KubernetesEvent(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
+    (found,) = complaints(seen(PublishedStatus(), status={}), happenings=[refused])
     assert found.about == "master"
     assert said in found.text
     assert "edl-job-master" in found.remedy
@@ -97,18 +97,20 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
 
 def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
-    (found,) = complaints(seen(Publication(), status={}), [pod])
+    (found,) = complaints(seen(PublishedStatus(), status={}), [pod])
     assert (found.about, unsaid(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
-    (found,) = complaints(seen(Publication(), status={}, spec={"suspend": True}))
+    (found,) = complaints(seen(PublishedStatus(), status={}, spec={"suspend": True}))
     assert "edl delete mnist" in found.remedy
 
 
 def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     said = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
-    told = Publication(replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said}))
+    told = PublishedStatus(
+        replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said})
+    )
     refused, starved = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
@@ -116,7 +118,7 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
 
 
 def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster) -> None:
-    told = Publication(replace(STATUS, steps_not_applied=1139))
+    told = PublishedStatus(replace(STATUS, steps_not_applied=1139))
     (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert not unsaid(found.text, "1,139 steps", "workers", "reported")
 
@@ -132,7 +134,7 @@ def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster
 def test_what_starvation_means_depends_on_who_is_left(
     cluster: SmallCluster, running: int, keys: tuple[str, ...]
 ) -> None:
-    told = Publication(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
+    told = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
     (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert not unsaid(starved.text, "starved", "workers.min is 3", *keys)
 
@@ -140,7 +142,7 @@ def test_what_starvation_means_depends_on_who_is_left(
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsReturned(0, 512, "a", 1, "lost", time=NOW - 9)
     again = RecordsLeased(0, 200, "a", 2, time=NOW - 8)
-    (found,) = slowed(seen(replace(CALM, events=(back, again))), "mnist")
+    (found,) = diagnose_slowdown(seen(replace(CALM, events=(back, again))), "mnist")
     assert not unsaid(found.text, "512 records", "200")
 
 
@@ -164,22 +166,24 @@ def test_why_it_was_slow(cluster: SmallCluster) -> None:
 
 
 def test_a_job_that_has_just_begun_is_not_slow() -> None:
-    told = replace(CALM, timeline=(Moment(NOW - 500, 0, 4), Moment(NOW - 20, 1, 3), Moment(NOW, 1, 3)))
-    assert list(slowed(seen(told), "mnist")) == []
+    told = replace(
+        CALM, timeline=(TimelinePoint(NOW - 500, 0, 4), TimelinePoint(NOW - 20, 1, 3), TimelinePoint(NOW, 1, 3))
+    )
+    assert list(diagnose_slowdown(seen(told), "mnist")) == []
 
 
 def test_workers_that_the_master_sent_away_are_not_lost() -> None:
     sent = RoleLeaving("worker", 3, "only 2 of 4 workers are wanted", time=NOW - 9)
     taken = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
     ends = [RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, taken))]
-    (found,) = slowed(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
+    (found,) = diagnose_slowdown(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
     assert not unsaid(found.text, "workers lost", "1", "preempted")
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
     told = replace(
         with_status(phase="Failed", reason="the model crashes in every worker"),
-        failure=Failure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
+        failure=JobFailure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
     found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
     assert not unsaid(found.text, "failed", "the model crashes in every worker")
@@ -188,7 +192,7 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
-    found = complaints(seen(Publication(), status=conditions(Failed="Job was active longer than its deadline")))[0]
+    found = complaints(seen(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline")))[0]
     assert not unsaid(found.text, "failed", "Job was active longer than its deadline")
 
 
@@ -200,11 +204,11 @@ def test_a_job_that_is_done_is_done() -> None:
     ("moments", "average"),
     [
         (TIMELINE, 2.5),
-        ((Moment(0.0, 4), Moment(10.0, 0), Moment(40.0, 0)), 1.0),
-        ((Moment(5.0, 3), Moment(5.0, 2)), 2.0),
+        ((TimelinePoint(0.0, 4), TimelinePoint(10.0, 0), TimelinePoint(40.0, 0)), 1.0),
+        ((TimelinePoint(5.0, 3), TimelinePoint(5.0, 2)), 2.0),
     ],
 )
-def test_workers_on_average(moments: tuple[Moment, ...], average: float) -> None:
+def test_workers_on_average(moments: tuple[TimelinePoint, ...], average: float) -> None:
     assert average_workers(moments) == average
 
 
@@ -222,7 +226,7 @@ def test_remedies(text: str, remedy: str) -> None:
 
 
 def test_few_names_are_all_said() -> None:
-    assert listed_briefly(["a", "b"]) == "a, b"
+    assert format_short_list(["a", "b"]) == "a, b"
 
 
 @pytest.mark.parametrize(
@@ -240,19 +244,19 @@ def test_few_names_are_all_said() -> None:
 )
 def test_which_of_kubernetes_events_are_the_jobs_own(name: str, own: bool) -> None:
     event = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": name}, "message": "a\n b", "reason": "R"}
-    assert [each.about for each in of_job([event], "mnist")] == ([f"Pod {name}"] if own else [])
+    assert [each.about for each in select_job_events([event], "mnist")] == ([f"Pod {name}"] if own else [])
 
 
 def test_both_kinds_of_events_are_read() -> None:
     old = {"lastTimestamp": "2026-01-01T00:00:02Z", "count": 3, "type": "Warning"}
     new = {"eventTime": "2026-01-01T00:00:01.500000Z", "series": None, "type": "Normal"}
     about = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": "edl-mnist-ps-0"}, "reason": "R", "message": "m"}
-    first, second = of_job([{**about, **old}, {**about, **new}], "mnist")
+    first, second = select_job_events([{**about, **old}, {**about, **new}], "mnist")
     assert second.time - first.time == 0.5
     assert (first.count, first.warning, second.count, second.warning) == (1, False, 3, True)
 
 
 def test_a_warning_of_the_master_is_told_once() -> None:
     warned = Warned("the job begins anew", time=NOW - 30)
-    (found,) = slowed(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
+    (found,) = diagnose_slowdown(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
     assert found.text == "the job begins anew"

@@ -13,9 +13,9 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Answer
-from edl.cluster.kubernetes.api_errors import NoRightError, granted_by
-from edl.cluster.kubernetes.install_hints import ONE_TEAM_MORE, installed, with_helm
+from edl.cluster.kubernetes.api_client import ApiResponse
+from edl.cluster.kubernetes.api_errors import RbacDeniedError, permission_hint
+from edl.cluster.kubernetes.install_hints import HELM_ADD_TEAM_COMMAND, helm_install_command, install_hint
 from edl.cluster.kubernetes.resource_kinds import (
     NAMESPACES,
     PRIORITY_CLASSES,
@@ -23,9 +23,17 @@ from edl.cluster.kubernetes.resource_kinds import (
     SERVICE_ACCOUNTS,
     Manifest,
 )
-from edl.cluster.kubernetes.service_account import connect_in_pod
-from edl.ops.doctor_checks import before_uninstall, examine, pull
-from edl.ops.doctor_findings import Checkup, Classes, Level, claims, pod_security, priorities, version
+from edl.cluster.kubernetes.service_account import connect_service_account
+from edl.ops.doctor_checks import check_image_pull, check_uninstall, examine_cluster
+from edl.ops.doctor_findings import (
+    DoctorFinding,
+    FindingLevel,
+    PriorityClassNames,
+    judge_claims,
+    judge_pod_security,
+    judge_priorities,
+    judge_version,
+)
 
 
 class Patient(SmallCluster):
@@ -37,16 +45,18 @@ class Patient(SmallCluster):
         self.master_lacks: set[str] = set()
         self.may_review = True
 
-    def ask(self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = "") -> Answer:
+    def ask(
+        self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = ""
+    ) -> ApiResponse:
         if path == "/version":
-            return Answer({"major": "1", "minor": "34", "gitVersion": "v1.34.1"}, self.now)
+            return ApiResponse({"major": "1", "minor": "34", "gitVersion": "v1.34.1"}, self.now)
         if path.endswith("selfsubjectaccessreviews"):
-            return Answer({"status": {"allowed": self._asked(body) not in self.forbidden}}, self.now)
+            return ApiResponse({"status": {"allowed": self._asked(body) not in self.forbidden}}, self.now)
         if path.endswith("/namespaces/team/localsubjectaccessreviews"):
             if not self.may_review:
-                raise NoRightError("you may not ask about others")
+                raise RbacDeniedError("you may not ask about others")
             assert body["spec"]["user"] == "system:serviceaccount:team:edl-job-master"
-            return Answer({"status": {"allowed": self._asked(body) not in self.master_lacks}}, self.now)
+            return ApiResponse({"status": {"allowed": self._asked(body) not in self.master_lacks}}, self.now)
         return super().ask(method, path, query=query, body=body)
 
     @staticmethod
@@ -69,19 +79,19 @@ def patient() -> Patient:
     return cluster
 
 
-def found(cluster: SmallCluster, level: Level) -> list[str]:
-    return [each.text for each in examine(cluster, Classes()) if each.level is level]
+def found(cluster: SmallCluster, level: FindingLevel) -> list[str]:
+    return [each.text for each in examine_cluster(cluster, PriorityClassNames()) if each.level is level]
 
 
 def test_a_healthy_cluster(patient: Patient) -> None:
-    assert found(patient, Level.OK)[0] == "Kubernetes v1.34.1"
-    assert found(patient, Level.WARN) == found(patient, Level.FAIL) == []
+    assert found(patient, FindingLevel.OK)[0] == "Kubernetes v1.34.1"
+    assert found(patient, FindingLevel.WARN) == found(patient, FindingLevel.FAIL) == []
 
 
 def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient) -> None:
     patient.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
-    bad = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
-    assert [each.level for each in bad] == [Level.FAIL, Level.WARN, Level.WARN]
+    bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+    assert [each.level for each in bad] == [FindingLevel.FAIL, FindingLevel.WARN, FindingLevel.WARN]
     assert not unsaid(bad[0].text, "create secrets", "create pods", "namespace team", "edl submit")
     assert not unsaid(bad[1].text, "list nodes", "all namespaces", "edl submit")
     assert not unsaid(bad[2].text, "get pods/exec", "create pods/exec", "edl data cp")
@@ -90,8 +100,8 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient)
 
 def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
     patient.master_lacks = {"create pods", "watch pods"}
-    (bad,) = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
-    assert bad.level is Level.FAIL
+    (bad,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+    assert bad.level is FindingLevel.FAIL
     assert not unsaid(bad.text, "edl-job-master", "create pods, watch pods", "namespace team")
     assert "RoleBinding" in bad.remedy
 
@@ -99,21 +109,23 @@ def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
 @pytest.mark.parametrize(
     ("subject", "level"),
     [
-        ({"kind": "ServiceAccount", "name": "edl-job-master"}, Level.OK),
-        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "team"}, Level.OK),
-        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "other"}, Level.FAIL),
-        ({"kind": "User", "name": "edl-job-master"}, Level.FAIL),
+        ({"kind": "ServiceAccount", "name": "edl-job-master"}, FindingLevel.OK),
+        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "team"}, FindingLevel.OK),
+        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "other"}, FindingLevel.FAIL),
+        ({"kind": "User", "name": "edl-job-master"}, FindingLevel.FAIL),
     ],
 )
 def test_who_may_not_ask_about_others_reads_the_bindings(
-    patient: Patient, subject: dict[str, str], level: Level
+    patient: Patient, subject: dict[str, str], level: FindingLevel
 ) -> None:
     patient.may_review = False
     role = {"kind": "ClusterRole", "name": "edl-job-master"}
     binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "b"}}
     patient.put({**binding, "roleRef": role, "subjects": [subject]})
     (one,) = [
-        each for each in examine(patient, Classes()) if each.about == "rights" and names.MASTER_ACCOUNT in each.text
+        each
+        for each in examine_cluster(patient, PriorityClassNames())
+        if each.about == "rights" and names.MASTER_ACCOUNT in each.text
     ]
     assert one.level is level
 
@@ -121,13 +133,13 @@ def test_who_may_not_ask_about_others_reads_the_bindings(
 def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) -> None:
     patient.may_review = False
     patient.deny("list", ROLE_BINDINGS)
-    (one,) = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
-    assert (one.level, unsaid(one.text, "edl-job-master", "not known")) == (Level.WARN, [])
+    (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+    assert (one.level, unsaid(one.text, "edl-job-master", "not known")) == (FindingLevel.WARN, [])
 
 
 def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
     patient.deny("get", PRIORITY_CLASSES, NAMESPACES)
-    hidden = [each for each in examine(patient, Classes()) if each.level is Level.WARN]
+    hidden = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is FindingLevel.WARN]
     assert [each.about for each in hidden] == ["namespace", "priorities"]
     assert "ClusterRole edl-cluster-viewer" in hidden[1].remedy
 
@@ -135,122 +147,124 @@ def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) ->
 def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
     for plural, place, name in [("serviceaccounts", "team", names.POD_ACCOUNT), ("priorityclasses", "", "low")]:
         del patient.objects[plural, place, name]
-    bad = [each for each in examine(patient, Classes()) if each.level is Level.FAIL]
+    bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is FindingLevel.FAIL]
     account, priority = bad
     assert not unsaid(account.text, "no ServiceAccount edl-none", "namespace team")
     assert not unsaid(priority.text, "no PriorityClass low")
     for each in bad:
-        assert with_helm("team") in each.remedy
-        assert ONE_TEAM_MORE in each.remedy, "for a second team the cluster's part is there already"
+        assert helm_install_command("team") in each.remedy
+        assert HELM_ADD_TEAM_COMMAND in each.remedy, "for a second team the cluster's part is there already"
         assert "kubectl apply -k kustomize/base -n team" in each.remedy
 
 
 def test_the_commands_of_remedies_are_those_of_the_documentation() -> None:
     """With a list of teams, by which the policies know the namespaces that jobs may be in."""
     root = Path(__file__).resolve().parents[3]
-    assert with_helm("team-a").strip("`").removesuffix('"') in (root / "README.md").read_text()
+    assert helm_install_command("team-a").strip("`").removesuffix('"') in (root / "README.md").read_text()
     operations = (root / "docs" / "operations.md").read_text().replace("--namespace", "-n")
-    assert ONE_TEAM_MORE.strip("`") in operations
+    assert HELM_ADD_TEAM_COMMAND.strip("`") in operations
     for source in (root / "platform" / "edl").rglob("*.py"):
         told = "helm install" in source.read_text(encoding="utf-8")
-        assert not told or source == Path(inspect.getfile(with_helm)), f"{source}: take installation's"
+        assert not told or source == Path(inspect.getfile(helm_install_command)), f"{source}: take installation's"
 
 
 def test_what_a_master_lacks_is_installed_the_same_way() -> None:
     with pytest.raises(BadInputError) as caught:
-        connect_in_pod({}, "team-a", pool_size=1)
+        connect_service_account({}, "team-a", pool_size=1)
     asked = 'pods is forbidden: User "system:serviceaccount:team-a:edl-job-master" cannot list resource "pods"'
-    for hint in (caught.value.hint, granted_by(asked)):
+    for hint in (caught.value.hint, permission_hint(asked)):
         assert hint is not None
-        assert installed("team-a") in hint
+        assert install_hint("team-a") in hint
 
 
 def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:
     patient.deny("get", SERVICE_ACCOUNTS)
-    assert found(patient, Level.FAIL) == []
-    (unseen,) = found(patient, Level.WARN)
+    assert found(patient, FindingLevel.FAIL) == []
+    (unseen,) = found(patient, FindingLevel.WARN)
     assert not unsaid(unseen, "serviceaccounts")
 
 
 def test_a_namespace_that_is_not_there(patient: Patient) -> None:
     del patient.objects["namespaces", "", "team"]
-    (missing,) = found(patient, Level.FAIL)
+    (missing,) = found(patient, FindingLevel.FAIL)
     assert not unsaid(missing, "no namespace team")
 
 
 @pytest.mark.parametrize(
     ("said", "level"),
     [
-        ({"major": "1", "minor": "34+", "gitVersion": "v1.34.0-gke"}, Level.OK),
-        ({"major": "1", "minor": "30", "gitVersion": "v1.30.0"}, Level.OK),
-        ({"major": "1", "minor": "29", "gitVersion": "v1.29.15"}, Level.FAIL),
-        ({"major": "2", "minor": "0", "gitVersion": "v2.0.0"}, Level.OK),
-        ({}, Level.WARN),
+        ({"major": "1", "minor": "34+", "gitVersion": "v1.34.0-gke"}, FindingLevel.OK),
+        ({"major": "1", "minor": "30", "gitVersion": "v1.30.0"}, FindingLevel.OK),
+        ({"major": "1", "minor": "29", "gitVersion": "v1.29.15"}, FindingLevel.FAIL),
+        ({"major": "2", "minor": "0", "gitVersion": "v2.0.0"}, FindingLevel.OK),
+        ({}, FindingLevel.WARN),
     ],
 )
-def test_versions(said: dict[str, str], level: Level) -> None:
-    assert version(said).level is level
+def test_versions(said: dict[str, str], level: FindingLevel) -> None:
+    assert judge_version(said).level is level
 
 
 @pytest.mark.parametrize(
     ("labels", "status", "level"),
     [
-        ({"pod-security.kubernetes.io/enforce": "restricted"}, {}, Level.OK),
-        ({"pod-security.kubernetes.io/enforce": "baseline"}, {}, Level.WARN),
-        ({}, {}, Level.WARN),
-        ({"pod-security.kubernetes.io/enforce": "restricted"}, {"phase": "Terminating"}, Level.FAIL),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, {}, FindingLevel.OK),
+        ({"pod-security.kubernetes.io/enforce": "baseline"}, {}, FindingLevel.WARN),
+        ({}, {}, FindingLevel.WARN),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, {"phase": "Terminating"}, FindingLevel.FAIL),
     ],
 )
-def test_namespaces(labels: dict[str, str], status: Manifest, level: Level) -> None:
-    assert pod_security({"metadata": {"name": "team", "labels": labels}, "status": status}).level is level
+def test_namespaces(labels: dict[str, str], status: Manifest, level: FindingLevel) -> None:
+    assert judge_pod_security({"metadata": {"name": "team", "labels": labels}, "status": status}).level is level
 
 
 @pytest.mark.parametrize(
     ("phase", "modes", "level", "keys"),
     [
-        ("Bound", ["ReadWriteMany"], Level.OK, ("bound", "ReadWriteMany")),
-        ("Bound", ["ReadWriteOnce"], Level.WARN, ("ReadWriteOnce", "nodes")),
-        ("Pending", ["ReadWriteMany"], Level.WARN, ("volume", "Pending")),
-        ("Lost", ["ReadWriteMany"], Level.FAIL, ("lost", "volume")),
+        ("Bound", ["ReadWriteMany"], FindingLevel.OK, ("bound", "ReadWriteMany")),
+        ("Bound", ["ReadWriteOnce"], FindingLevel.WARN, ("ReadWriteOnce", "nodes")),
+        ("Pending", ["ReadWriteMany"], FindingLevel.WARN, ("volume", "Pending")),
+        ("Lost", ["ReadWriteMany"], FindingLevel.FAIL, ("lost", "volume")),
     ],
 )
-def test_claims(phase: str, modes: list[str], level: Level, keys: tuple[str, ...]) -> None:
+def test_claims(phase: str, modes: list[str], level: FindingLevel, keys: tuple[str, ...]) -> None:
     claim = {"metadata": {"name": "files"}, "spec": {"accessModes": modes}, "status": {"phase": phase}}
-    (one,) = claims([claim], "team")
+    (one,) = judge_claims([claim], "team")
     assert one.level is level
     assert not unsaid(one.text, "files", *keys)
 
 
 def test_no_claim_at_all_costs_the_checkpoints() -> None:
-    (one,) = claims([], "team")
-    assert (one.level, "checkpoints" in one.text) == (Level.WARN, True)
+    (one,) = judge_claims([], "team")
+    assert (one.level, "checkpoints" in one.text) == (FindingLevel.WARN, True)
 
 
-@pytest.mark.parametrize(("high", "low", "level"), [(2, 1, Level.OK), (1, 1, Level.FAIL), (1, 2, Level.FAIL)])
-def test_services_must_be_above_workers(high: int, low: int, level: Level) -> None:
-    assert priorities(Classes(), high, low).level is level
+@pytest.mark.parametrize(
+    ("high", "low", "level"), [(2, 1, FindingLevel.OK), (1, 1, FindingLevel.FAIL), (1, 2, FindingLevel.FAIL)]
+)
+def test_services_must_be_above_workers(high: int, low: int, level: FindingLevel) -> None:
+    assert judge_priorities(PriorityClassNames(), high, low).level is level
 
 
 @pytest.mark.parametrize(
     ("status", "level"),
     [
-        ({"phase": "Running"}, Level.OK),
+        ({"phase": "Running"}, FindingLevel.OK),
         (
             {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-            Level.FAIL,
+            FindingLevel.FAIL,
         ),
     ],
 )
-def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest, level: Level) -> None:
+def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest, level: FindingLevel) -> None:
     patient.admissions.append(lambda thing: thing.update(status=status))
-    assert pull(patient, "img:1", Classes(), print).level is level
+    assert check_image_pull(patient, "img:1", PriorityClassNames(), print).level is level
     assert not [key for key in patient.objects if key[0] == "pods"]
 
 
 def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Patient) -> None:
     waiting = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
     patient.admissions.append(lambda thing: thing.update(status=waiting))
-    one = pull(patient, "img:1", Classes(), print)
+    one = check_image_pull(patient, "img:1", PriorityClassNames(), print)
     assert not unsaid(one.text, "img:1", "pod", "image", "pulled")
     assert "registry" in one.remedy
     assert "job file" not in one.remedy
@@ -259,8 +273,8 @@ def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Pa
 
 def test_a_refused_pod_is_a_failure(patient: Patient) -> None:
     patient.admissions.append(lambda thing: "exceeded quota: team")
-    one = pull(patient, "img:1", Classes(), print)
-    assert one.level is Level.FAIL
+    one = check_image_pull(patient, "img:1", PriorityClassNames(), print)
+    assert one.level is FindingLevel.FAIL
     assert "exceeded quota" in one.text
 
 
@@ -268,12 +282,16 @@ def test_the_pulled_image_has_the_priority_of_workers(patient: Patient) -> None:
     created: list[str] = []
     patient.admissions.append(lambda thing: created.append(thing["spec"]["priorityClassName"]))
     patient.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
-    pull(patient, "img:1", Classes(low="batch"), print)
+    check_image_pull(patient, "img:1", PriorityClassNames(low="batch"), print)
     assert created == ["batch"]
 
 
 def test_other_names_of_the_priority_classes(patient: Patient) -> None:
-    bad = [each.text for each in examine(patient, Classes("services", "batch")) if each.level is Level.FAIL]
+    bad = [
+        each.text
+        for each in examine_cluster(patient, PriorityClassNames("services", "batch"))
+        if each.level is FindingLevel.FAIL
+    ]
     assert [
         unsaid(text, f"no PriorityClass {name}") for text, name in zip(bad, ("services", "batch"), strict=True)
     ] == [
@@ -282,28 +300,28 @@ def test_other_names_of_the_priority_classes(patient: Patient) -> None:
     ]
 
 
-def looked_at(patient: Patient) -> Checkup:
+def looked_at(patient: Patient) -> DoctorFinding:
     """What is said about Secrets."""
-    first, *_ = [each for each in examine(patient, Classes()) if each.about == "admission"]
+    first, *_ = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "admission"]
     return first
 
 
 @pytest.mark.parametrize(
     ("refusal", "level", "keys"),
     [
-        ('violates PodSecurity "restricted:latest"', Level.OK, ("restricted",)),
-        (None, Level.WARN, ("below restricted",)),
-        ("a webhook says no", Level.WARN, ("not known",)),
+        ('violates PodSecurity "restricted:latest"', FindingLevel.OK, ("restricted",)),
+        (None, FindingLevel.WARN, ("below restricted",)),
+        ("a webhook says no", FindingLevel.WARN, ("not known",)),
     ],
 )
 def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses(
-    patient: Patient, refusal: str | None, level: Level, keys: tuple[str, ...]
+    patient: Patient, refusal: str | None, level: FindingLevel, keys: tuple[str, ...]
 ) -> None:
     patient.deny("get", NAMESPACES)
     patient.admissions.append(
         lambda thing: refusal if thing["kind"] == "Pod" and "securityContext" not in thing["spec"] else None
     )
-    (one,) = [each for each in examine(patient, Classes()) if each.about == "namespace"]
+    (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "namespace"]
     assert one.level is level
     assert not unsaid(one.text, "namespace team", *keys)
     assert ("enforce=restricted" in one.remedy) is (refusal is None)
@@ -313,29 +331,32 @@ def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses
 @pytest.mark.parametrize(
     ("refusal", "level"),
     [
-        ("ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: A pod must name a class", Level.OK),
-        ("exceeded quota: edl-without-class", Level.OK),
-        (None, Level.WARN),
-        ("a webhook says no", Level.WARN),
+        (
+            "ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: A pod must name a class",
+            FindingLevel.OK,
+        ),
+        ("exceeded quota: edl-without-class", FindingLevel.OK),
+        (None, FindingLevel.WARN),
+        ("a webhook says no", FindingLevel.WARN),
     ],
 )
 def test_whether_pods_without_a_class_are_counted_by_no_quota(
-    patient: Patient, refusal: str | None, level: Level
+    patient: Patient, refusal: str | None, level: FindingLevel
 ) -> None:
     patient.forbidden = {"get secrets"}
     patient.admissions.append(lambda thing: None if "priorityClassName" in str(thing) else refusal)
-    _, uncounted = [each for each in examine(patient, Classes()) if each.about == "admission"]
+    _, uncounted = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "admission"]
     assert uncounted.level is level
     assert patient.created == []
 
 
 def test_whether_pods_may_use_foreign_secrets_is_tried_without_creating_one(patient: Patient) -> None:
     patient.forbidden = {"get secrets"}
-    assert looked_at(patient).level is Level.WARN
+    assert looked_at(patient).level is FindingLevel.WARN
     assert "helm install" in looked_at(patient).remedy
     refusal = "pods \"edl-data-1\" is forbidden: ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: no"
     patient.admissions.append(lambda thing: refusal if "foreign" in str(thing) else None)
-    assert looked_at(patient).level is Level.OK
+    assert looked_at(patient).level is FindingLevel.OK
     assert patient.created == []
 
 
@@ -343,11 +364,11 @@ def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> N
     patient.forbidden = {"get secrets"}
     patient.admissions.append(lambda thing: "exceeded quota: team")
     one = looked_at(patient)
-    assert (one.level, "is not known" in one.text) == (Level.WARN, True)
+    assert (one.level, "is not known" in one.text) == (FindingLevel.WARN, True)
 
 
 def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:
-    assert looked_at(patient).level is Level.OK
+    assert looked_at(patient).level is FindingLevel.OK
     assert patient.dry_runs == []
 
 
@@ -363,12 +384,12 @@ def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(patient: Patie
     bind("own", "edl")
     bind("team", role="edl-data-scientist")
     bind("team", kind="Role")
-    (fine,) = before_uninstall(patient, "edl")
-    assert fine.level is Level.OK
+    (fine,) = check_uninstall(patient, "edl")
+    assert fine.level is FindingLevel.OK
     bind("vision", "edl-vision")
     bind("speech")
-    refused = list(before_uninstall(patient, "edl"))
-    assert [each.level for each in refused] == [Level.FAIL, Level.FAIL]
+    refused = list(check_uninstall(patient, "edl"))
+    assert [each.level for each in refused] == [FindingLevel.FAIL, FindingLevel.FAIL]
     speech, vision = (each.text for each in refused)
     assert not unsaid(speech, "namespace speech", "edl", "no release")
     assert not unsaid(vision, "namespace vision", "edl", "release edl-vision")

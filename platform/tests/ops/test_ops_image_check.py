@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.ops.image_check import ENTRY_POINT, KIND
+from edl.ops.image_check import ENTRY_POINT, IMAGE_LABEL
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"
@@ -35,7 +35,7 @@ def test_one_tensorflow_is_asked_for_in_the_versions_of_pyproject(tensorflow: st
 @pytest.mark.parametrize(("file", "kind"), [("Dockerfile", "training"), ("submitter.Dockerfile", "submitter")])
 def test_images_say_what_they_are_and_run_as_nobody_special(file: str, kind: str) -> None:
     text = (IMAGES / file).read_text(encoding="utf-8")
-    assert f'{KIND}="{kind}"' in text
+    assert f'{IMAGE_LABEL}="{kind}"' in text
     assert text.endswith(f'USER 1000:1000\nWORKDIR /home/edl\nENTRYPOINT ["{ENTRY_POINT}"]\n')
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.ops import job_checks
 
 JOB = "name: mnist\nmodel: {definition: mnist.model.custom_model}\ndata: {training: train}\nps: {store: native}\n"
@@ -18,17 +18,17 @@ JOB = "name: mnist\nmodel: {definition: mnist.model.custom_model}\ndata: {traini
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     (tmp_path / "job.yaml").write_text(JOB, encoding="utf-8")
-    return load(tmp_path / "job.yaml")
+    return load_job_file(tmp_path / "job.yaml")
 
 
 def about_the_store(spec: JobSpec) -> list[BadInputError]:
-    return [problem for field, problem in job_checks.missing(spec) if field == "ps.store"]
+    return [problem for field, problem in job_checks.missing_inputs(spec) if field == "ps.store"]
 
 
 def test_it_is_refused_by_run_and_a_warning_of_validate(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "find_spec", lambda name: None if name == "edl.numerics._native" else name)
     with pytest.raises(BadInputError, match="without its native extension") as refused:
-        job_checks.check(spec, predict=False)
+        job_checks.check_job(spec, predict=False)
     assert refused.value.where == "ps.store"
     assert "NumPy" in (refused.value.hint or "")
     assert [str(problem) for problem in about_the_store(spec)] == [str(refused.value)]

@@ -8,11 +8,18 @@ from small_cluster import NOW, SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import NoRightError
-from edl.cluster.kubernetes.job_manifests import owner
+from edl.cluster.kubernetes.api_errors import RbacDeniedError
+from edl.cluster.kubernetes.job_manifests import owner_reference
 from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, NODES, PODS, SECRETS, Manifest
-from edl.ops.job_deletion import Remains, Removal, StillThereError, deletions, is_stuck, remains
-from edl.ops.job_submission import create
+from edl.ops.job_deletion import (
+    DeletionTimeoutError,
+    JobDeletion,
+    JobObjects,
+    is_deletion_stuck,
+    list_job_objects,
+    plan_deletions,
+)
+from edl.ops.job_submission import submit_job
 
 
 class Time:
@@ -20,7 +27,7 @@ class Time:
 
     def __init__(self, cluster: SmallCluster) -> None:
         self._cluster = cluster
-        self.rounds: list[Remains] = []
+        self.rounds: list[JobObjects] = []
 
     def clock(self) -> float:
         return self._cluster.now
@@ -31,14 +38,14 @@ class Time:
     def remove(self, seconds: float = 300.0) -> float:
         """How long it took."""
         began = self._cluster.now
-        Removal(self._cluster, "j").finish(self.rounds.append, self.clock, self.sleep, seconds)
+        JobDeletion(self._cluster, "j").finish(self.rounds.append, self.clock, self.sleep, seconds)
         return self._cluster.now - began
 
 
 def pod(name: str, *, uid: str = "", deleted: float | None = None, node: str = "n1", cause: str = "") -> Manifest:
-    meta: Manifest = {"name": name, "uid": f"uid-of-{name}", "labels": names.labels("j", Role.WORKER, 0)}
+    meta: Manifest = {"name": name, "uid": f"uid-of-{name}", "labels": names.object_labels("j", Role.WORKER, 0)}
     if uid:
-        meta["ownerReferences"] = [owner("j", uid)]
+        meta["ownerReferences"] = [owner_reference("j", uid)]
     if deleted is not None:
         meta["deletionTimestamp"] = when(deleted)
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": cause}] if cause else []
@@ -48,7 +55,7 @@ def pod(name: str, *, uid: str = "", deleted: float | None = None, node: str = "
 
 def submitted() -> SmallCluster:
     cluster = SmallCluster()
-    made = create(cluster, "j", manifests(), "s1")
+    made = submit_job(cluster, "j", manifests(), "s1")
     cluster.put(pod("edl-j-worker-0", uid=made.uid))
     return cluster
 
@@ -56,7 +63,7 @@ def submitted() -> SmallCluster:
 def test_all_of_a_job_goes_and_nothing_else() -> None:
     cluster = submitted()
     cluster.claim("files")
-    cluster.put({"kind": "ConfigMap", "metadata": {"name": "other", "labels": names.labels("other")}})
+    cluster.put({"kind": "ConfigMap", "metadata": {"name": "other", "labels": names.object_labels("other")}})
     Time(cluster).remove()
     assert {name for _, _, name in cluster.objects} == {"files", "other"}
 
@@ -67,7 +74,7 @@ def test_what_nobody_owns_yet_goes_too() -> None:
     cluster.master = None
     for manifest in manifests():
         cluster.put(manifest)
-    lease = {"kind": "Lease", "metadata": {"name": names.master("j"), "labels": names.labels("j")}}
+    lease = {"kind": "Lease", "metadata": {"name": names.master_name("j"), "labels": names.object_labels("j")}}
     cluster.put(lease)
     Time(cluster).remove()
     assert cluster.objects == {}
@@ -81,10 +88,10 @@ def test_what_is_left_without_its_job_goes() -> None:
 
 
 def test_the_master_goes_first_and_what_the_job_owns_is_left_to_the_cluster() -> None:
-    found = deletions(remains(submitted(), "j"), {})
+    found = plan_deletions(list_job_objects(submitted(), "j"), {})
     assert [(each.kind, each.name) for each in found] == [
-        (PODS, f"{names.master('j')}-abcde"),
-        (JOBS, names.master("j")),
+        (PODS, f"{names.master_name('j')}-abcde"),
+        (JOBS, names.master_name("j")),
     ]
 
 
@@ -106,13 +113,13 @@ def test_the_master_goes_first_and_what_the_job_owns_is_left_to_the_cluster() ->
 def test_a_pod_is_stuck_when_its_node_cannot_let_it_go(
     late: float, ready: bool | None, cause: str, stuck: bool
 ) -> None:
-    assert is_stuck(pod("p", deleted=NOW - late, cause=cause), ready, NOW) is stuck
+    assert is_deletion_stuck(pod("p", deleted=NOW - late, cause=cause), ready, NOW) is stuck
 
 
 def dead_node() -> SmallCluster:
     cluster = submitted()
     cluster.node("n1", ready="Unknown")
-    cluster.held = {"edl-j-worker-0", f"{names.master('j')}-abcde"}
+    cluster.held = {"edl-j-worker-0", f"{names.master_name('j')}-abcde"}
     return cluster
 
 
@@ -130,18 +137,18 @@ def test_they_are_also_taken_where_nodes_may_not_be_read() -> None:
 
 def test_a_pod_of_another_uid_is_never_taken() -> None:
     cluster = dead_node()
-    removal = Removal(cluster, "j")
+    removal = JobDeletion(cluster, "j")
     removal.round()
     cluster.now += 40
     stale = cluster.objects["pods", "team", "edl-j-worker-0"]
-    listed = remains(cluster, "j")
-    (deletion,) = [each for each in deletions(listed, {"n1": False}) if each.name == "edl-j-worker-0"]
+    listed = list_job_objects(cluster, "j")
+    (deletion,) = [each for each in plan_deletions(listed, {"n1": False}) if each.name == "edl-j-worker-0"]
     assert (deletion.uid, deletion.grace) == (stale["metadata"]["uid"], 0)
 
 
 def test_what_does_not_go_in_time_is_named() -> None:
     cluster = dead_node()
-    with pytest.raises(StillThereError, match=r"10 s.*Pod .*worker-0") as caught:
+    with pytest.raises(DeletionTimeoutError, match=r"10 s.*Pod .*worker-0") as caught:
         Time(cluster).remove(10.0)
     assert "edl delete" in str(caught.value)
 
@@ -159,10 +166,10 @@ def test_each_deletion_is_asked_for_once() -> None:
     Time(cluster).remove()
     assert sorted(asked, key=str) == sorted(
         [
-            (names.master("j"), None),
+            (names.master_name("j"), None),
             ("edl-j-worker-0", 0),
-            (f"{names.master('j')}-abcde", None),
-            (f"{names.master('j')}-abcde", 0),
+            (f"{names.master_name('j')}-abcde", None),
+            (f"{names.master_name('j')}-abcde", 0),
         ],
         key=str,
     )
@@ -171,7 +178,7 @@ def test_each_deletion_is_asked_for_once() -> None:
 def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
     cluster = submitted()
     cluster.deny("list", SECRETS, LEASES)
-    assert remains(cluster, "j").unseen == ("secrets", "leases")
+    assert list_job_objects(cluster, "j").unseen == ("secrets", "leases")
     Time(cluster).remove()
     assert cluster.objects == {}
 
@@ -188,13 +195,13 @@ def test_a_token_that_nobody_owns_goes_unseen() -> None:
 def test_without_the_right_to_list_pods_nothing_is_claimed() -> None:
     cluster = submitted()
     cluster.deny("list", PODS)
-    with pytest.raises(NoRightError, match='cannot list resource "pods"'):
+    with pytest.raises(RbacDeniedError, match='cannot list resource "pods"'):
         Time(cluster).remove()
 
 
 def test_the_right_to_delete_is_named() -> None:
     cluster = submitted()
     cluster.deny("delete", JOBS)
-    with pytest.raises(NoRightError, match='User "ann" cannot delete resource "jobs"') as caught:
+    with pytest.raises(RbacDeniedError, match='User "ann" cannot delete resource "jobs"') as caught:
         Time(cluster).remove()
     assert "edl-data-scientist" in str(caught.value)

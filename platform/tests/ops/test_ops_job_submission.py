@@ -8,19 +8,35 @@ from wording import unsaid
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError
+from edl.cluster.kubernetes.api_errors import ConflictError, InvalidObjectError, NoResponseError
 from edl.cluster.kubernetes.job_manifests import render_job
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
-from edl.jobfile.job_spec import Data, JobSpec, Model
-from edl.jobfile.pod_spec import Volume
-from edl.ops.job_submission import begin, create, furnish, is_begun, reserve, withdraw
+from edl.cluster.kubernetes.resource_kinds import (
+    CONFIGMAPS,
+    JOBS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Manifest,
+    ResourceKind,
+    manifest_kind,
+)
+from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec
+from edl.jobfile.pod_spec import VolumeSpec
+from edl.ops.job_submission import (
+    create_dependents,
+    create_suspended_job,
+    is_begun,
+    roll_back_submission,
+    submit_job,
+    unsuspend_job,
+)
 
 SPEC = JobSpec(
     "j",
-    Model("m.model"),
+    ModelSpec("m.model"),
     image="image:1",
-    data=Data(training=("/data/train",)),
-    volumes=(Volume("/data", claim="files"),),
+    data=DataSpec(training=("/data/train",)),
+    volumes=(VolumeSpec("/data", claim="files"),),
 )
 
 
@@ -28,7 +44,7 @@ def manifests() -> list[Manifest]:
     return render_job(SPEC, namespace="team", token="t")
 
 
-def names_of(cluster: SmallCluster, kind: Kind) -> list[str]:
+def names_of(cluster: SmallCluster, kind: ResourceKind) -> list[str]:
     return [thing["metadata"]["name"] for thing in cluster.of(kind)]
 
 
@@ -41,11 +57,11 @@ def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
         told.append(thing["kind"])
         suspended.append(cluster.of(JOBS)[0]["spec"]["suspend"])
 
-    made = create(cluster, "j", manifests(), "s1", hear)
+    made = submit_job(cluster, "j", manifests(), "s1", hear)
     assert told == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
     assert all(suspended)
     (job,) = cluster.of(JOBS)
-    assert (made.uid, made.job_name, made.namespace) == (job["metadata"]["uid"], names.master("j"), "team")
+    assert (made.uid, made.job_name, made.namespace) == (job["metadata"]["uid"], names.master_name("j"), "team")
     assert not job["spec"]["suspend"]
     for kind in (CONFIGMAPS, SECRETS, SERVICES):
         for thing in cluster.of(kind):
@@ -55,12 +71,12 @@ def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [JOBS, CONFIGMAPS, SECRETS, SERVICES])
-@pytest.mark.parametrize("error", [InvalidError("no"), AwayError("no answer"), KeyboardInterrupt()])
-def test_whatever_fails_on_the_way_nothing_is_left(kind: Kind, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [InvalidObjectError("no"), NoResponseError("no answer"), KeyboardInterrupt()])
+def test_whatever_fails_on_the_way_nothing_is_left(kind: ResourceKind, error: BaseException) -> None:
     cluster = SmallCluster()
     cluster.breaks["POST", kind.plural] = error
     with pytest.raises(type(error)):
-        create(cluster, "j", manifests(), "s1")
+        submit_job(cluster, "j", manifests(), "s1")
     assert cluster.objects == {}
 
 
@@ -68,16 +84,16 @@ def test_a_job_that_may_not_be_started_is_removed() -> None:
     cluster = SmallCluster()
     cluster.deny("patch", JOBS)
     with pytest.raises(EdlError, match="cannot patch"):
-        create(cluster, "j", manifests(), "s1")
+        submit_job(cluster, "j", manifests(), "s1")
     assert cluster.objects == {}
 
 
 def test_what_cannot_be_removed_either_is_named() -> None:
     cluster = SmallCluster()
-    cluster.breaks["POST", SECRETS.plural] = InvalidError("no")
-    cluster.breaks["DELETE", JOBS.plural] = AwayError("no answer")
-    with pytest.raises(InvalidError) as caught:
-        create(cluster, "j", manifests(), "s1")
+    cluster.breaks["POST", SECRETS.plural] = InvalidObjectError("no")
+    cluster.breaks["DELETE", JOBS.plural] = NoResponseError("no answer")
+    with pytest.raises(InvalidObjectError) as caught:
+        submit_job(cluster, "j", manifests(), "s1")
     assert not unsaid(str(caught.value), "edl-j-master", "suspended", "no answer")
 
 
@@ -95,26 +111,26 @@ def losing_answers(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_creation_that_arrives_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = SmallCluster()
     losing_answers(cluster, monkeypatch)
-    create(cluster, "j", manifests(), "s1")
+    submit_job(cluster, "j", manifests(), "s1")
     assert len(cluster.of(PODS)) == 1
 
 
 def test_a_job_of_somebody_else_stays_untouched() -> None:
     cluster = SmallCluster()
-    create(cluster, "j", manifests(), "s1")
+    submit_job(cluster, "j", manifests(), "s1")
     before = dict(cluster.objects)
     with pytest.raises(ConflictError):
-        create(cluster, "j", manifests(), "s2")
+        submit_job(cluster, "j", manifests(), "s2")
     assert cluster.objects == before
 
 
 def test_an_object_of_somebody_else_stays_and_the_job_goes() -> None:
     cluster = SmallCluster()
-    other = next(thing for thing in manifests() if kind_of(thing) is SERVICES)
+    other = next(thing for thing in manifests() if manifest_kind(thing) is SERVICES)
     cluster.put(other)
     with pytest.raises(ConflictError):
-        create(cluster, "j", manifests(), "s1")
-    assert names_of(cluster, SERVICES) == [names.master("j")]
+        submit_job(cluster, "j", manifests(), "s1")
+    assert names_of(cluster, SERVICES) == [names.master_name("j")]
     assert len(cluster.objects) == 1
 
 
@@ -122,13 +138,13 @@ def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
     cluster = SmallCluster()
     cluster.deny("get", SECRETS)
     *parts, job = manifests()
-    made = reserve(cluster, "j", job, "s1")
-    assert reserve(cluster, "j", job, "s1") == made
+    made = create_suspended_job(cluster, "j", job, "s1")
+    assert create_suspended_job(cluster, "j", job, "s1") == made
     for _ in range(2):
-        furnish(cluster, made, parts)
+        create_dependents(cluster, made, parts)
     assert not is_begun(cluster.of(JOBS)[0])
-    begin(cluster, made)
-    begin(cluster, made)
+    unsuspend_job(cluster, made)
+    unsuspend_job(cluster, made)
     assert is_begun(cluster.of(JOBS)[0])
     assert (len(cluster.of(JOBS)), len(cluster.of(CONFIGMAPS)), len(cluster.of(SECRETS))) == (1, 2, 1)
 
@@ -136,21 +152,21 @@ def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
 def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
     cluster = SmallCluster()
     *_, job = manifests()
-    withdraw(cluster, names.master("j"), "s1")
-    made = reserve(cluster, "j", job, "s1")
-    withdraw(cluster, names.master("j"), "s2")
+    roll_back_submission(cluster, names.master_name("j"), "s1")
+    made = create_suspended_job(cluster, "j", job, "s1")
+    roll_back_submission(cluster, names.master_name("j"), "s2")
     assert cluster.of(JOBS)
-    begin(cluster, made)
-    withdraw(cluster, names.master("j"), "s1")
+    unsuspend_job(cluster, made)
+    roll_back_submission(cluster, names.master_name("j"), "s1")
     assert cluster.of(JOBS)
 
 
 def test_another_job_of_that_name_is_not_begun() -> None:
     cluster = SmallCluster()
     *_, job = manifests()
-    made = reserve(cluster, "j", job, "s1")
-    withdraw(cluster, names.master("j"), "s1")
-    reserve(cluster, "j", job, "s2")
-    with pytest.raises(InvalidError, match="uid"):
-        begin(cluster, made)
+    made = create_suspended_job(cluster, "j", job, "s1")
+    roll_back_submission(cluster, names.master_name("j"), "s1")
+    create_suspended_job(cluster, "j", job, "s2")
+    with pytest.raises(InvalidObjectError, match="uid"):
+        unsuspend_job(cluster, made)
     assert not is_begun(cluster.of(JOBS)[0])

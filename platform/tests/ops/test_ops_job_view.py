@@ -10,8 +10,8 @@ from wording import unsaid
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, Manifest
-from edl.jobfile.published_status import Publication
-from edl.ops.job_view import UnknownJobError, find, label_of, listed, pods_of
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.job_view import UnknownJobError, find_job, list_job_pods, list_jobs, pod_label
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ from edl.ops.job_view import UnknownJobError, find, label_of, listed, pods_of
 )
 def test_phases(told: str, status: Manifest, spec: Manifest, phase: str) -> None:
     cluster = SmallCluster()
-    put_job(cluster, told=with_status(phase=told) if told else Publication(), status=status, spec=spec)
-    assert find(cluster, "mnist").phase == phase
+    put_job(cluster, told=with_status(phase=told) if told else PublishedStatus(), status=status, spec=spec)
+    assert find_job(cluster, "mnist").phase == phase
 
 
 def test_the_jobs_of_one_namespace_or_all() -> None:
@@ -39,15 +39,15 @@ def test_the_jobs_of_one_namespace_or_all() -> None:
     put_job(cluster, "b")
     put_job(cluster, "a")
     put_job(cluster, "a", namespace="other")
-    assert [(job.namespace, job.name) for job in listed(cluster)] == [("team", "a"), ("team", "b")]
-    assert len(listed(cluster, everywhere=True)) == 3
+    assert [(job.namespace, job.name) for job in list_jobs(cluster)] == [("team", "a"), ("team", "b")]
+    assert len(list_jobs(cluster, everywhere=True)) == 3
 
 
 def test_pages_of_another_version_hide_nothing_else() -> None:
     cluster = SmallCluster()
     put_job(cluster, "old", {"status.json": '{"phase": "Training"}'})
     put_job(cluster, "new")
-    new, old = listed(cluster)
+    new, old = list_jobs(cluster)
     assert (new.phase, new.unreadable) == ("Training", "")
     assert old.phase == "Starting"
     assert "status.json" in old.unreadable
@@ -56,8 +56,8 @@ def test_pages_of_another_version_hide_nothing_else() -> None:
 def test_a_job_without_its_page_is_found() -> None:
     cluster = SmallCluster()
     put_job(cluster)
-    cluster.delete(CONFIGMAPS, names.status("mnist"))
-    assert find(cluster, "mnist").status is None
+    cluster.delete(CONFIGMAPS, names.status_configmap("mnist"))
+    assert find_job(cluster, "mnist").status is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) 
     for name in there:
         put_job(cluster, name)
     with pytest.raises(UnknownJobError, match=r"mnist.*namespace team") as unknown:
-        find(cluster, "mnist")
+        find_job(cluster, "mnist")
     assert not unsaid(unknown.value.hint or "", hint)
     assert unknown.value.exit_code == 2
 
@@ -78,4 +78,4 @@ def test_pods_in_the_order_of_people() -> None:
     cluster = SmallCluster()
     for role, index in ((Role.WORKER, 10), (Role.WORKER, 2), (Role.PS, 0), (Role.MASTER, 0)):
         put_pod(cluster, role, index)
-    assert [label_of(pod) for pod in pods_of(cluster, "mnist")] == ["master", "ps-0", "worker-2", "worker-10"]
+    assert [pod_label(pod) for pod in list_job_pods(cluster, "mnist")] == ["master", "ps-0", "worker-2", "worker-10"]

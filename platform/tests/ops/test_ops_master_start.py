@@ -5,9 +5,16 @@ from small_cluster import RUNNING, SmallCluster
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import AwayError
+from edl.cluster.kubernetes.api_errors import NoResponseError
 from edl.cluster.kubernetes.resource_kinds import EVENTS, PODS, Manifest
-from edl.ops.master_start import START_SECONDS, Lookout, Sight, Stage, await_start, classify
+from edl.ops.master_start import (
+    START_TIMEOUT_SECONDS,
+    MasterPodStatus,
+    MasterStage,
+    MasterStatusReader,
+    classify_master_pod,
+    wait_for_start,
+)
 
 
 def pod(status: Manifest, *, node: str = "n1") -> Manifest:
@@ -37,15 +44,19 @@ UNSCHEDULABLE = {
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
     ],
 }
-TRUTH: list[tuple[Manifest | None, Stage, str]] = [
-    (None, Stage.ABSENT, ""),
-    (pod({"phase": "Pending"}, node=""), Stage.PENDING, ""),
-    (pod(UNSCHEDULABLE, node=""), Stage.PENDING, "Unschedulable"),
-    (pod({"phase": "Pending"}), Stage.CREATING, ""),
-    (pod(container(waiting("ContainerCreating"))), Stage.CREATING, "ContainerCreating"),
-    (pod(container(waiting("CreateContainerConfigError", "failed to sync secret cache"))), Stage.CREATING, "Create"),
+TRUTH: list[tuple[Manifest | None, MasterStage, str]] = [
+    (None, MasterStage.ABSENT, ""),
+    (pod({"phase": "Pending"}, node=""), MasterStage.PENDING, ""),
+    (pod(UNSCHEDULABLE, node=""), MasterStage.PENDING, "Unschedulable"),
+    (pod({"phase": "Pending"}), MasterStage.CREATING, ""),
+    (pod(container(waiting("ContainerCreating"))), MasterStage.CREATING, "ContainerCreating"),
+    (
+        pod(container(waiting("CreateContainerConfigError", "failed to sync secret cache"))),
+        MasterStage.CREATING,
+        "Create",
+    ),
     *(
-        (pod(container(waiting(reason))), Stage.FAILED, reason)
+        (pod(container(waiting(reason))), MasterStage.FAILED, reason)
         for reason in (
             "ImagePullBackOff",
             "InvalidImageName",
@@ -54,32 +65,34 @@ TRUTH: list[tuple[Manifest | None, Stage, str]] = [
             "RunContainerError",
         )
     ),
-    (pod(container(waiting("ErrImagePull", "i/o timeout"))), Stage.CREATING, "ErrImagePull"),
-    (pod(container({"running": {}})), Stage.RUNNING, ""),
-    (pod(container({"running": {}}, terminated(2))), Stage.FAILED, "Error"),
-    (pod(container(waiting("CrashLoopBackOff"), terminated(1))), Stage.FAILED, "Error"),
-    (pod(container(waiting("CrashLoopBackOff"), terminated(0))), Stage.CREATING, "CrashLoopBackOff"),
-    (pod(container(terminated(137, reason="OOMKilled"))), Stage.FAILED, "OOMKilled"),
-    (pod(container(terminated(0, reason="Completed"))), Stage.ENDED, "Completed"),
-    (pod(container(terminated(143))), Stage.REPLACED, "Terminated"),
-    (pod(container({"running": {}}, terminated(143))), Stage.RUNNING, ""),
-    (pod(container(waiting("CrashLoopBackOff"), terminated(143))), Stage.CREATING, "CrashLoopBackOff"),
-    (going(pod(container(terminated(137)))), Stage.REPLACED, "Terminated"),
-    (going(pod(container({"running": {}}))), Stage.RUNNING, ""),
-    (pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), Stage.FAILED, "Evicted"),
+    (pod(container(waiting("ErrImagePull", "i/o timeout"))), MasterStage.CREATING, "ErrImagePull"),
+    (pod(container({"running": {}})), MasterStage.RUNNING, ""),
+    (pod(container({"running": {}}, terminated(2))), MasterStage.FAILED, "Error"),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(1))), MasterStage.FAILED, "Error"),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(0))), MasterStage.CREATING, "CrashLoopBackOff"),
+    (pod(container(terminated(137, reason="OOMKilled"))), MasterStage.FAILED, "OOMKilled"),
+    (pod(container(terminated(0, reason="Completed"))), MasterStage.ENDED, "Completed"),
+    (pod(container(terminated(143))), MasterStage.REPLACED, "Terminated"),
+    (pod(container({"running": {}}, terminated(143))), MasterStage.RUNNING, ""),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(143))), MasterStage.CREATING, "CrashLoopBackOff"),
+    (going(pod(container(terminated(137)))), MasterStage.REPLACED, "Terminated"),
+    (going(pod(container({"running": {}}))), MasterStage.RUNNING, ""),
+    (pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), MasterStage.FAILED, "Evicted"),
 ]
 
 
 @pytest.mark.parametrize(("seen", "stage", "reason"), TRUTH)
-def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: Stage, reason: str) -> None:
-    sight = classify(seen)
+def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: MasterStage, reason: str) -> None:
+    sight = classify_master_pod(seen)
     assert sight.stage is stage
     assert sight.reason.startswith(reason)
-    assert sight.started == (stage in (Stage.RUNNING, Stage.ENDED))
+    assert sight.started == (stage in (MasterStage.RUNNING, MasterStage.ENDED))
 
 
 def test_a_failed_container_is_quoted_with_its_exit_code() -> None:
-    sight = classify(pod(container(waiting("CrashLoopBackOff"), terminated(2, "uid 1000 cannot write /data\n"))))
+    sight = classify_master_pod(
+        pod(container(waiting("CrashLoopBackOff"), terminated(2, "uid 1000 cannot write /data\n")))
+    )
     assert (sight.message, sight.exit_code) == ("uid 1000 cannot write /data", 2)
 
 
@@ -99,78 +112,80 @@ def init(state: Manifest, last: Manifest | None = None) -> Manifest:
 @pytest.mark.parametrize(
     ("seen", "stage"),
     [
-        (container(waiting("CrashLoopBackOff"), terminated(1)), Stage.FAILED),
-        (container(waiting("ImagePullBackOff")), Stage.FAILED),
-        (container(waiting("ContainerCreating")), Stage.CREATING),
-        (container({"running": {}}), Stage.RUNNING),
+        (container(waiting("CrashLoopBackOff"), terminated(1)), MasterStage.FAILED),
+        (container(waiting("ImagePullBackOff")), MasterStage.FAILED),
+        (container(waiting("ContainerCreating")), MasterStage.CREATING),
+        (container({"running": {}}), MasterStage.RUNNING),
     ],
 )
-def test_a_sidecar_has_no_say_in_whether_the_master_started(seen: Manifest, stage: Stage) -> None:
+def test_a_sidecar_has_no_say_in_whether_the_master_started(seen: Manifest, stage: MasterStage) -> None:
     (edl,) = seen["containerStatuses"]
-    assert classify(beside(edl)).stage is stage
+    assert classify_master_pod(beside(edl)).stage is stage
 
 
 @pytest.mark.parametrize(
     ("first", "stage", "reason", "about"),
     [
-        (init(waiting("ImagePullBackOff")), Stage.FAILED, "ImagePullBackOff", "fetch"),
-        (init(waiting("ErrImagePull")), Stage.CREATING, "ErrImagePull", "fetch"),
-        (init(terminated(3)), Stage.FAILED, "Error", "fetch"),
-        (init(waiting("CrashLoopBackOff"), terminated(3)), Stage.FAILED, "Error", "fetch"),
-        (init({"running": {}}), Stage.CREATING, "PodInitializing", ""),
-        (init(terminated(0, reason="Completed")), Stage.CREATING, "PodInitializing", ""),
-        (init(waiting("PodInitializing")), Stage.CREATING, "PodInitializing", ""),
+        (init(waiting("ImagePullBackOff")), MasterStage.FAILED, "ImagePullBackOff", "fetch"),
+        (init(waiting("ErrImagePull")), MasterStage.CREATING, "ErrImagePull", "fetch"),
+        (init(terminated(3)), MasterStage.FAILED, "Error", "fetch"),
+        (init(waiting("CrashLoopBackOff"), terminated(3)), MasterStage.FAILED, "Error", "fetch"),
+        (init({"running": {}}), MasterStage.CREATING, "PodInitializing", ""),
+        (init(terminated(0, reason="Completed")), MasterStage.CREATING, "PodInitializing", ""),
+        (init(waiting("PodInitializing")), MasterStage.CREATING, "PodInitializing", ""),
     ],
 )
 def test_an_init_container_that_does_not_come_to_its_end_is_told(
-    first: Manifest, stage: Stage, reason: str, about: str
+    first: Manifest, stage: MasterStage, reason: str, about: str
 ) -> None:
-    sight = classify(beside(INITIALIZING, first))
+    sight = classify_master_pod(beside(INITIALIZING, first))
     assert (sight.stage, sight.reason, sight.container) == (stage, reason, about)
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, terminated(0)])
 def test_what_an_init_container_did_is_over_once_the_master_s_own_has_begun(state: Manifest) -> None:
     edl = {"name": "edl", "state": state, "lastState": {}}
-    assert classify(beside(edl, init(terminated(0), terminated(1)))).started
+    assert classify_master_pod(beside(edl, init(terminated(0), terminated(1)))).started
 
 
 class Play:
     """What a lookout sees, one sight a look, the last again and again; time passes by sleeping only."""
 
-    def __init__(self, *stages: Stage) -> None:
-        self._sights = [Sight(stage) for stage in stages]
+    def __init__(self, *stages: MasterStage) -> None:
+        self._sights = [MasterPodStatus(stage) for stage in stages]
         self.now = 100.0
-        self.told: list[Stage] = []
+        self.told: list[MasterStage] = []
 
-    def look(self) -> Sight:
+    def look(self) -> MasterPodStatus:
         return self._sights.pop(0) if len(self._sights) > 1 else self._sights[0]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def wait(self) -> tuple[Stage, float]:
+    def wait(self) -> tuple[MasterStage, float]:
         began = self.now
-        sight = await_start(self.look, lambda seen: self.told.append(seen.stage), lambda: self.now, self.sleep)
+        sight = wait_for_start(self.look, lambda seen: self.told.append(seen.stage), lambda: self.now, self.sleep)
         return sight.stage, self.now - began
 
 
-@pytest.mark.parametrize("end", [Stage.SERVING, Stage.FAILED, Stage.ENDED])
-def test_waiting_ends_with_the_master_s_start_or_failure(end: Stage) -> None:
-    play = Play(Stage.ABSENT, Stage.PENDING, Stage.PENDING, Stage.CREATING, Stage.RUNNING, end)
+@pytest.mark.parametrize("end", [MasterStage.SERVING, MasterStage.FAILED, MasterStage.ENDED])
+def test_waiting_ends_with_the_master_s_start_or_failure(end: MasterStage) -> None:
+    play = Play(
+        MasterStage.ABSENT, MasterStage.PENDING, MasterStage.PENDING, MasterStage.CREATING, MasterStage.RUNNING, end
+    )
     assert play.wait() == (end, 2.5)
-    assert play.told == [Stage.ABSENT, Stage.PENDING, Stage.CREATING, Stage.RUNNING, end]
+    assert play.told == [MasterStage.ABSENT, MasterStage.PENDING, MasterStage.CREATING, MasterStage.RUNNING, end]
 
 
-@pytest.mark.parametrize("stage", [Stage.ABSENT, Stage.PENDING, Stage.CREATING])
-def test_what_does_not_start_is_waited_for_a_minute(stage: Stage) -> None:
-    assert Play(stage).wait() == (stage, START_SECONDS)
+@pytest.mark.parametrize("stage", [MasterStage.ABSENT, MasterStage.PENDING, MasterStage.CREATING])
+def test_what_does_not_start_is_waited_for_a_minute(stage: MasterStage) -> None:
+    assert Play(stage).wait() == (stage, START_TIMEOUT_SECONDS)
 
 
 def test_a_container_that_goes_on_running_counts_as_started_though_its_master_is_silent() -> None:
-    assert Play(Stage.CREATING, Stage.RUNNING).wait() == (Stage.RUNNING, 10.0)
-    flapping = Play(*[Stage.RUNNING] * 19, Stage.CREATING, Stage.RUNNING)
-    assert flapping.wait() == (Stage.RUNNING, 19.5)
+    assert Play(MasterStage.CREATING, MasterStage.RUNNING).wait() == (MasterStage.RUNNING, 10.0)
+    flapping = Play(*[MasterStage.RUNNING] * 19, MasterStage.CREATING, MasterStage.RUNNING)
+    assert flapping.wait() == (MasterStage.RUNNING, 19.5)
 
 
 @pytest.fixture
@@ -179,8 +194,8 @@ def cluster() -> SmallCluster:
 
 
 def master(cluster: SmallCluster, status: Manifest, uid: str = "u1", name: str | None = None) -> Manifest:
-    owners = [{"kind": "Job", "name": names.master("j"), "uid": uid}]
-    head = {"name": name or f"m-{uid}", "labels": names.labels("j", Role.MASTER), "ownerReferences": owners}
+    owners = [{"kind": "Job", "name": names.master_name("j"), "uid": uid}]
+    head = {"name": name or f"m-{uid}", "labels": names.object_labels("j", Role.MASTER), "ownerReferences": owners}
     return cluster.put({"kind": "Pod", "metadata": head, "spec": {"nodeName": "n1"}, "status": status})
 
 
@@ -191,23 +206,23 @@ def warn(cluster: SmallCluster, uid: str, message: str) -> None:
 
 def test_only_the_pod_of_this_job_counts(cluster: SmallCluster) -> None:
     master(cluster, RUNNING, uid="of-an-earlier-job")
-    assert Lookout(cluster, "j", "u1").look() == Sight(Stage.ABSENT)
+    assert MasterStatusReader(cluster, "j", "u1").look() == MasterPodStatus(MasterStage.ABSENT)
 
 
 def test_a_master_that_published_is_at_work(cluster: SmallCluster) -> None:
-    lookout = Lookout(cluster, "j", "u1")
+    lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    assert lookout.look().stage is Stage.RUNNING
-    page = cluster.put({"kind": "ConfigMap", "metadata": {"name": names.status("j")}})
-    assert lookout.look().stage is Stage.RUNNING
+    assert lookout.look().stage is MasterStage.RUNNING
+    page = cluster.put({"kind": "ConfigMap", "metadata": {"name": names.status_configmap("j")}})
+    assert lookout.look().stage is MasterStage.RUNNING
     page["data"] = {"status.json": '{"phase": "Starting"}'}
-    assert lookout.look().stage is Stage.SERVING
+    assert lookout.look().stage is MasterStage.SERVING
 
 
 def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> None:
-    lookout = Lookout(cluster, "j", "u1")
+    lookout = MasterStatusReader(cluster, "j", "u1")
     warn(cluster, "u1", "Error creating: exceeded quota")
-    assert lookout.look() == Sight(Stage.ABSENT, message="Error creating: exceeded quota")
+    assert lookout.look() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
     made = master(cluster, {"phase": "Pending"})
     warn(cluster, made["metadata"]["uid"], "FailedMount: no such claim")
     assert lookout.look().message == "FailedMount: no such claim"
@@ -218,14 +233,14 @@ def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> Non
 def test_a_container_without_last_words_is_quoted_from_its_log(cluster: SmallCluster) -> None:
     cluster.logged["m-u1"] = ["Traceback:", "  boom"]
     master(cluster, container(terminated(1)))
-    assert Lookout(cluster, "j", "u1").look().message == "Traceback:\n  boom"
+    assert MasterStatusReader(cluster, "j", "u1").look().message == "Traceback:\n  boom"
     assert cluster.logs_asked == [("m-u1", "edl")]
 
 
 def test_an_init_container_without_last_words_is_quoted_from_its_own_log(cluster: SmallCluster) -> None:
     cluster.logged["m-u1"] = ["no such bucket"]
     master(cluster, {"initContainerStatuses": [init(terminated(1))]})
-    assert Lookout(cluster, "j", "u1").look().message == "no such bucket"
+    assert MasterStatusReader(cluster, "j", "u1").look().message == "no such bucket"
     assert cluster.logs_asked == [("m-u1", "fetch")]
 
 
@@ -233,12 +248,12 @@ def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: Smal
     gone = master(cluster, container(terminated(143)))
     gone["metadata"]["deletionTimestamp"] = gone["metadata"]["creationTimestamp"]
     master(cluster, RUNNING, name="m-next")
-    assert Lookout(cluster, "j", "u1").look().pod == "m-next"
+    assert MasterStatusReader(cluster, "j", "u1").look().pod == "m-next"
 
 
 def test_a_server_that_is_away_changes_nothing(cluster: SmallCluster) -> None:
-    lookout = Lookout(cluster, "j", "u1")
+    lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
     seen = lookout.look()
-    cluster.breaks["GET", PODS.plural] = AwayError("no answer")
+    cluster.breaks["GET", PODS.plural] = NoResponseError("no answer")
     assert lookout.look() == seen

@@ -8,7 +8,7 @@ from published_job import ran as running
 from wording import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.pod_problems import waits_for
+from edl.ops.pod_problems import find_pod_problem
 
 PREEMPTION = " preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"
@@ -78,7 +78,7 @@ TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane:
     ],
 )
 def test_what_the_scheduler_says(said: str, keys: tuple[str, ...], remedy: str, final: bool) -> None:
-    wait = waits_for({"metadata": {}, "spec": {}, "status": unscheduled(said)})
+    wait = find_pod_problem({"metadata": {}, "spec": {}, "status": unscheduled(said)})
     assert wait is not None
     assert (wait.final, wait.said) == (final, said)
     assert not unsaid(wait.text, *keys)
@@ -128,7 +128,7 @@ def test_what_the_scheduler_says(said: str, keys: tuple[str, ...], remedy: str, 
     ],
 )
 def test_what_the_kubelet_says(status: Manifest, reason: str, keys: tuple[str, ...], final: bool) -> None:
-    wait = waits_for({"metadata": {}, "spec": {}, "status": status})
+    wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
     assert (wait.reason, wait.final) == (reason, final)
     assert not unsaid(wait.text, *keys)
@@ -137,18 +137,18 @@ def test_what_the_kubelet_says(status: Manifest, reason: str, keys: tuple[str, .
 def test_a_crash_loop_says_how_it_ended_last() -> None:
     status = container(waiting={"reason": "CrashLoopBackOff", "message": "back-off 10s"})
     status["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "no such module"}}
-    wait = waits_for({"metadata": {}, "spec": {}, "status": status})
+    wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
     assert not unsaid(wait.text, "again", "exit code 1", "no such module")
 
 
 def test_a_pod_with_a_node_is_being_made() -> None:
     status = container(waiting={"reason": "ContainerCreating"})
-    wait = waits_for({"metadata": {}, "spec": {"nodeName": "n1"}, "status": status})
+    wait = find_pod_problem({"metadata": {}, "spec": {"nodeName": "n1"}, "status": status})
     assert wait is not None
     assert not unsaid(wait.text, "node n1", "container")
 
 
 @pytest.mark.parametrize("status", [{"phase": "Running", **running()}, {"phase": "Succeeded"}])
 def test_what_runs_or_is_done_waits_for_nothing(status: Manifest) -> None:
-    assert waits_for({"metadata": {}, "spec": {}, "status": status}) is None
+    assert find_pod_problem({"metadata": {}, "spec": {}, "status": status}) is None

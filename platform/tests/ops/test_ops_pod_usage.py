@@ -9,11 +9,11 @@ from published_job import put_job, put_pod
 from small_cluster import SmallCluster
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes.api_client import Listing
-from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Kind, Manifest
-from edl.ops.pod_usage import NoMetricsError, combine, uses
-from edl.ops.resource_quantities import all_said
+from edl.cluster.kubernetes.api_client import ResourceList
+from edl.cluster.kubernetes.api_errors import error_from_response
+from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Manifest, ResourceKind
+from edl.ops.pod_usage import NoMetricsError, combine_usage, list_pod_usage
+from edl.ops.resource_quantities import format_amounts
 
 MEASURED = {
     "metadata": {"name": "edl-mnist-worker-1"},
@@ -28,10 +28,10 @@ def test_pods_that_run_or_wait_with_what_was_measured() -> None:
         put_pod(cluster, Role.WORKER, 2, {"phase": "Pending"}),
         put_pod(cluster, Role.WORKER, 3, {"phase": "Failed"}),
     ]
-    first, second = combine(pods, [MEASURED])
-    assert (first.pod, first.node, all_said(first.asked)) == ("worker-1", "n1", "1 CPU, 1 GiB")
+    first, second = combine_usage(pods, [MEASURED])
+    assert (first.pod, first.node, format_amounts(first.asked)) == ("worker-1", "n1", "1 CPU, 1 GiB")
     assert first.used is not None
-    assert all_said(first.used) == "1.5 CPU, 512 MiB"
+    assert format_amounts(first.used) == "1.5 CPU, 512 MiB"
     assert (second.used, second.phase) == (None, "Pending")
 
 
@@ -39,18 +39,18 @@ def test_pods_that_run_or_wait_with_what_was_measured() -> None:
 def test_a_cluster_that_does_not_measure_says_so(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, listing = SmallCluster(), SmallCluster.list
 
-    def unmeasured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
+    def unmeasured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         if kind is POD_METRICS:
-            raise translate(code, b"{}", where="")
+            raise error_from_response(code, b"{}", where="")
         return listing(self, kind, **options)
 
     put_job(cluster)
     monkeypatch.setattr(SmallCluster, "list", unmeasured)
     with pytest.raises(NoMetricsError, match="no metrics API") as missing:
-        uses(cluster, "mnist")
+        list_pod_usage(cluster, "mnist")
     assert missing.value.exit_code == 2
 
 
 def test_nothing_is_measured_yet() -> None:
     pods: list[Manifest] = [put_pod(SmallCluster(), Role.MASTER)]
-    assert [use.used for use in combine(pods, [])] == [None]
+    assert [use.used for use in combine_usage(pods, [])] == [None]

@@ -10,26 +10,26 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import AwayError, BusyError
+from edl.cluster.kubernetes.api_errors import NoResponseError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import (
-    CLAIMS,
     JOBS,
     NODES,
     PODS,
     PRIORITY_CLASSES,
-    QUOTAS,
+    RESOURCE_QUOTAS,
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    VOLUME_CLAIMS,
     Manifest,
 )
-from edl.jobfile.job_spec import JobSpec, Workers
-from edl.jobfile.pod_spec import Pod
-from edl.ops.job_submission import create
-from edl.ops.preflight import PreflightError, Survey, survey
-from edl.ops.submission_request import Request, request_of
+from edl.jobfile.job_spec import JobSpec, WorkerSpec
+from edl.jobfile.pod_spec import PodSpec
+from edl.ops.job_submission import submit_job
+from edl.ops.preflight import PreflightError, PreflightResult, run_preflight
+from edl.ops.submission_request import SubmissionRequest, build_request
 
-PULLED = replace(SPEC, pod=Pod(image_pull_secrets=("puller",)))
+PULLED = replace(SPEC, pod=PodSpec(image_pull_secrets=("puller",)))
 
 
 def ready() -> SmallCluster:
@@ -40,8 +40,8 @@ def ready() -> SmallCluster:
     return cluster
 
 
-def asked(cluster: SmallCluster, spec: JobSpec = SPEC, run: str | None = None) -> Survey:
-    return survey(cluster, request_of(spec, namespace="team", run=run))
+def asked(cluster: SmallCluster, spec: JobSpec = SPEC, run: str | None = None) -> PreflightResult:
+    return run_preflight(cluster, build_request(spec, namespace="team", run=run))
 
 
 def refused(cluster: SmallCluster, spec: JobSpec = SPEC, run: str | None = None) -> str:
@@ -57,16 +57,16 @@ def of_pods(message: str, *roles: str) -> Admission:
     """An admission rule that refuses the pods of these roles."""
 
     def admission(thing: Manifest) -> str | None:
-        return message if thing["kind"] == "Pod" and thing["metadata"]["labels"][names.ROLE] in roles else None
+        return message if thing["kind"] == "Pod" and thing["metadata"]["labels"][names.ROLE_LABEL] in roles else None
 
     return admission
 
 
 def test_every_object_and_one_pod_of_each_kind_is_shown_to_the_server() -> None:
     cluster = ready()
-    found = asked(cluster, replace(SPEC, workers=Workers(1, 5, priority="high=0.5")))
+    found = asked(cluster, replace(SPEC, workers=WorkerSpec(1, 5, priority="high=0.5")))
     pods = [thing for thing in cluster.dry_runs if thing["kind"] == "Pod"]
-    classes = sorted((pod["metadata"]["labels"][names.ROLE], pod["spec"]["priorityClassName"]) for pod in pods)
+    classes = sorted((pod["metadata"]["labels"][names.ROLE_LABEL], pod["spec"]["priorityClassName"]) for pod in pods)
     assert classes == [("master", "high"), ("ps", "high"), ("worker", "high"), ("worker", "low")]
     assert [(crowd.role, crowd.count) for crowd in found.crowds] == [
         (Role.MASTER, 1),
@@ -156,8 +156,8 @@ def test_a_missing_right_is_named_with_verb_resource_namespace_and_who_grants_it
 
 def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     cluster = ready()
-    cluster.deny("get", SECRETS, CLAIMS)
-    cluster.deny("list", NODES, QUOTAS)
+    cluster.deny("get", SECRETS, VOLUME_CLAIMS)
+    cluster.deny("list", NODES, RESOURCE_QUOTAS)
     found = asked(cluster, PULLED)
     assert (found.nodes, found.quotas) == (None, None)
     claim, secret = found.remarks
@@ -189,7 +189,7 @@ def test_pods_that_ended_are_not_asked_for() -> None:
 
 
 def taken(cluster: SmallCluster, *conditions: str) -> None:
-    create(cluster, "j", request_of(SPEC, namespace="team").manifests, "s0")
+    submit_job(cluster, "j", build_request(SPEC, namespace="team").manifests, "s0")
     (job,) = cluster.of(JOBS)
     job["status"] = {"conditions": [{"type": one, "status": "True"} for one in conditions]}
 
@@ -219,14 +219,16 @@ def test_a_job_that_is_being_deleted_is_waited_for() -> None:
 
 def test_what_an_earlier_job_left_is_named() -> None:
     cluster = ready()
-    cluster.put({"kind": "ConfigMap", "metadata": {"name": names.spec("j"), "labels": names.labels("j")}})
+    cluster.put(
+        {"kind": "ConfigMap", "metadata": {"name": names.spec_configmap("j"), "labels": names.object_labels("j")}}
+    )
     assert not unsaid(refused(cluster), "earlier job j", "ConfigMap edl-j-spec")
 
 
 def test_a_name_that_others_use_is_not_this_job_s() -> None:
     cluster = ready()
-    cluster.put({"kind": "Service", "metadata": {"name": names.master("j")}})
-    assert not unsaid(refused(cluster), f'services "{names.master("j")}" already exists')
+    cluster.put({"kind": "Service", "metadata": {"name": names.master_name("j")}})
+    assert not unsaid(refused(cluster), f'services "{names.master_name("j")}" already exists')
     assert len(cluster.of(SERVICES)) == 1
 
 
@@ -235,16 +237,16 @@ def test_a_namespace_that_is_not_there_is_said_once() -> None:
     real = cluster.create
 
     def missing(*_: object, **__: object) -> Manifest:
-        from edl.cluster.kubernetes.api_errors import translate
+        from edl.cluster.kubernetes.api_errors import error_from_response
 
-        raise translate(404, b'{"message": "namespaces \\"team\\" not found"}', where="")
+        raise error_from_response(404, b'{"message": "namespaces \\"team\\" not found"}', where="")
 
     cluster.create = missing
     assert refused(cluster).count("no namespace team") == 1
     cluster.create = real
 
 
-@pytest.mark.parametrize("error", [AwayError("no answer"), BusyError("come back later")])
+@pytest.mark.parametrize("error", [NoResponseError("no answer"), ServerBusyError("come back later")])
 @pytest.mark.parametrize("request_kind", [("GET", PODS), ("POST", PODS), ("POST", JOBS)])
 def test_a_server_that_does_not_answer_is_no_finding(error: Exception, request_kind: tuple[str, object]) -> None:
     cluster = ready()
@@ -269,5 +271,5 @@ def test_everything_is_asked_at_once() -> None:
 
 
 def test_a_request_names_what_its_pods_need() -> None:
-    found: Request = request_of(PULLED, namespace="team")
+    found: SubmissionRequest = build_request(PULLED, namespace="team")
     assert (found.claims, tuple(found.pull_secrets), found.replaces) == (("files",), ("puller",), False)

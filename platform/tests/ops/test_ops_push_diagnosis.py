@@ -18,9 +18,9 @@ from wording import unsaid
 from edl.api.events import Event, RoleEnded, RoleStarted
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
-from edl.cli.why import lines
-from edl.jobfile.published_status import Publication
-from edl.ops.push_diagnosis import exchanged
+from edl.cli.why import finding_lines
+from edl.jobfile.published_status import PublishedStatus
+from edl.ops.push_diagnosis import diagnose_pushes
 
 SCENARIOS = sorted((Path(__file__).parent / "exchange").glob("*.txt"))
 UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")
@@ -72,8 +72,10 @@ class Stage:
     def why(self) -> Iterator[str]:
         parameters = replace(self.told, tables=tuple(self.tables.values()), tables_total=len(self.tables))
         status = replace(STATUS, phase=self.phase, workers=self.workers, parameters=parameters)
-        job = seen(Publication(status, self.events), status=conditions(Complete="") if self.phase == "Done" else None)
-        yield from lines(job, list(exchanged(job, "mnist")))
+        job = seen(
+            PublishedStatus(status, self.events), status=conditions(Complete="") if self.phase == "Done" else None
+        )
+        yield from finding_lines(job, list(diagnose_pushes(job, "mnist")))
 
 
 def _round(line: str) -> RoundStatus | None:
@@ -115,11 +117,11 @@ def test_scenario(path: Path, pytestconfig: pytest.Config) -> None:
 
 def test_of_many_workers_a_few_are_named() -> None:
     told = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
-    job = seen(Publication(replace(STATUS, parameters=told, workers=())))
-    (found,) = exchanged(job, "mnist")
+    job = seen(PublishedStatus(replace(STATUS, parameters=told, workers=())))
+    (found,) = diagnose_pushes(job, "mnist")
     assert not unsaid(found.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
 
 
 def test_a_job_that_tells_nothing_of_parameters_has_no_complaints() -> None:
-    assert list(exchanged(seen(Publication(STATUS)), "mnist")) == []
-    assert list(exchanged(seen(Publication()), "mnist")) == []
+    assert list(diagnose_pushes(seen(PublishedStatus(STATUS)), "mnist")) == []
+    assert list(diagnose_pushes(seen(PublishedStatus()), "mnist")) == []

@@ -9,22 +9,22 @@ from small_cluster import SmallCluster, when
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
-from edl.ops.job_deletion import Remains
-from edl.ops.release.release_cleanup import Clearing, departing
-from edl.ops.release.submitter_decision import Master
+from edl.ops.job_deletion import JobObjects
+from edl.ops.release.release_cleanup import ReleaseCleanup, select_departing
+from edl.ops.release.submitter_decision import MasterJob
 
-OLD = Master("mnist", "old", "submitter-a")
+OLD = MasterJob("mnist", "old", "submitter-a")
 
 
 def thing(kind: str, name: str, owner: str = "", role: Role | None = None, **meta: Any) -> Manifest:
-    owners = [{"kind": "Job", "name": names.master("mnist"), "uid": owner}] if owner else []
+    owners = [{"kind": "Job", "name": names.master_name("mnist"), "uid": owner}] if owner else []
     version = "batch/v1" if kind == "Job" else "v1"
-    metadata = {"name": name, "labels": names.labels("mnist", role), "ownerReferences": owners, **meta}
+    metadata = {"name": name, "labels": names.object_labels("mnist", role), "ownerReferences": owners, **meta}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}}
 
 
 def job(uid: str) -> Manifest:
-    return thing("Job", names.master("mnist"), uid=uid)
+    return thing("Job", names.master_name("mnist"), uid=uid)
 
 
 def names_of(found: list[Manifest]) -> set[str]:
@@ -36,7 +36,7 @@ def test_a_later_job_of_the_same_name_stays_untouched() -> None:
     cluster.put(job("new"))
     cluster.put(thing("Pod", "new-master", "new", Role.MASTER))
     cluster.put(thing("ConfigMap", "new-spec", "new"))
-    assert not Clearing(cluster, "mnist").round([OLD])
+    assert not ReleaseCleanup(cluster, "mnist").round([OLD])
     assert names_of(cluster.of(PODS)) == {"new-master"}
     assert names_of(cluster.of(CONFIGMAPS)) == {"new-spec"}
     assert len(cluster.of(JOBS)) == 1
@@ -46,7 +46,7 @@ def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> N
     cluster = SmallCluster()
     for name, role in (("old-master", Role.MASTER), ("old-worker", Role.WORKER)):
         cluster.put(thing("Pod", name, "old", role))  # the garbage collector has not come yet
-    left = Clearing(cluster, "mnist").round([OLD])
+    left = ReleaseCleanup(cluster, "mnist").round([OLD])
     assert names_of(left.of(PODS)) == {"old-master", "old-worker"}
     assert names_of(cluster.of(PODS)) == {"old-worker"}
 
@@ -54,7 +54,7 @@ def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> N
 def test_a_pod_that_a_dead_node_holds_is_taken_from_it() -> None:
     cluster = SmallCluster()
     cluster.put(thing("Pod", "lost", "old", Role.WORKER, deletionTimestamp=when(cluster.now)))
-    clearing = Clearing(cluster, "mnist")
+    clearing = ReleaseCleanup(cluster, "mnist")
     assert clearing.round()
     assert cluster.of(PODS)
     cluster.now += 31
@@ -67,7 +67,7 @@ def test_what_was_made_under_another_name_is_waited_for_too() -> None:
     cluster.held.add("old-master")
     cluster.put(job("old"))
     cluster.put(thing("Pod", "old-master", "old", Role.MASTER))
-    clearing = Clearing(cluster, "digits")
+    clearing = ReleaseCleanup(cluster, "digits")
     assert clearing.round([OLD])
     assert clearing.round()
     cluster.delete(PODS, "old-master", grace=0)
@@ -85,7 +85,7 @@ def test_what_departs_is_deleted_or_owned_by_nobody_who_stays(
     for number, (owner, leaving) in enumerate(parts):
         gone = {"deletionTimestamp": when(0.0)} if leaving else {}
         objects.append(thing("ConfigMap", f"part-{number}", owner, uid=f"uid-{number}", **gone))
-    found = departing(Remains(tuple(objects), 0.0), going).objects
+    found = select_departing(JobObjects(tuple(objects), 0.0), going).objects
     for each in objects:
         meta = each["metadata"]
         owners = {owner["uid"] for owner in meta["ownerReferences"]}

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ops.resource_quantities import all_said, lacks, largest, less, quantity, resources, said, total
+from edl.ops.resource_quantities import (
+    format_amount,
+    format_amounts,
+    lacking_resources,
+    max_resources,
+    parse_quantity,
+    parse_resources,
+    subtract_resources,
+    sum_resources,
+)
 
 AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.fractions(0, 1000))
 NOT_NEGATIVE = st.integers(0, 10**9)
@@ -34,43 +43,43 @@ NOT_NEGATIVE = st.integers(0, 10**9)
     ],
 )
 def test_a_quantity_means_its_number(text: str | float, number: float) -> None:
-    assert quantity(text) == number
+    assert parse_quantity(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "1Ki2", "1e", "--1", "1m1", "NaN", "∞", "1e9999999"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
-        quantity(text)
+        parse_quantity(text)
 
 
 @given(NOT_NEGATIVE, st.sampled_from(["", "Ki", "Mi", "Gi", "k", "M", "G"]))
 def test_units_keep_the_order(number: int, unit: str) -> None:
-    assert quantity(f"{number}{unit}") < quantity(f"{number + 1}{unit}")
+    assert parse_quantity(f"{number}{unit}") < parse_quantity(f"{number + 1}{unit}")
 
 
 @given(NOT_NEGATIVE)
 def test_units_agree_with_each_other(number: int) -> None:
-    assert quantity(f"{number}000m") == quantity(number) == quantity(f"{number}e0")
-    assert quantity(f"{number}Ki") * 1024 == quantity(f"{number}Mi")
+    assert parse_quantity(f"{number}000m") == parse_quantity(number) == parse_quantity(f"{number}e0")
+    assert parse_quantity(f"{number}Ki") * 1024 == parse_quantity(f"{number}Mi")
 
 
 @given(AMOUNTS, AMOUNTS)
 def test_what_is_added_can_be_taken_away(one: dict[str, Fraction], other: dict[str, Fraction]) -> None:
-    both = total([one, other])
-    assert {name: less(both, other)[name] for name in one} == one
-    assert not lacks(both, one)
-    assert not lacks(both, largest([one, other]))
+    both = sum_resources([one, other])
+    assert {name: subtract_resources(both, other)[name] for name in one} == one
+    assert not lacking_resources(both, one)
+    assert not lacking_resources(both, max_resources([one, other]))
 
 
 @given(AMOUNTS)
 def test_a_resource_that_is_not_there_is_lacking(wanted: dict[str, Fraction]) -> None:
-    assert lacks({}, wanted) == [name for name, amount in wanted.items() if amount]
+    assert lacking_resources({}, wanted) == [name for name, amount in wanted.items() if amount]
 
 
 def test_amounts_are_said_with_the_usual_units_and_in_the_usual_order() -> None:
-    amounts = resources({"nvidia.com/gpu": "2", "memory": "1536Mi", "cpu": "1500m", "hugepages-2Mi": "0"})
-    assert all_said(amounts) == "1.5 CPU, 1.5 GiB, 2 nvidia.com/gpu"
-    assert said("requests.memory", quantity("500")) == "500 bytes"
-    assert said("requests.cpu", quantity("1234")) == "1,234 CPU"
-    assert said("requests.nvidia.com/gpu", quantity(1)) == "1 nvidia.com/gpu"
-    assert all_said({}) == "nothing"
+    amounts = parse_resources({"nvidia.com/gpu": "2", "memory": "1536Mi", "cpu": "1500m", "hugepages-2Mi": "0"})
+    assert format_amounts(amounts) == "1.5 CPU, 1.5 GiB, 2 nvidia.com/gpu"
+    assert format_amount("requests.memory", parse_quantity("500")) == "500 bytes"
+    assert format_amount("requests.cpu", parse_quantity("1234")) == "1,234 CPU"
+    assert format_amount("requests.nvidia.com/gpu", parse_quantity(1)) == "1 nvidia.com/gpu"
+    assert format_amounts({}) == "nothing"

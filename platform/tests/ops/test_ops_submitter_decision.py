@@ -8,81 +8,101 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ops.release.submitter_decision import Master, Step, Submitter, View, decide
+from edl.ops.release.submitter_decision import MasterJob, ReleaseView, SubmitterJob, SubmitterStep, decide_step
 
-MINE = Submitter("train-submit-b", "mine", created=200.0, revision=2)
-OLDER = Submitter("train-submit-a", "older", created=100.0, revision=1)
-NEWER = Submitter("train-submit-c", "newer", created=300.0, revision=3)
-OWN = Master("mnist", "m-2", "mine")
-THEIRS = Master("mnist", "m-1", "older")
+MINE = SubmitterJob("train-submit-b", "mine", created=200.0, revision=2)
+OLDER = SubmitterJob("train-submit-a", "older", created=100.0, revision=1)
+NEWER = SubmitterJob("train-submit-c", "newer", created=300.0, revision=3)
+OWN = MasterJob("mnist", "m-2", "mine")
+THEIRS = MasterJob("mnist", "m-1", "older")
 
 
 @pytest.mark.parametrize(
     ("view", "step"),
     [
-        pytest.param(View(None), Step.REPLACED, id="my Job is gone"),
-        pytest.param(View(None, masters=[OWN]), Step.REPLACED, id="my Job is gone, its job not yet"),
-        pytest.param(View(replace(MINE, leaving=True), masters=[OWN]), Step.REPLACED, id="my Job goes"),
-        pytest.param(View(MINE, [NEWER]), Step.REPLACED, id="there is a newer one"),
-        pytest.param(View(MINE, [NEWER], [OWN]), Step.REPLACED, id="there is a newer one, my job still runs"),
-        pytest.param(View(MINE, [NEWER], [THEIRS]), Step.REPLACED, id="the newer one will clear"),
-        pytest.param(View(MINE, [replace(NEWER, leaving=True)]), Step.SUBMIT, id="the newer one was rolled back"),
-        pytest.param(View(MINE, [replace(NEWER, scheduled=True)]), Step.SUBMIT, id="a last Job of the old schedule"),
-        pytest.param(View(MINE, [OLDER]), Step.SUBMIT, id="the older one is still there"),
-        pytest.param(View(MINE), Step.SUBMIT, id="first install"),
-        pytest.param(View(MINE, [OLDER], [THEIRS]), Step.CLEAR, id="upgrade"),
-        pytest.param(View(MINE, [], [THEIRS]), Step.CLEAR, id="the old submitter was deleted first"),
-        pytest.param(View(MINE, [], [replace(THEIRS, leaving=True)]), Step.CLEAR, id="the old job goes already"),
-        pytest.param(View(MINE, [], [OWN]), Step.FOLLOW, id="my pod was restarted"),
-        pytest.param(View(MINE, [], [OWN, THEIRS]), Step.FOLLOW, id="the job runs, an old one goes"),
-        pytest.param(View(MINE, [], [replace(OWN, begun=False)]), Step.FINISH, id="killed before it could start"),
+        pytest.param(ReleaseView(None), SubmitterStep.REPLACED, id="my Job is gone"),
+        pytest.param(ReleaseView(None, masters=[OWN]), SubmitterStep.REPLACED, id="my Job is gone, its job not yet"),
+        pytest.param(ReleaseView(replace(MINE, leaving=True), masters=[OWN]), SubmitterStep.REPLACED, id="my Job goes"),
+        pytest.param(ReleaseView(MINE, [NEWER]), SubmitterStep.REPLACED, id="there is a newer one"),
         pytest.param(
-            View(replace(MINE, submitted="m-2"), [], [replace(OWN, begun=False)]), Step.FINISH, id="killed at the mark"
+            ReleaseView(MINE, [NEWER], [OWN]), SubmitterStep.REPLACED, id="there is a newer one, my job still runs"
         ),
-        pytest.param(View(replace(MINE, submitted="m-2"), [], [OWN]), Step.FOLLOW, id="marked and running"),
-        pytest.param(View(replace(MINE, submitted="m-2")), Step.DELETED, id="deleted while nobody looked"),
-        pytest.param(View(MINE, [], [replace(OWN, leaving=True)]), Step.DELETED, id="being deleted"),
+        pytest.param(ReleaseView(MINE, [NEWER], [THEIRS]), SubmitterStep.REPLACED, id="the newer one will clear"),
         pytest.param(
-            View(replace(MINE, submitted="m-0"), [], [replace(OWN, begun=False)]),
-            Step.DELETED,
+            ReleaseView(MINE, [replace(NEWER, leaving=True)]), SubmitterStep.SUBMIT, id="the newer one was rolled back"
+        ),
+        pytest.param(
+            ReleaseView(MINE, [replace(NEWER, scheduled=True)]),
+            SubmitterStep.SUBMIT,
+            id="a last Job of the old schedule",
+        ),
+        pytest.param(ReleaseView(MINE, [OLDER]), SubmitterStep.SUBMIT, id="the older one is still there"),
+        pytest.param(ReleaseView(MINE), SubmitterStep.SUBMIT, id="first install"),
+        pytest.param(ReleaseView(MINE, [OLDER], [THEIRS]), SubmitterStep.CLEAR, id="upgrade"),
+        pytest.param(ReleaseView(MINE, [], [THEIRS]), SubmitterStep.CLEAR, id="the old submitter was deleted first"),
+        pytest.param(
+            ReleaseView(MINE, [], [replace(THEIRS, leaving=True)]), SubmitterStep.CLEAR, id="the old job goes already"
+        ),
+        pytest.param(ReleaseView(MINE, [], [OWN]), SubmitterStep.FOLLOW, id="my pod was restarted"),
+        pytest.param(ReleaseView(MINE, [], [OWN, THEIRS]), SubmitterStep.FOLLOW, id="the job runs, an old one goes"),
+        pytest.param(
+            ReleaseView(MINE, [], [replace(OWN, begun=False)]), SubmitterStep.FINISH, id="killed before it could start"
+        ),
+        pytest.param(
+            ReleaseView(replace(MINE, submitted="m-2"), [], [replace(OWN, begun=False)]),
+            SubmitterStep.FINISH,
+            id="killed at the mark",
+        ),
+        pytest.param(
+            ReleaseView(replace(MINE, submitted="m-2"), [], [OWN]), SubmitterStep.FOLLOW, id="marked and running"
+        ),
+        pytest.param(
+            ReleaseView(replace(MINE, submitted="m-2")), SubmitterStep.DELETED, id="deleted while nobody looked"
+        ),
+        pytest.param(ReleaseView(MINE, [], [replace(OWN, leaving=True)]), SubmitterStep.DELETED, id="being deleted"),
+        pytest.param(
+            ReleaseView(replace(MINE, submitted="m-0"), [], [replace(OWN, begun=False)]),
+            SubmitterStep.DELETED,
             id="a pod that was cut off submits late",
         ),
         pytest.param(
-            View(replace(MINE, scheduled=True), [replace(NEWER, scheduled=True)], [THEIRS]),
-            Step.SUBMIT,
+            ReleaseView(replace(MINE, scheduled=True), [replace(NEWER, scheduled=True)], [THEIRS]),
+            SubmitterStep.SUBMIT,
             id="the Jobs of a schedule stand side by side",
         ),
-        pytest.param(View(replace(MINE, scheduled=True), [], [OWN]), Step.FOLLOW, id="a schedule's pod restarted"),
+        pytest.param(
+            ReleaseView(replace(MINE, scheduled=True), [], [OWN]), SubmitterStep.FOLLOW, id="a schedule's pod restarted"
+        ),
     ],
 )
-def test_the_table(view: View, step: Step) -> None:
-    decision = decide(view)
+def test_the_table(view: ReleaseView, step: SubmitterStep) -> None:
+    decision = decide_step(view)
     assert decision.step is step
     assert decision.reason
 
 
 def test_a_rollback_has_an_old_revision_and_is_newer() -> None:
     back = replace(OLDER, created=400.0)
-    assert decide(View(MINE, [back])).step is Step.REPLACED
-    assert decide(View(back, [MINE])).step is Step.SUBMIT
+    assert decide_step(ReleaseView(MINE, [back])).step is SubmitterStep.REPLACED
+    assert decide_step(ReleaseView(back, [MINE])).step is SubmitterStep.SUBMIT
 
 
 def test_within_one_second_the_revision_decides() -> None:
     twin = replace(NEWER, created=MINE.created)
-    assert decide(View(MINE, [twin])).step is Step.REPLACED
-    assert decide(View(twin, [MINE])).step is Step.SUBMIT
+    assert decide_step(ReleaseView(MINE, [twin])).step is SubmitterStep.REPLACED
+    assert decide_step(ReleaseView(twin, [MINE])).step is SubmitterStep.SUBMIT
 
 
 def test_what_is_cleared_is_all_of_the_release() -> None:
-    renamed = Master("digits", "m-0", "oldest")
-    decision = decide(View(MINE, [OLDER], [THEIRS, renamed]))
+    renamed = MasterJob("digits", "m-0", "oldest")
+    decision = decide_step(ReleaseView(MINE, [OLDER], [THEIRS, renamed]))
     assert decision.masters == (THEIRS, renamed)
     assert "mnist, digits" in decision.reason
 
 
 SUBMITTERS = st.lists(
     st.builds(
-        Submitter,
+        SubmitterJob,
         st.from_regex(r"\A[a-z]{1,4}\Z"),
         st.uuids().map(str),
         st.integers(0, 3).map(float),
@@ -97,11 +117,12 @@ SUBMITTERS = st.lists(
 
 
 @given(SUBMITTERS)
-def test_exactly_one_of_those_that_stay_may_act(found: list[Submitter]) -> None:
+def test_exactly_one_of_those_that_stay_may_act(found: list[SubmitterJob]) -> None:
     acting = [
         mine
         for mine in found
-        if decide(View(mine, [other for other in found if other is not mine])).step is not Step.REPLACED
+        if decide_step(ReleaseView(mine, [other for other in found if other is not mine])).step
+        is not SubmitterStep.REPLACED
     ]
     assert len(acting) == (1 if any(not each.leaving for each in found) else 0)
 
@@ -111,11 +132,11 @@ def test_nobody_submits_who_has_submitted_or_is_not_the_newest(data: st.DataObje
     mine = data.draw(st.sampled_from([MINE, replace(MINE, submitted="m-2"), replace(MINE, scheduled=True)]))
     others = data.draw(st.lists(st.sampled_from([OLDER, NEWER]), unique=True))
     masters = data.draw(st.lists(st.sampled_from([OWN, replace(OWN, begun=False), THEIRS]), max_size=2, unique=True))
-    decision = decide(View(mine, others, masters))
-    if decision.step is Step.SUBMIT:
+    decision = decide_step(ReleaseView(mine, others, masters))
+    if decision.step is SubmitterStep.SUBMIT:
         assert not mine.submitted
         assert mine.scheduled or not masters
         assert mine.scheduled or NEWER not in others
         assert all(master.owner != mine.uid for master in masters)
-    if decision.step is Step.CLEAR:
+    if decision.step is SubmitterStep.CLEAR:
         assert all(master.owner != mine.uid for master in decision.masters)

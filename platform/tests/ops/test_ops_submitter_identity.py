@@ -5,27 +5,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes.names import LATEST
-from edl.ops.release.submitter_identity import Identity, identity_of
+from edl.cluster.kubernetes.names import LATEST_RUN
+from edl.ops.release.submitter_identity import SubmitterIdentity, read_identity
 
 ENV = {"EDL_RELEASE": "train", "EDL_SUBMITTER_JOB": "train-submit-1a2b3c4d", "EDL_SUBMITTER_UID": "u-1"}
 SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-29371680"}
 
 
-def identity(variables: dict[str, str]) -> Identity:
-    found = identity_of(variables)
+def identity(variables: dict[str, str]) -> SubmitterIdentity:
+    found = read_identity(variables)
     assert found is not None
     return found
 
 
 def test_without_a_release_there_is_no_submitter() -> None:
-    assert identity_of({}) is None
-    assert identity_of({"EDL_RELEASE": "", "EDL_SUBMITTER_JOB": "x"}) is None
+    assert read_identity({}) is None
+    assert read_identity({"EDL_RELEASE": "", "EDL_SUBMITTER_JOB": "x"}) is None
 
 
 def test_the_environment_names_a_submitter() -> None:
-    assert identity_of(ENV) == Identity("train", "train-submit-1a2b3c4d", "u-1")
-    assert identity(ENV | {"EDL_RESUME": LATEST}).resume == LATEST
+    assert read_identity(ENV) == SubmitterIdentity("train", "train-submit-1a2b3c4d", "u-1")
+    assert identity(ENV | {"EDL_RESUME": LATEST_RUN}).resume == LATEST_RUN
     assert identity(ENV | {"EDL_RESUME": ""}).resume is None
 
 
@@ -35,12 +35,12 @@ def test_the_environment_names_a_submitter() -> None:
         ({"EDL_RELEASE": "train"}, "EDL_SUBMITTER_JOB.*EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SUBMITTER_UID": ""}, "EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SCHEDULED": "yes"}, "not 'yes'"),
-        (SCHEDULED | {"EDL_RESUME": LATEST}, "no earlier run"),
+        (SCHEDULED | {"EDL_RESUME": LATEST_RUN}, "no earlier run"),
     ],
 )
 def test_what_is_missing_or_contradicts_itself_is_told(variables: dict[str, str], said: str) -> None:
     with pytest.raises(BadInputError, match=said):
-        identity_of(variables)
+        read_identity(variables)
 
 
 def test_each_date_of_a_schedule_has_a_job_of_its_own() -> None:

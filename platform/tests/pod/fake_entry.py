@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 
-from edl.pod.init_process import Init, Say
+from edl.pod.init_process import AnnounceLog, InitProcess
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -21,12 +21,12 @@ def main() -> int:
     log, script = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def become(say: Say) -> None:
+    def become(say: AnnounceLog) -> None:
         if log:
             say(log, "--- here ---")
         os.execv("/bin/bash", ["bash", "-c", script])
 
-    return Init(become).run()
+    return InitProcess(become).run()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.pod.role_preparation import prepare
+from edl.pod.role_preparation import prepare_role
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 
@@ -82,10 +82,10 @@ def test_a_submitter_takes_a_job_and_needs_a_cluster(tmp_path: Path) -> None:
 
 def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, spec: str) -> None:
     given = {"EDL_NAMESPACE": "team", "EDL_JOB_UID": "uid-1", "EDL_STORAGE": str(tmp_path / "s"), "EDL_RUN": ""}
-    told = prepare("master", spec, given | {"EDL_HOST": "10.0.0.7"})
+    told = prepare_role("master", spec, given | {"EDL_HOST": "10.0.0.7"})
     assert told["EDL_RUN_DIR"] == str(tmp_path / "s" / "team" / "iris" / "uid-1")
     assert (told["EDL_ROLE"], told["EDL_INDEX"], told["EDL_MASTER_ADDRESS"]) == ("master", "0", "10.0.0.7:7070")
-    assert prepare("master", spec, given | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
+    assert prepare_role("master", spec, given | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
     written = json.loads((Path(told["EDL_RUN_DIR"]) / "spec.json").read_text())
     assert written["model"]["zoo"] == "/model_zoo"
 
@@ -103,13 +103,13 @@ def test_the_submitters_image_trains_nothing_and_says_so(
 ) -> None:
     monkeypatch.setattr("edl.pod.role_preparation.find_spec", lambda module: None if module in lacks else object())
     with pytest.raises(BadInputError, match=said) as refused:
-        prepare(role, spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
+        prepare_role(role, spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
     assert "edl zoo build" in (refused.value.hint or "")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_role_without_a_shared_volume_writes_the_spec_itself(tmp_path: Path, spec: str) -> None:
-    prepare("worker", spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
+    prepare_role("worker", spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
     assert (tmp_path / "run" / "spec.json").exists()
 
 

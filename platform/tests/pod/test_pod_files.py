@@ -15,10 +15,19 @@ from typing import Any
 import pytest
 
 from edl.api.errors import StorageError
-from edl.pod.files import Files
-from edl.storage.copy_protocol import ANSWER, DATA, ERROR, REQUEST, Frame, frame, message, read_frame
-from edl.storage.durable_files import translated
-from edl.storage.partial_upload import part_of
+from edl.pod.files import FileServer
+from edl.storage.copy_protocol import (
+    DATA_FRAME,
+    ERROR_FRAME,
+    REPLY_FRAME,
+    REQUEST_FRAME,
+    CopyFrame,
+    encode_frame,
+    encode_json_frame,
+    read_frame,
+)
+from edl.storage.durable_files import translate_os_errors
+from edl.storage.partial_upload import partial_upload_path
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -36,11 +45,11 @@ class Server:
         self.stdin.write(data)
         self.stdin.flush()
 
-    def ask(self, op: str, path: str, **more: Any) -> Frame:
-        self.say(message(REQUEST, {"op": op, "path": path, **more}))
+    def ask(self, op: str, path: str, **more: Any) -> CopyFrame:
+        self.say(encode_json_frame(REQUEST_FRAME, {"op": op, "path": path, **more}))
         return self.hear()
 
-    def hear(self) -> Frame:
+    def hear(self) -> CopyFrame:
         found = read_frame(self.stdout.read)
         assert found is not None
         return found
@@ -61,8 +70,8 @@ def server(root: Path) -> Iterator[Server]:
 def test_a_file_arrives_whole_and_under_its_name(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         assert pod.ask("receive", "/a/b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
-        pod.say(frame(DATA, CONTENT))
-        assert pod.hear() == Frame(ANSWER, b"{}")
+        pod.say(encode_frame(DATA_FRAME, CONTENT))
+        assert pod.hear() == CopyFrame(REPLY_FRAME, b"{}")
     assert (tmp_path / "a" / "b.rec").read_bytes() == CONTENT
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.rec"]
 
@@ -70,17 +79,17 @@ def test_a_file_arrives_whole_and_under_its_name(tmp_path: Path) -> None:
 def test_what_arrived_before_the_cut_is_not_sent_again(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256)
-        pod.say(frame(DATA, CONTENT[:1000]))
+        pod.say(encode_frame(DATA_FRAME, CONTENT[:1000]))
     assert not (tmp_path / "b.rec").exists()
     with server(tmp_path) as pod:
         assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 1000}
-        pod.say(frame(DATA, CONTENT[1000:]))
-        assert pod.hear().kind == ANSWER
+        pod.say(encode_frame(DATA_FRAME, CONTENT[1000:]))
+        assert pod.hear().kind == REPLY_FRAME
     assert (tmp_path / "b.rec").read_bytes() == CONTENT
 
 
 def test_a_part_of_another_content_is_not_gone_on_with(tmp_path: Path) -> None:
-    part_of(tmp_path / "b.rec", "0" * 64).write_bytes(b"older")
+    partial_upload_path(tmp_path / "b.rec", "0" * 64).write_bytes(b"older")
     with server(tmp_path) as pod:
         assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
 
@@ -89,9 +98,9 @@ def test_a_wrong_checksum_keeps_the_old_file_and_throws_the_new_one_away(tmp_pat
     (tmp_path / "b.rec").write_bytes(b"old")
     with server(tmp_path) as pod:
         pod.ask("receive", "b.rec", size=3, sha256=SHA256)
-        pod.say(frame(DATA, b"new"))
+        pod.say(encode_frame(DATA_FRAME, b"new"))
         answer = pod.hear()
-    assert answer.kind == ERROR
+    assert answer.kind == ERROR_FRAME
     assert "checksum" in answer.json()["message"]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"b.rec": b"old"}
 
@@ -99,7 +108,7 @@ def test_a_wrong_checksum_keeps_the_old_file_and_throws_the_new_one_away(tmp_pat
 def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         pod.ask("receive", "b.rec", size=2, sha256=SHA256)
-        pod.say(frame(DATA, b"new"))
+        pod.say(encode_frame(DATA_FRAME, b"new"))
         assert "more arrives" in pod.hear().json()["message"]
 
 
@@ -108,7 +117,9 @@ def test_a_file_is_sent_from_where_the_other_end_has_it(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         answer = pod.ask("stat", "b.rec", digest=True).json()
         assert answer == {"kind": "file", "size": len(CONTENT), "sha256": SHA256}
-        pod.say(message(REQUEST, {"op": "send", "path": "b.rec", "offset": 300_000, "size": len(CONTENT)}))
+        pod.say(
+            encode_json_frame(REQUEST_FRAME, {"op": "send", "path": "b.rec", "offset": 300_000, "size": len(CONTENT)})
+        )
         received = b""
         while len(received) < len(CONTENT) - 300_000:
             received += pod.hear().payload
@@ -139,21 +150,21 @@ def test_nothing_outside_the_volume_is_touched(tmp_path: Path, path: str) -> Non
     (tmp_path / "link").symlink_to("/etc")
     with server(tmp_path) as pod:
         answer = pod.ask("stat", path)
-    assert answer.kind == ERROR
+    assert answer.kind == ERROR_FRAME
     assert "out of the volume" in answer.json()["message"]
 
 
 def test_what_is_missing_is_said_and_the_next_request_is_answered(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         assert pod.ask("stat", "x").json()["kind"] == "missing"
-        assert pod.ask("list", "x").kind == ERROR
-        assert pod.ask("make", "x/y").kind == ANSWER
+        assert pod.ask("list", "x").kind == ERROR_FRAME
+        assert pod.ask("make", "x/y").kind == REPLY_FRAME
     assert (tmp_path / "x" / "y").is_dir()
 
 
 def test_a_denial_names_the_user_and_the_path_as_people_know_it(tmp_path: Path) -> None:
-    files = Files(tmp_path, io.BytesIO(), io.BytesIO())
-    with pytest.raises(StorageError) as denied, translated(tmp_path / "a", "write"):
+    files = FileServer(tmp_path, io.BytesIO(), io.BytesIO())
+    with pytest.raises(StorageError) as denied, translate_os_errors(tmp_path / "a", "write"):
         raise PermissionError(13, "Permission denied")
     told = files._told(denied.value)
     assert (told["where"], told["input"]) == ("/a", True)

@@ -13,41 +13,41 @@ from wording import unsaid
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
 from edl.api.status import Status
-from edl.jobfile.event_json import parse
-from edl.jobfile.job_spec import Data, JobSpec, Model
+from edl.jobfile.event_json import parse_event_line
+from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec
 from edl.jobfile.json_object import to_json
-from edl.jobfile.loader import load
-from edl.pod.run_selection import LATEST, Wanted, open_run, prove_writable
-from edl.storage.checkpoint_commit import commit
-from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
+from edl.jobfile.loader import load_job_file
+from edl.pod.run_selection import LATEST_RUN, RequestedRun, check_writable, open_run
+from edl.storage.checkpoint_commit import commit_checkpoint
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, cut_directory
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay
-from edl.storage.run_directory import RunDir, write_json
+from edl.storage.journal_replay import replay_journal
+from edl.storage.run_directory import RunDirectory, write_json
 
-SPEC = JobSpec(name="digits", model=Model("m.custom_model", "/model_zoo"), data=Data(training=("/data/train",)))
+SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model", "/model_zoo"), data=DataSpec(training=("/data/train",)))
 
 
-def started(run: RunDir) -> list[str]:
+def started(run: RunDirectory) -> list[str]:
     lines = [json.loads(line) for line in run.events.read_text().splitlines()]
     return [line["run"] for line in lines if line["event"] == "run_started"]
 
 
-def begun(run: RunDir) -> RunDir:
+def begun(run: RunDirectory) -> RunDirectory:
     """As its first master leaves it."""
     Journal.open(run.journal, holder="a test")[0].close()
     return run
 
 
-def ended(run: RunDir, phase: str) -> None:
+def ended(run: RunDirectory, phase: str) -> None:
     write_json(run.status, to_json(Status(job="digits", run=run.run_id, run_dir=str(run.path), phase=phase, updated=1)))
     Journal.open(run.journal, holder="a test")[0].close()
 
 
 def test_a_new_run_is_named_after_the_job_and_found_again(tmp_path: Path) -> None:
-    wanted = Wanted(tmp_path / "team" / "digits", "uid-1")
+    wanted = RequestedRun(tmp_path / "team" / "digits", "uid-1")
     run = open_run(wanted, SPEC)
     assert run.path == tmp_path / "team" / "digits" / "uid-1"
-    assert load(run.spec) == SPEC
+    assert load_job_file(run.spec) == SPEC
     assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (0o750, 0o640)
     assert run.journal.is_dir()
     assert open_run(wanted, SPEC) == run
@@ -56,66 +56,66 @@ def test_a_new_run_is_named_after_the_job_and_found_again(tmp_path: Path) -> Non
 
 
 def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
-    first = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    first = open_run(RequestedRun(tmp_path, "uid-1"), SPEC)
     ended(first, "Interrupted")
     (first.path / "summary.json").write_text("{}")
     more = replace(SPEC, workers=replace(SPEC.workers, max=9))
-    second = Wanted(tmp_path, "uid-2", "uid-1")
+    second = RequestedRun(tmp_path, "uid-2", "uid-1")
     assert [open_run(second, more), open_run(second, more)] == [first, first]
     assert started(first) == ["uid-1", "uid-1"]
-    assert [entry["kind"] for entry in replay(first.journal).entries] == ["resumed"]
-    assert load(first.spec) == more
+    assert [entry["kind"] for entry in replay_journal(first.journal).entries] == ["resumed"]
+    assert load_job_file(first.spec) == more
     assert not (first.path / "summary.json").exists()
 
 
 def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path) -> None:
-    first = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    first = open_run(RequestedRun(tmp_path, "uid-1"), SPEC)
     ended(first, "Failed")
     (segment,) = first.journal.glob("*.edlj")
     segment.write_bytes(b"damaged")
     ledger = {"epoch": 0, "index": 1, "returned": [], "leases": [], "quarantined": []}
-    ledger |= {"done_records": 32, "done_steps": 1, DATASET: {"training": [["a", 64]]}}
+    ledger |= {"done_records": 32, "done_steps": 1, DATASET_KEY: {"training": [["a", 64]]}}
     cut_directory(first.checkpoints, 4).mkdir()
-    commit(cut_directory(first.checkpoints, 4), Manifest(4, 9, "now", (), ledger))
+    commit_checkpoint(cut_directory(first.checkpoints, 4), CheckpointManifest(4, 9, "now", (), ledger))
 
-    again = Wanted(tmp_path, "uid-2", "latest@checkpoint")
+    again = RequestedRun(tmp_path, "uid-2", "latest@checkpoint")
     assert [open_run(again, SPEC), open_run(again, SPEC)] == [first, first]
 
-    kinds = [entry["kind"] for entry in replay(first.journal).entries]
+    kinds = [entry["kind"] for entry in replay_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
     assert not unsaid(told["changes"][0], "journal", "checkpoint 4", "step 1")
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
-    begun(open_run(Wanted(tmp_path, "uid-9"), SPEC))
-    newest = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
-    resumed = Wanted(tmp_path, "uid-5", LATEST)
+    begun(open_run(RequestedRun(tmp_path, "uid-9"), SPEC))
+    newest = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
+    resumed = RequestedRun(tmp_path, "uid-5", LATEST_RUN)
     assert open_run(resumed, SPEC) == newest
-    begun(open_run(Wanted(tmp_path, "uid-7"), SPEC))
+    begun(open_run(RequestedRun(tmp_path, "uid-7"), SPEC))
     ended(newest, "Done")
     assert open_run(resumed, SPEC) == newest  # the same Job's next master: nothing is asked again
 
 
 def test_latest_is_no_submission_whose_master_never_lived(tmp_path: Path) -> None:
-    trained = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
-    open_run(Wanted(tmp_path, "uid-2"), SPEC)  # its master got no Lease
-    assert open_run(Wanted(tmp_path, "uid-3", LATEST), SPEC) == trained
+    trained = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
+    open_run(RequestedRun(tmp_path, "uid-2"), SPEC)  # its master got no Lease
+    assert open_run(RequestedRun(tmp_path, "uid-3", LATEST_RUN), SPEC) == trained
     with pytest.raises(BadInputError, match=r"'uid-2'[\s\S]*uid-1"):
-        open_run(Wanted(tmp_path, "uid-4", "uid-2"), SPEC)
+        open_run(RequestedRun(tmp_path, "uid-4", "uid-2"), SPEC)
 
 
 def test_latest_is_the_run_that_was_at_work_last(tmp_path: Path) -> None:
-    older = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
-    begun(open_run(Wanted(tmp_path, "uid-2"), SPEC))
-    assert open_run(Wanted(tmp_path, "uid-3", "uid-1"), SPEC) == older
-    assert open_run(Wanted(tmp_path, "uid-4", LATEST), SPEC) == older
+    older = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
+    begun(open_run(RequestedRun(tmp_path, "uid-2"), SPEC))
+    assert open_run(RequestedRun(tmp_path, "uid-3", "uid-1"), SPEC) == older
+    assert open_run(RequestedRun(tmp_path, "uid-4", LATEST_RUN), SPEC) == older
 
 
 def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
-    run = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
-    open_run(Wanted(tmp_path, "uid-2", "uid-1"), replace(SPEC, workers=replace(SPEC.workers, max=9)))
-    first, second = [parse(line) for line in run.events.read_text().splitlines()]
+    run = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
+    open_run(RequestedRun(tmp_path, "uid-2", "uid-1"), replace(SPEC, workers=replace(SPEC.workers, max=9)))
+    first, second = [parse_event_line(line) for line in run.events.read_text().splitlines()]
     assert isinstance(first, RunStarted)
     assert isinstance(second, RunStarted)
     assert (first.resumed, first.changes) == (False, ())
@@ -123,20 +123,20 @@ def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
     assert (second.resumed, unsaid(change, "workers.max", str(SPEC.workers.max), "9")) == (True, [])
 
 
-@pytest.mark.parametrize("run", [LATEST, "uid-7"])
+@pytest.mark.parametrize("run", [LATEST_RUN, "uid-7"])
 def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, run: str) -> None:
     with pytest.raises(BadInputError, match="none"):
-        open_run(Wanted(tmp_path, "uid-2", run), SPEC)
+        open_run(RequestedRun(tmp_path, "uid-2", run), SPEC)
 
 
 def test_a_run_that_is_done_or_about_other_work_is_refused(tmp_path: Path) -> None:
-    run = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
+    run = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
     other = replace(SPEC, train=replace(SPEC.train, seed=7))
     with pytest.raises(BadInputError, match=r"train\.seed\b.*\b0\b.*\b7\b"):
-        open_run(Wanted(tmp_path, "uid-2", "uid-1"), other)
+        open_run(RequestedRun(tmp_path, "uid-2", "uid-1"), other)
     ended(run, "Done")
     with pytest.raises(BadInputError, match=r"uid-1\b.*done"):
-        open_run(Wanted(tmp_path, "uid-2", "uid-1"), SPEC)
+        open_run(RequestedRun(tmp_path, "uid-2", "uid-1"), SPEC)
 
 
 def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
@@ -147,7 +147,7 @@ def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
 
     monkeypatch.setattr(os, "open", refuse)  # what the mode says does not matter, and tests may run as root
     with pytest.raises(BadInputError) as told:
-        prove_writable(tmp_path)
+        check_writable(tmp_path)
     monkeypatch.undo()
     assert f"user {os.getuid()}" in str(told.value)
     assert str(tmp_path) in str(told.value)
@@ -158,4 +158,4 @@ def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
 def test_a_file_where_the_volume_should_be(tmp_path: Path) -> None:
     (tmp_path / "edl").write_text("")
     with pytest.raises(BadInputError, match="cannot write here"):
-        prove_writable(tmp_path / "edl" / "team")
+        check_writable(tmp_path / "edl" / "team")

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from edl.api.job import Strategy
-from edl.ps.bulk_handler import BulkPlane
-from edl.ps.control_service import ControlPlane
+from edl.ps.bulk_handler import BulkRequestHandler
+from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
+from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkServer, Kind
-from edl.transport.control_client import connect, serve
-from edl.transport.control_methods import PsControl
+from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind
+from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.control_methods import PsControlMethods
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 
 TOKEN = "the-token-of-these-tests"
@@ -45,15 +45,15 @@ class Worker:
         for field, value in changes.items():
             setattr(head, field, value)
         body = [np.ascontiguousarray(value).data for value in variables.values()]
-        return pb.Declared.FromString(self.client.request(Kind.DECLARE, head.SerializeToString(), body).meta)
+        return pb.Declared.FromString(self.client.request(FrameKind.DECLARE, head.SerializeToString(), body).meta)
 
     def pull(self, pin: int = 0) -> tuple[int, np.ndarray]:
-        frame = self.client.request(Kind.PULL, pb.Pull(pin=pin).SerializeToString())
+        frame = self.client.request(FrameKind.PULL, pb.Pull(pin=pin).SerializeToString())
         return pb.Pulled.FromString(frame.meta).version, np.frombuffer(frame.body, np.float32).copy()
 
     def pull_rows(self, ids: Sequence[int], pin: int = 0) -> np.ndarray:
         head = pb.PullRows(pin=pin, tables=[pb.TableRows(name="emb", count=len(ids))])
-        frame = self.client.request(Kind.PULL_ROWS, head.SerializeToString(), [np.array(ids, np.int64).data])
+        frame = self.client.request(FrameKind.PULL_ROWS, head.SerializeToString(), [np.array(ids, np.int64).data])
         return np.frombuffer(frame.body, np.float32).reshape(-1, TABLE.dim).copy()
 
     def scan(self, pin: int = 0, limit: int = 7) -> dict[int, np.ndarray]:
@@ -61,7 +61,7 @@ class Worker:
         cursor = 0
         while cursor != -1:
             head = pb.ScanRows(pin=pin, table="emb", cursor=cursor, limit=limit)
-            frame = self.client.request(Kind.SCAN_ROWS, head.SerializeToString())
+            frame = self.client.request(FrameKind.SCAN_ROWS, head.SerializeToString())
             reply = pb.ScannedRows.FromString(frame.meta)
             ids = np.frombuffer(frame.body[: 8 * reply.count], np.int64)
             values = np.frombuffer(frame.body[8 * reply.count :], np.float32).reshape(-1, TABLE.dim)
@@ -101,7 +101,7 @@ class Worker:
         if rows is not None:
             head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
             body += [np.array(rows[0], np.int64).data, np.asarray(rows[1], np.float32).data]
-        self.client.send(Kind.PUSH, head.SerializeToString(), body)
+        self.client.send(FrameKind.PUSH, head.SerializeToString(), body)
 
     def receive_push(self) -> tuple[pb.Pushed, np.ndarray]:
         frame = self.client.receive()
@@ -125,15 +125,15 @@ class Ps:
         self.index = index
         self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience, strategy=strategy)
         self._stack = stack
-        plane = BulkPlane(self.server)
+        plane = BulkRequestHandler(self.server)
         self.bulk = BulkServer(f"unix:{folder}/{index}.blk", TOKEN, plane, max_body=1 << 26, parted=plane.parted)
         self.bulk.start()
         stack.callback(self.bulk.stop)
         stack.callback(self.server.close)
-        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, f"uid-{index}", checkpoints))
-        control = serve(register, f"unix:{folder}/{index}.ctl", TOKEN, 4)
+        register = partial(add_PsControlServicer_to_server, PsControlService(self.server, f"uid-{index}", checkpoints))
+        control = start_control_server(register, f"unix:{folder}/{index}.ctl", TOKEN, 4)
         stack.callback(control.stop)
-        self.channel = stack.enter_context(connect(control.address, TOKEN))
+        self.channel = stack.enter_context(open_control_channel(control.address, TOKEN))
 
     def worker(self) -> Worker:
         worker = Worker(self.bulk.address)
@@ -142,18 +142,18 @@ class Ps:
 
     def attach(self, incarnation: int = INCARNATION, **fields: object) -> pb.AttachReply:
         request = pb.AttachRequest(incarnation=incarnation, **fields)  # type: ignore[arg-type]
-        return self.channel.call(PsControl.Attach, request, deadline=10)
+        return self.channel.call(PsControlMethods.Attach, request, deadline=10)
 
     def revoke(self, *leases: int, floor: int = 0, incarnation: int = INCARNATION) -> dict[int, int]:
         request = pb.RevokeRequest(incarnation=incarnation, leases=leases, floor=floor)
-        return steps(self.channel.call(PsControl.Revoke, request, deadline=10).applied)
+        return steps(self.channel.call(PsControlMethods.Revoke, request, deadline=10).applied)
 
     def prepare(self, cut: int, incarnation: int = INCARNATION) -> None:
-        self.channel.call(PsControl.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
 
     def hold(self, cut: int) -> dict[int, int]:
         request = pb.HoldRequest(incarnation=INCARNATION, cut=cut)
-        return steps(self.channel.call(PsControl.Hold, request, deadline=10).applied)
+        return steps(self.channel.call(PsControlMethods.Hold, request, deadline=10).applied)
 
     def snapshot(
         self,
@@ -172,13 +172,13 @@ class Ps:
             floor=floor,
             within=[pb.LeaseStep(lease=lease, through=through) for lease, through in (within or {}).items()],
         )
-        return self.channel.call(PsControl.Snapshot, request, deadline=10)
+        return self.channel.call(PsControlMethods.Snapshot, request, deadline=10)
 
     def saved(self, cut: int) -> pb.SavedReply:
-        return self.channel.call(PsControl.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        return self.channel.call(PsControlMethods.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
     def release(self, cut: int) -> None:
-        self.channel.call(PsControl.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
     @staticmethod
     def checkpoint(servers: Sequence[Ps], cut: int, folder: Path) -> Path:
@@ -189,11 +189,11 @@ class Ps:
         replies = [ps.saved(cut) for ps in servers]
         assert [reply.error for reply in replies] == [""] * len(replies)
         shards = tuple(ShardInfo(r.file, r.size, int(r.checksum, 16)) for r in replies)
-        commit(directory, Manifest(cut=cut, version=0, created="", shards=shards, ledger={}))
+        commit_checkpoint(directory, CheckpointManifest(cut=cut, version=0, created="", shards=shards, ledger={}))
         return directory
 
     def unpin(self, cut: int) -> None:
-        self.channel.call(PsControl.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
 
 def steps(applied: Iterable[pb.LeaseStep]) -> dict[int, int]:

@@ -14,18 +14,18 @@ from functools import partial
 
 import numpy as np
 
-from edl.core.cuts import Cut, Stage
-from edl.numerics.parameter_store import Gradients
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.cut_state import Cuts
-from edl.ps.messages import Origin
-from edl.ps.push_updates import Offered
-from edl.ps.sync_rounds import Share
-from edl.ps.sync_updates import Together
+from edl.core.cuts import CutStage, PendingCut
+from edl.numerics.parameter_store import PushGradients
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.cut_state import CutState
+from edl.ps.messages import PushOrigin
+from edl.ps.push_updates import PendingPush
+from edl.ps.sync_rounds import PushId
+from edl.ps.sync_updates import SyncUpdater
 
 Action = Callable[[], None]
 NUMBER = 1 << 32
-NOTHING = Gradients(np.zeros(1, np.float32), {}, 1.0, 1.0)
+NOTHING = PushGradients(np.zeros(1, np.float32), {}, 1.0, 1.0)
 
 
 class Counted:
@@ -34,7 +34,7 @@ class Counted:
     def __init__(self) -> None:
         self.version = 0
 
-    def apply(self, gradients: Gradients | None) -> None:
+    def apply(self, gradients: PushGradients | None) -> None:
         self.version += 1
 
 
@@ -51,16 +51,16 @@ class Server:
     """One parameter server's decisions."""
 
     def __init__(self, wanted: int, tolerance: int) -> None:
-        self.leases = Leases()
+        self.leases = AppliedSteps()
         self.leases.attach(1, 0, [], [])
         self.contents = Counted()
-        self.cuts: Cuts[int] = Cuts()
+        self.cuts: CutState[int] = CutState()
         held = lambda: self.cuts.held  # noqa: E731
-        self.together = Together(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
-        self.behind: list[Offered] = []
-        self.rounds: list[tuple[Share, ...]] = []
+        self.together = SyncUpdater(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
+        self.behind: list[PendingPush] = []
+        self.rounds: list[tuple[PushId, ...]] = []
 
-    def take(self, push: Offered) -> None:
+    def take(self, push: PendingPush) -> None:
         """A push arrives, or has waited for its cut."""
         if self.keeps_out(push):
             if push not in self.behind:
@@ -70,9 +70,9 @@ class Server:
             self.behind.remove(push)
         self.together.offer(push)
 
-    def keeps_out(self, push: Offered) -> bool:
+    def keeps_out(self, push: PendingPush) -> bool:
         """Whether it waits for a cut."""
-        return self.cuts.keeps_out(*push.share) and self.leases.decide(*push.share) is Admission.APPLIED
+        return self.cuts.keeps_out(*push.share) and self.leases.decide(*push.share) is AdmissionOutcome.APPLIED
 
     def settle(self) -> None:
         """Leases or cuts changed."""
@@ -87,14 +87,14 @@ class Worker:
     queue: deque[Range] = field(default_factory=deque)
     step: int = 0
     version: int = 0
-    waits: dict[int, Offered] = field(default_factory=dict)
+    waits: dict[int, PendingPush] = field(default_factory=dict)
     unsent: list[int] = field(default_factory=list)
     again: set[int] = field(default_factory=set)
     leading: bool = True
-    round: tuple[Share, ...] = ()
+    round: tuple[PushId, ...] = ()
     connected: set[int] = field(default_factory=set)
     gone: bool = False
-    refused: Counter[Share] = field(default_factory=Counter)
+    refused: Counter[PushId] = field(default_factory=Counter)
 
     @property
     def pushing(self) -> bool:
@@ -138,12 +138,12 @@ class Theatre:
         self.total = ranges * steps
         self.todo = deque(Range(NUMBER + n, n * steps, (n + 1) * steps) for n in range(ranges))
         self.numbers = iter(range(NUMBER + ranges, NUMBER + 10_000))
-        self.records: dict[Share, int] = {}
+        self.records: dict[PushId, int] = {}
         self.done: Counter[int] = Counter()
         self.partial: Counter[int] = Counter()
         self.entered = [Counter[int]() for _ in range(servers)]
         self.kills, self.cuts, self.restarts = kills, cuts, restarts
-        self.cut = Cut(0, checkpoint=True, pin=False, stage=Stage.SAVING)
+        self.cut = PendingCut(0, checkpoint=True, pin=False, stage=CutStage.SAVING)
         self.born: dict[str, int] = {}
         self.taken = 0
         self.closing: list[tuple[Worker, int]] = []
@@ -199,16 +199,16 @@ class Theatre:
 
     def _begin_cut(self) -> None:
         self.cuts -= 1
-        self.cut = Cut(self.cut.number + 1, checkpoint=True, pin=False)
-        self.cut.enter(Stage.HOLDING, map(str, range(len(self.servers))))
+        self.cut = PendingCut(self.cut.number + 1, checkpoint=True, pin=False)
+        self.cut.enter(CutStage.HOLDING, map(str, range(len(self.servers))))
 
     def _ask(self, part: int) -> None:
         """A server holds updates, or is asked for its copy: it may have to be asked again."""
         server, cut, name = self.servers[part], self.cut, str(part)
-        if cut.stage is Stage.HOLDING:
+        if cut.stage is CutStage.HOLDING:
             server.cuts.hold(cut.number, 0.0)
             cut.applied[name] = server.leases.met()
-            cut.answered(Stage.HOLDING, name)
+            cut.answered(CutStage.HOLDING, name)
             if cut.complete:
                 self._decide()
             return
@@ -226,7 +226,7 @@ class Theatre:
             self._call_off()
         else:
             self.cut.within = within
-            self.cut.enter(Stage.SNAPSHOT, map(str, range(len(self.servers))))
+            self.cut.enter(CutStage.SNAPSHOT, map(str, range(len(self.servers))))
 
     def _copy(self, part: int) -> None:
         server, within = self.servers[part], self.cut.within
@@ -234,9 +234,9 @@ class Theatre:
         assert held == {lease: through for lease, through in within.items() if through}, "not the same on all"
         server.cuts.taken(self.cut.number, 0, pin=False)
         server.settle()
-        self.cut.answered(Stage.SNAPSHOT, str(part))
+        self.cut.answered(CutStage.SNAPSHOT, str(part))
         if self.cut.complete:
-            self.cut.enter(Stage.SAVING, ())
+            self.cut.enter(CutStage.SAVING, ())
             self.taken += 1
 
     def _call_off(self) -> None:
@@ -245,7 +245,7 @@ class Theatre:
         for server in self.servers:
             server.cuts.release(self.cut.number)
             server.settle()
-        self.cut.enter(Stage.SAVING, ())
+        self.cut.enter(CutStage.SAVING, ())
 
     def _grant(self, worker: Worker) -> None:
         worker.queue.append(self.todo.popleft())
@@ -311,8 +311,8 @@ class Theatre:
         lease = worker.queue[0]
         more = lease.start + worker.step + 1 < lease.end
         following = lease.number if more else worker.queue[1].number if len(worker.queue) > 1 else 0
-        origin = Origin(worker.index, worker.index, worker.version, following, worker.round, part in worker.again)
-        push = Offered(Share(lease.number, worker.step), origin, None, NOTHING)  # type: ignore[arg-type]
+        origin = PushOrigin(worker.index, worker.index, worker.version, following, worker.round, part in worker.again)
+        push = PendingPush(PushId(lease.number, worker.step), origin, None, NOTHING)  # type: ignore[arg-type]
         self.records[push.share] = lease.start + worker.step
         worker.unsent.remove(part)
         worker.waits[part] = push
@@ -322,20 +322,20 @@ class Theatre:
     def _receive(self, worker: Worker, part: int) -> None:
         push = worker.waits.pop(part)
         outcome = push.admission()
-        if outcome is Admission.REVOKED:
+        if outcome is AdmissionOutcome.REVOKED:
             raise AssertionError("a live worker's lease was revoked")
-        if outcome is Admission.APPLIED:
+        if outcome is AdmissionOutcome.APPLIED:
             self.entered[part][self.records[push.share]] += 1
             if push.round not in self.servers[part].rounds:
                 self.servers[part].rounds.append(push.round)
-        if outcome is Admission.STALE:
+        if outcome is AdmissionOutcome.STALE:
             worker.refused[push.share] += 1
             worker.version = self.servers[0].contents.version
         elif worker.leading:
             worker.version = self.servers[0].contents.version
             worker.leading, worker.round = False, push.round or (push.share,)
             worker.unsent = list(range(1, len(self.servers)))
-        if not worker.pushing and outcome is not Admission.STALE:
+        if not worker.pushing and outcome is not AdmissionOutcome.STALE:
             self._stepped(worker)
 
     def _stepped(self, worker: Worker) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from edl.ps.shard_content import to_shard
-from edl.ps.shard_restore import Cut
+from edl.ps.shard_content import make_shard_content
+from edl.ps.shard_restore import CutSnapshot
 
 
-def shard_arrays(cut: Cut) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def shard_arrays(cut: CutSnapshot) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays by name, of variables views of the cut, and the strings beside them."""
-    shard = to_shard(cut)
+    shard = make_shard_content(cut)
     parts: dict[str, list[np.ndarray]] = {name: [] for name, _, _ in shard.arrays}
     for name, values in shard.parts:
         parts[name].append(values.copy() if name.startswith("rows/") else values)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.core.partition import owner_of_name, placement, slot_of_row
+from edl.core.partition import initial_placement, owner_of_name, slot_of_row
 from edl.storage import checkpoint_export
-from edl.storage.checkpoint_contents import contents_of
-from edl.storage.checkpoint_manifest import Manifest
+from edl.storage.checkpoint_contents import read_checkpoint_contents
+from edl.storage.checkpoint_manifest import CheckpointManifest
 from edl.storage.checkpoint_shards import load_manifest
 
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + n for n, name in enumerate("abcdefgh")}
@@ -29,7 +29,7 @@ class Fleet:
     """Parameter servers and one worker that talks to all of them, as a job's does."""
 
     def __init__(self, start: START, count: int, optimizer: str, *, restore: Path | None = None) -> None:
-        self._slots = placement(count)
+        self._slots = initial_placement(count)
         self.servers = [start(index) for index in range(count)]
         live = {"restore": str(restore), "slots": self._slots, "live": [LEASE], "cut": 1} if restore else {}
         self.attached = [ps.attach(**live) for ps in self.servers]
@@ -53,10 +53,10 @@ class Fleet:
         """Everything by name, of a checkpoint that is taken now."""
         directory = self.servers[0].checkpoint(self.servers, cut, folder)
         manifest = load_manifest(directory)
-        assert isinstance(manifest, Manifest)
+        assert isinstance(manifest, CheckpointManifest)
         assert len(manifest.shards) == len(self.servers)
-        contents = contents_of(directory / shard.file for shard in manifest.shards)
-        found = checkpoint_export.columns(contents, slots=True)
+        contents = read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
+        found = checkpoint_export.export_columns(contents, slots=True)
         return {column.name: b"".join(piece.tobytes() for piece in column.pieces()) for column in found}
 
     def _owned(self, index: int) -> Sequence[str]:

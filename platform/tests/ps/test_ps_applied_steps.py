@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edl.api.errors import RetryableError
-from edl.ps.applied_steps import MASTERS_AHEAD, Admission, Leases, NotAttachedError, StaleMasterError
+from edl.ps.applied_steps import MAX_MASTERS_AHEAD, AdmissionOutcome, AppliedSteps, NotAttachedError, StaleMasterError
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -17,27 +17,27 @@ def number(counter: int, incarnation: int = 1) -> int:
     return (incarnation << 32) + counter
 
 
-def attached(incarnation: int = 1) -> Leases:
-    leases = Leases()
+def attached(incarnation: int = 1) -> AppliedSteps:
+    leases = AppliedSteps()
     leases.attach(incarnation, 0, [], [])
     return leases
 
 
 def test_before_any_master_every_lease_is_of_an_unknown_one():
-    assert Leases().decide(number(1), 0) is Admission.UNKNOWN_MASTER
+    assert AppliedSteps().decide(number(1), 0) is AdmissionOutcome.UNKNOWN_MASTER
 
 
 def test_a_step_enters_once_and_older_ones_are_duplicates():
     leases = attached()
-    assert leases.admit(number(1), 0) is Admission.APPLIED
-    assert leases.admit(number(1), 4) is Admission.APPLIED
-    assert leases.admit(number(1), 3) is Admission.DUPLICATE
+    assert leases.admit(number(1), 0) is AdmissionOutcome.APPLIED
+    assert leases.admit(number(1), 4) is AdmissionOutcome.APPLIED
+    assert leases.admit(number(1), 3) is AdmissionOutcome.DUPLICATE
     assert leases.applied() == {number(1): 5}
 
 
 def test_deciding_changes_nothing():
     leases = attached()
-    assert leases.decide(number(1), 0) is leases.decide(number(1), 0) is Admission.APPLIED
+    assert leases.decide(number(1), 0) is leases.decide(number(1), 0) is AdmissionOutcome.APPLIED
 
 
 def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
@@ -48,12 +48,12 @@ def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
         leases.check(1)
     with pytest.raises(NotAttachedError):
         leases.check(3)
-    assert leases.decide(number(7, 1), 0) is Admission.REVOKED
+    assert leases.decide(number(7, 1), 0) is AdmissionOutcome.REVOKED
 
 
 def test_a_master_far_above_all_that_was_heard_of_attaches_only_once_it_was_heard_of():
     leases = attached(3)
-    far = 3 + MASTERS_AHEAD + 1
+    far = 3 + MAX_MASTERS_AHEAD + 1
     for incarnation in (far, 2**31 - 1):
         with pytest.raises(RetryableError, match=f"incarnation {incarnation} attaches, and 3 is the last one heard of"):
             leases.attach(incarnation, 0, [], [])
@@ -72,8 +72,8 @@ def test_leases_that_live_on_keep_their_place():
     leases = attached()
     leases.admit(number(1), 0)
     leases.attach(2, 0, [], [number(1)])
-    assert leases.admit(number(1), 0) is Admission.DUPLICATE
-    assert leases.admit(number(1), 1) is Admission.APPLIED
+    assert leases.admit(number(1), 0) is AdmissionOutcome.DUPLICATE
+    assert leases.admit(number(1), 1) is AdmissionOutcome.APPLIED
 
 
 def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
@@ -93,7 +93,7 @@ def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
             leases.revoke([number(counter)], 0)
     leases.close_below(number(floor))
     assert len(leases) == len({counter for counter in counters if counter >= floor})
-    assert all(leases.decide(number(counter), 9) is Admission.REVOKED for counter in counters if counter < floor)
+    assert all(leases.decide(number(counter), 9) is AdmissionOutcome.REVOKED for counter in counters if counter < floor)
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -114,13 +114,13 @@ class Interleavings(RuleBasedStateMachine):
     def push(self, lease: int, step: int) -> None:
         decided = self.leases.decide(lease, step)
         assert self.leases.admit(lease, step) is decided
-        if decided is Admission.APPLIED:
+        if decided is AdmissionOutcome.APPLIED:
             assert (lease, step) not in self.entered
             assert lease not in self.closed
             assert lease >= self.floor
             assert lease >> 32 <= self.incarnation
             self.entered.add((lease, step))
-        if decided is Admission.DUPLICATE:
+        if decided is AdmissionOutcome.DUPLICATE:
             assert any(known == lease and later >= step for known, later in self.entered)
 
     @rule(leases=st.lists(leases_of, max_size=3), floor=leases_of)

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError
-from edl.numerics.table_limits import MAX_DIM
-from edl.ps.bulk_handler import BulkPlane
-from edl.ps.messages import Attachment
+from edl.numerics.table_limits import MAX_ROW_VALUES
+from edl.ps.bulk_handler import BulkRequestHandler
+from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.store_factory import NATIVE, NUMPY, Stores
+from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Answer, Frame, Kind
-from edl.transport.bulk_server import refusal
+from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_server import refusal_frame
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable
@@ -46,13 +46,13 @@ DECLARE = pb.Declare(
     fingerprint="model",
 )
 ANSWERS = {
-    Kind.PUSH: Kind.PUSHED,
-    Kind.PULL: Kind.PULLED,
-    Kind.PULL_ROWS: Kind.ROWS,
-    Kind.SCAN_ROWS: Kind.SCANNED,
-    Kind.DECLARE: Kind.DECLARED,
+    FrameKind.PUSH: FrameKind.PUSHED,
+    FrameKind.PULL: FrameKind.PULLED,
+    FrameKind.PULL_ROWS: FrameKind.ROWS,
+    FrameKind.SCAN_ROWS: FrameKind.SCANNED,
+    FrameKind.DECLARE: FrameKind.DECLARED,
 }
-HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.numerics._native") else [])]
+HERE = [NUMPY_STORE, *([NATIVE_STORE] if importlib.util.find_spec("edl.numerics._native") else [])]
 BOUND = 1 << 18
 """Bytes that a request may take of a server that holds little, beside a multiple of its own size."""
 FACTOR = 200
@@ -118,24 +118,26 @@ declarations = st.builds(
     fingerprint=st.text(max_size=3),
 )
 heads = st.one_of(
-    st.tuples(st.just(Kind.PUSH), pushes),
-    st.tuples(st.just(Kind.PULL), pulls),
-    st.tuples(st.just(Kind.PULL_ROWS), row_pulls),
-    st.tuples(st.just(Kind.SCAN_ROWS), scans),
-    st.tuples(st.just(Kind.DECLARE), declarations),
+    st.tuples(st.just(FrameKind.PUSH), pushes),
+    st.tuples(st.just(FrameKind.PULL), pulls),
+    st.tuples(st.just(FrameKind.PULL_ROWS), row_pulls),
+    st.tuples(st.just(FrameKind.SCAN_ROWS), scans),
+    st.tuples(st.just(FrameKind.DECLARE), declarations),
 )
 
 
 @st.composite
-def bodies(draw: st.DrawFn, kind: Kind, head: pb.Push | pb.PullRows) -> bytes:
+def bodies(draw: st.DrawFn, kind: FrameKind, head: pb.Push | pb.PullRows) -> bytes:
     """Often of the size that the head says, with ids that are often right."""
-    counts = [min(max(part.count, 0), 8) for part in getattr(head, "tables", [])] if kind is not Kind.DECLARE else []
+    counts = (
+        [min(max(part.count, 0), 8) for part in getattr(head, "tables", [])] if kind is not FrameKind.DECLARE else []
+    )
     ids = st.one_of(st.integers(0, ROWS - 1), st.integers(0, ROWS - 1), st.integers(-(2**63), 2**63 - 1))
-    body = bytes(4 * DENSE) if kind is Kind.PUSH and draw(st.booleans()) else b""
+    body = bytes(4 * DENSE) if kind is FrameKind.PUSH and draw(st.booleans()) else b""
     for count in counts:
         wanted = draw(st.lists(ids, min_size=count, max_size=count))
         body += np.array(wanted, np.int64).tobytes()
-        if kind is Kind.PUSH:
+        if kind is FrameKind.PUSH:
             body += draw(st.binary(min_size=4 * DIM, max_size=4 * DIM)) * count
     return body + draw(st.sampled_from([b"", b"", b"", b"\0", bytes(8)]))
 
@@ -145,7 +147,9 @@ def sound(draw: st.DrawFn) -> tuple[pb.Declare, bytes]:
     """Declarations that can be, of small and of large tables, with optimizers of no to three slot variables."""
     shapes = draw(st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3))
     tables = draw(
-        st.lists(st.tuples(st.sampled_from([0, 1, ROWS, MANY_ROWS]), st.sampled_from([1, DIM, MAX_DIM])), max_size=3)
+        st.lists(
+            st.tuples(st.sampled_from([0, 1, ROWS, MANY_ROWS]), st.sampled_from([1, DIM, MAX_ROW_VALUES])), max_size=3
+        )
     )
     named = draw(st.sampled_from([("sgd", {}), ("adam", {}), ("rmsprop", {"centered": True, "momentum": 0.5})]))
     head = pb.Declare(
@@ -158,7 +162,7 @@ def sound(draw: st.DrawFn) -> tuple[pb.Declare, bytes]:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Frame:
+def requests(draw: st.DrawFn) -> ReceivedFrame:
     """Frames whose heads are of their kind, of which some were damaged on the way."""
     kind, head = draw(heads)
     meta = bytearray(head.SerializeToString())
@@ -166,12 +170,12 @@ def requests(draw: st.DrawFn) -> Frame:
         if meta:
             meta[draw(st.integers(0, len(meta) - 1))] = draw(st.integers(0, 255))
     body = draw(st.one_of(bodies(kind, head), st.binary(max_size=120)))
-    return Frame(kind, bytes(meta), memoryview(body))
+    return ReceivedFrame(kind, bytes(meta), memoryview(body))
 
 
 anything = st.builds(
-    lambda kind, meta, body: Frame(kind, meta, memoryview(body)),
-    st.sampled_from(Kind),
+    lambda kind, meta, body: ReceivedFrame(kind, meta, memoryview(body)),
+    st.sampled_from(FrameKind),
     st.binary(max_size=60),
     st.binary(max_size=120),
 )
@@ -182,32 +186,32 @@ class Plane:
     """The bulk plane of a server, to which a master has attached."""
 
     server: ParameterServer
-    bulk: BulkPlane
+    bulk: BulkRequestHandler
     store: str
 
-    def __call__(self, request: Frame) -> Answer:
+    def __call__(self, request: ReceivedFrame) -> OutgoingFrame:
         return self.bulk(request)
 
     def native(self) -> tuple[int, int]:
         """Bytes that native tables have, of memory and of addresses, as they say exactly."""
-        if self.store == NUMPY:
+        if self.store == NUMPY_STORE:
             return 0, 0
         tables = self.server.account().tables.values()
         reports = [table.memory for table in tables if isinstance(table, NativeTable)]
         return sum(each.resident for each in reports), sum(each.reserved for each in reports)
 
-    def declared(self, request: Frame) -> int:
+    def declared(self, request: ReceivedFrame) -> int:
         """Bytes of the arrays that a declaration asks for by numbers: native tables have none before the first push."""
-        if self.store == NATIVE:
+        if self.store == NATIVE_STORE:
             return 0
         tables = pb.Declare.FromString(request.meta).tables
         return sum(4 * table.rows + FIRST_ROWS * (16 + 4 * table.dim * (1 + SLOTS)) for table in tables)
 
 
 def plane(store: str) -> Plane:
-    server = ParameterServer(0, ShardWriter(0), stores=Stores(store), patience=0.0)
-    server.attach(Attachment(1, 0, slots=[0] * 256))
-    return Plane(server, BulkPlane(server), store)
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(store), patience=0.0)
+    server.attach(MasterAttachment(1, 0, slots=[0] * 256))
+    return Plane(server, BulkRequestHandler(server), store)
 
 
 @pytest.fixture(params=HERE)
@@ -223,7 +227,7 @@ def holding(store: str) -> Plane:
 def held(store: str) -> Plane:
     """A server that holds DECLARE's model, with some rows."""
     found = plane(store)
-    found(frame(Kind.DECLARE, DECLARE, bytes(4 * DENSE)))
+    found(frame(FrameKind.DECLARE, DECLARE, bytes(4 * DENSE)))
     found(push(0, [1, 2, 999]))
     return found
 
@@ -237,19 +241,19 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
-def frame(kind: Kind, head: pb.Push | pb.Declare | pb.PullRows, body: bytes = b"") -> Frame:
-    return Frame(kind, head.SerializeToString(), memoryview(body))
+def frame(kind: FrameKind, head: pb.Push | pb.Declare | pb.PullRows, body: bytes = b"") -> ReceivedFrame:
+    return ReceivedFrame(kind, head.SerializeToString(), memoryview(body))
 
 
-def push(step: int, ids: list[int]) -> Frame:
+def push(step: int, ids: list[int]) -> ReceivedFrame:
     """One that is right."""
     parts = [pb.TableRows(name="emb", count=len(ids))]
     head = pb.Push(lease=LEASE, step=step, learning_rate=0.5, weight=1, tables=parts)
     rows = np.array(ids, np.int64).tobytes() + np.ones((len(ids), DIM), np.float32).tobytes()
-    return frame(Kind.PUSH, head, bytes(4 * DENSE) + rows)
+    return frame(FrameKind.PUSH, head, bytes(4 * DENSE) + rows)
 
 
-def answer(server: Plane, request: Frame) -> Answer:
+def answer(server: Plane, request: ReceivedFrame) -> OutgoingFrame:
     """What a bulk server sends for it; anything but a refusal would end the connection as a failure inside."""
     resident_before, _ = server.native()
     tracemalloc.reset_peak()
@@ -257,16 +261,16 @@ def answer(server: Plane, request: Frame) -> Answer:
     try:
         given = server(request)
     except RefusedError as refused:
-        given = refusal(refused)
+        given = refusal_frame(refused)
     taken = tracemalloc.get_traced_memory()[1] - before
     resident, reserved = server.native()
     bound = BOUND + FACTOR * (len(request.meta) + request.body.nbytes)
-    if given.kind is Kind.DECLARED:
+    if given.kind is FrameKind.DECLARED:
         bound += server.declared(request)
     native = max(0, resident - resident_before)
     assert taken + native <= bound, f"{taken} bytes were taken, and {native} of native memory"
     assert reserved <= ADDRESSES * len(server.server.account().tables)
-    assert given.kind in (Kind.REFUSED, ANSWERS.get(request.kind))
+    assert given.kind in (FrameKind.REFUSED, ANSWERS.get(request.kind))
     return given
 
 
@@ -275,13 +279,13 @@ def answer(server: Plane, request: Frame) -> Answer:
 def test_a_frame_is_answered_or_refused_with_a_reason(holding: Plane, data: st.DataObject) -> None:
     for request in data.draw(st.lists(st.one_of(requests(), anything), min_size=1, max_size=6)):
         answer(holding, request)
-    for kind, head in ((Kind.PULL, pb.Pull()), (Kind.SCAN_ROWS, pb.ScanRows(table="emb", limit=5))):
-        assert answer(holding, frame(kind, head)).kind is not Kind.REFUSED, "it serves on"
+    for kind, head in ((FrameKind.PULL, pb.Pull()), (FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=5))):
+        assert answer(holding, frame(kind, head)).kind is not FrameKind.REFUSED, "it serves on"
 
 
 @MANY
 @given(requests())
-def test_a_server_that_holds_nothing_is_as_firm(store: str, request_: Frame) -> None:
+def test_a_server_that_holds_nothing_is_as_firm(store: str, request_: ReceivedFrame) -> None:
     answer(plane(store), request_)
 
 
@@ -290,7 +294,7 @@ def test_a_server_that_holds_nothing_is_as_firm(store: str, request_: Frame) -> 
 def test_what_is_declared_can_be_held_or_is_refused(store: str, given_: tuple[pb.Declare, bytes]) -> None:
     """A declaration that is taken makes a server that answers."""
     server = plane(store)
-    if answer(server, frame(Kind.DECLARE, *given_)).kind is Kind.DECLARED:
+    if answer(server, frame(FrameKind.DECLARE, *given_)).kind is FrameKind.DECLARED:
         serves(server, given_[0])
 
 
@@ -299,14 +303,14 @@ def test_what_is_declared_can_be_held_or_is_refused(store: str, given_: tuple[pb
 @example((DECLARE, bytes(4 * DENSE)))
 def test_what_can_be_held_takes_no_more_memory_than_it_declares(store: str, given_: tuple[pb.Declare, bytes]) -> None:
     server = plane(store)
-    assert answer(server, frame(Kind.DECLARE, *given_)).kind is Kind.DECLARED
+    assert answer(server, frame(FrameKind.DECLARE, *given_)).kind is FrameKind.DECLARED
     serves(server, given_[0])
 
 
 def serves(server: Plane, head: pb.Declare) -> None:
     for table in head.tables:
         asked = pb.PullRows(tables=[pb.TableRows(name=table.name, count=1)])
-        rows = np.frombuffer(server(frame(Kind.PULL_ROWS, asked, bytes(8))).buffers[0], np.float32)
+        rows = np.frombuffer(server(frame(FrameKind.PULL_ROWS, asked, bytes(8))).buffers[0], np.float32)
         assert len(rows) == table.dim
         assert np.isfinite(rows).all()
 
@@ -317,21 +321,21 @@ def serves(server: Plane, head: pb.Declare) -> None:
 @example([[]])
 def test_rows_that_are_stored_take_a_multiple_of_what_is_pushed(store: str, pushes: list[list[int]]) -> None:
     server = plane(store)
-    server(frame(Kind.DECLARE, DECLARE, bytes(4 * DENSE)))
+    server(frame(FrameKind.DECLARE, DECLARE, bytes(4 * DENSE)))
     for step, ids in enumerate(pushes):
-        assert answer(server, push(step, ids)).kind is Kind.PUSHED
+        assert answer(server, push(step, ids)).kind is FrameKind.PUSHED
 
 
 @MANY
 @given(requests())
-def test_what_is_refused_has_changed_nothing(holding: Plane, request_: Frame) -> None:
+def test_what_is_refused_has_changed_nothing(holding: Plane, request_: ReceivedFrame) -> None:
     before = contents(holding)
-    if answer(holding, request_).kind is Kind.REFUSED:
+    if answer(holding, request_).kind is FrameKind.REFUSED:
         assert contents(holding) == before
 
 
 def contents(server: Plane) -> list[bytes]:
-    asked = frame(Kind.PULL, pb.Pull()), frame(Kind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
+    asked = frame(FrameKind.PULL, pb.Pull()), frame(FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
     return [
         part for request in asked for given in [server(request)] for part in (given.meta, *map(bytes, given.buffers))
     ]

@@ -10,12 +10,12 @@ import pytest
 
 from edl.api.errors import RetryableError, StorageError
 from edl.numerics.parameter_snapshot import PinError
-from edl.numerics.table_store import TableStore
-from edl.ps.cut_state import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts
+from edl.numerics.table_store import TableParameterStore
+from edl.ps.cut_state import MAX_CUTS_AHEAD, MAX_PAUSE_SECONDS, CutError, CutState
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefused
-from edl.transport.peer_errors import Refused
+from edl.transport.bulk_client import BulkRefusedError
+from edl.transport.peer_errors import PeerRefusedError
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE = (1 << 32) + 1
@@ -25,7 +25,7 @@ LEASE = (1 << 32) + 1
 
 
 def test_while_a_cut_is_held_only_its_own_steps_come_in():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     assert not cuts.keeps_out(7, 0)
     cuts.hold(2, 100.0)
     assert [cuts.keeps_out(7, step) for step in (0, 1)] == [True, True]
@@ -42,11 +42,11 @@ def test_while_a_cut_is_held_only_its_own_steps_come_in():
 
 
 def test_a_cut_is_not_held_for_longer_than_the_limit():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
-    assert not cuts.expire(99.9 + HOLD_SECONDS)
+    assert not cuts.expire(99.9 + MAX_PAUSE_SECONDS)
     assert cuts.keeps_out(7, 0)
-    assert cuts.expire(100.0 + HOLD_SECONDS)
+    assert cuts.expire(100.0 + MAX_PAUSE_SECONDS)
     assert not cuts.keeps_out(7, 0)
     with pytest.raises(CutError, match="cut 2 is over"):
         cuts.hold(2, 106.0)
@@ -55,12 +55,12 @@ def test_a_cut_is_not_held_for_longer_than_the_limit():
 
 
 def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
     cuts.let_in(2, {7: 1})
     cuts.taken(2, "copy", pin=False, keep=True)
     cuts.hold(2, 101.0)
-    assert not cuts.expire(100.0 + 100 * HOLD_SECONDS), "the successor of a server may have to wait for room"
+    assert not cuts.expire(100.0 + 100 * MAX_PAUSE_SECONDS), "the successor of a server may have to wait for room"
     assert [cuts.keeps_out(7, step) for step in (0, 1)] == [False, True]
     cuts.passed(1)
     assert cuts.keeps_out(7, 1), "the next master knows of it"
@@ -69,17 +69,17 @@ def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
 
 
 def test_what_comes_after_a_kept_cut_is_not_kept():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
     cuts.taken(2, "copy", pin=False, keep=True)
     cuts.release(2)
     cuts.hold(3, 101.0)
-    assert cuts.expire(101.0 + HOLD_SECONDS)
+    assert cuts.expire(101.0 + MAX_PAUSE_SECONDS)
     assert not cuts.keeps_out(7, 0)
 
 
 def test_a_cut_that_is_over_cannot_be_taken():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     cuts.release(3)
     with pytest.raises(CutError, match="cut 3"):
         cuts.check_open(3)
@@ -87,7 +87,7 @@ def test_a_cut_that_is_over_cannot_be_taken():
 
 
 def test_pins_are_kept_until_they_are_released():
-    cuts: Cuts[str] = Cuts()
+    cuts: CutState[str] = CutState()
     cuts.taken(1, "one", pin=True)
     cuts.taken(2, "two", pin=False)
     cuts.taken(3, "three", pin=True)
@@ -107,10 +107,10 @@ def test_updates_go_on_while_room_is_made_for_the_copy(two, monkeypatch: pytest.
     (ps, _), (worker, _) = two
     seen = []
 
-    def make_room(store: TableStore) -> None:
+    def make_room(store: TableParameterStore) -> None:
         seen.append(worker.push(LEASE, 0, [1, 1, 1])[0].outcome)
 
-    monkeypatch.setattr(TableStore, "make_room", make_room)
+    monkeypatch.setattr(TableParameterStore, "make_room", make_room)
     ps.prepare(1)
     assert seen == [pb.Pushed.APPLIED]
 
@@ -139,7 +139,7 @@ class Waiting:
     def _receive(self, worker) -> None:
         try:
             self._result.append(worker.receive_push())
-        except BulkRefused as refused:
+        except BulkRefusedError as refused:
             self._result.append(refused)
 
     def result(self):
@@ -194,19 +194,19 @@ def test_a_server_that_has_more_than_a_cut_refuses_it(two):
     for step in range(2):
         worker.push(LEASE, step, [1, 1, 1])
     ps.hold(1)
-    with pytest.raises(Refused, match="through"):
+    with pytest.raises(PeerRefusedError, match="through"):
         ps.snapshot(1, within={LEASE: 1})
 
 
 def test_a_cut_that_is_held_for_too_long_is_over_without_its_master(start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edl.ps.cut_state.HOLD_SECONDS", 0.05)
+    monkeypatch.setattr("edl.ps.cut_state.MAX_PAUSE_SECONDS", 0.05)
     ps = start()
     ps.attach()
     worker = ps.worker()
     worker.declare(W)
     ps.hold(1)
     assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
-    with pytest.raises(Refused, match="cut 1 is over"):
+    with pytest.raises(PeerRefusedError, match="cut 1 is over"):
         ps.snapshot(1)
 
 
@@ -226,7 +226,7 @@ def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
     (ps, _), _ = two
     ps.hold(1)
     ps.server.close()
-    with pytest.raises(Refused, match="this PS ends") as caught:
+    with pytest.raises(PeerRefusedError, match="this PS ends") as caught:
         ps.server.snapshot(1, 1, None, pin=False, within={LEASE: 1})
     assert caught.value.kind == "busy"
 
@@ -258,7 +258,7 @@ def test_a_pin_stays_readable_while_training_goes_on(two):
     assert worker.scan().keys() == {1, 2, 3}
     assert list(ps.attach().pins) == [1]
     ps.unpin(1)
-    with pytest.raises(BulkRefused):
+    with pytest.raises(BulkRefusedError):
         worker.pull(pin=1)
 
 
@@ -284,7 +284,7 @@ def test_a_push_does_not_wait_for_ever(start):
     worker = ps.worker()
     worker.declare(W)
     ps.hold(1)
-    with pytest.raises(BulkRefused, match="a cut is not over") as caught:
+    with pytest.raises(BulkRefusedError, match="a cut is not over") as caught:
         worker.push(LEASE, 0, [1, 1, 1])
     assert caught.value.kind == "busy"
     ps.snapshot(1)
@@ -313,12 +313,12 @@ def test_a_snapshot_asked_for_again_gives_the_same_answer(two):
 def test_a_stale_master_is_refused(two):
     (ps, _), _ = two
     ps.attach(2)
-    with pytest.raises(Refused, match="attached is 2") as caught:
+    with pytest.raises(PeerRefusedError, match="attached is 2") as caught:
         ps.prepare(5)
     assert caught.value.kind == "incarnation"
 
 
-FAR = [CUTS_AHEAD + 1, 2**31 - 1]
+FAR = [MAX_CUTS_AHEAD + 1, 2**31 - 1]
 
 
 @pytest.mark.parametrize("cut", FAR)
@@ -336,7 +336,7 @@ FAR = [CUTS_AHEAD + 1, 2**31 - 1]
 )
 def test_a_cut_that_no_master_can_have_got_to_does_not_stand_in_the_way_of_the_next_one(two, ask, cut):
     (ps, _), (worker, _) = two
-    with pytest.raises(Refused, match=f"cut {cut} is more than {CUTS_AHEAD} after cut 0") as caught:
+    with pytest.raises(PeerRefusedError, match=f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut 0") as caught:
         ask(ps, cut)
     assert caught.value.kind == "cut"
     assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
@@ -348,11 +348,11 @@ def test_a_server_that_is_new_to_a_job_begins_with_the_cut_that_its_master_says(
     ps = start()
     ps.attach(cut=5000)
     ps.worker().declare(W)
-    with pytest.raises(Refused, match="more than"):
-        ps.hold(5001 + CUTS_AHEAD)
-    ps.hold(5000 + CUTS_AHEAD)
-    ps.release(5000 + CUTS_AHEAD)
-    ps.hold(5001 + CUTS_AHEAD)
+    with pytest.raises(PeerRefusedError, match="more than"):
+        ps.hold(5001 + MAX_CUTS_AHEAD)
+    ps.hold(5000 + MAX_CUTS_AHEAD)
+    ps.release(5000 + MAX_CUTS_AHEAD)
+    ps.hold(5001 + MAX_CUTS_AHEAD)
 
 
 def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is(two):
@@ -362,7 +362,7 @@ def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is
     ps.hold(1)
     ps.server.heard_of_master(900)
     ps.attach(901)
-    with pytest.raises(Refused, match="attached is 901"):
+    with pytest.raises(PeerRefusedError, match="attached is 901"):
         ps.hold(2)
 
 
@@ -370,7 +370,7 @@ def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is
 def test_a_floor_closes_no_lease_of_masters_to_come(two, floor):
     (ps, _), (worker, _) = two
     for ask in (lambda: ps.revoke(floor=floor), lambda: ps.attach(floor=floor), lambda: ps.snapshot(1, floor=floor)):
-        with pytest.raises(Refused, match="no lease of incarnation 1 is above the floor"):
+        with pytest.raises(PeerRefusedError, match="no lease of incarnation 1 is above the floor"):
             ask()
     assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
     ps.revoke(floor=(2 << 32) - 1)
@@ -389,5 +389,5 @@ def test_a_full_disk_is_reported_and_training_goes_on(start, tmp_path: Path):
     ps.snapshot(1, tmp_path / "cut")
     assert "no space left" in ps.saved(1).error
     assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
-    with pytest.raises(Refused, match="no shard of cut 9"):
+    with pytest.raises(PeerRefusedError, match="no shard of cut 9"):
         ps.saved(9)

@@ -15,37 +15,46 @@ from ps.shard_arrays import shard_arrays
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.core.partition import initial_placement
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.shard_restore import Cut, from_shard, load
-from edl.storage.checkpoint_shards import Manifest, Skipped, commit, cut_directory, newest, write_shard
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
+from edl.storage.checkpoint_shards import (
+    CheckpointManifest,
+    SkippedCheckpoint,
+    commit_checkpoint,
+    cut_directory,
+    newest_intact_checkpoint,
+    write_shard,
+)
 
 TABLE = TableSpec("emb", 50, 3, {"name": "zeros"}, seed=3)
-MODEL = Declaration((VariableSpec("w", (2, 3)), VariableSpec("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m")
+MODEL = ModelDeclaration(
+    (VariableSpec("w", (2, 3)), VariableSpec("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m"
+)
 MANY = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-SLOTS = placement(1)
+SLOTS = initial_placement(1)
 
 
-def cut_of(number: int) -> Cut:
-    store = NumpyStore(MODEL, np.arange(9, dtype=np.float32))
+def cut_of(number: int) -> CutSnapshot:
+    store = NumpyParameterStore(MODEL, np.arange(9, dtype=np.float32))
     rows = RowGradients(np.arange(0, 40, 3), np.full((14, 3), number, np.float32))
-    store.apply(Gradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
-    return Cut(number, store.snapshot(), 1, {11: 2})
+    store.apply(PushGradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
+    return CutSnapshot(number, store.snapshot(), 1, {11: 2})
 
 
 def write(checkpoints: Path, number: int) -> Path:
     directory = cut_directory(checkpoints, number)
     shard = write_shard(directory, 0, *shard_arrays(cut_of(number)))
-    commit(directory, Manifest(number, 1, "2026-01-01T00:00:00+00:00", (shard,), {"done": number}))
+    commit_checkpoint(directory, CheckpointManifest(number, 1, "2026-01-01T00:00:00+00:00", (shard,), {"done": number}))
     return directory
 
 
-def contents(cut: Cut) -> dict[str, bytes]:
+def contents(cut: CutSnapshot) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in shard_arrays(cut)[0].items()}
 
 
@@ -75,18 +84,18 @@ def test_any_damage_to_any_file_is_noticed_and_the_previous_checkpoint_is_found(
     intact = path.read_bytes()
     changed = damaged(intact, draw)
     path.write_bytes(changed)
-    skipped: list[Skipped] = []
-    found = newest(folder, skipped.append)
+    skipped: list[SkippedCheckpoint] = []
+    found = newest_intact_checkpoint(folder, skipped.append)
     assert found is not None
     if found.cut == 2:  # nothing that counts: white space around the manifest
-        assert contents(load(directory, 0, SLOTS)) == contents(cut_of(2))
+        assert contents(load_owned_part(directory, 0, SLOTS)) == contents(cut_of(2))
         assert file == "manifest.json" or changed == intact
         return
     assert [(one.cut, bool(one.reason)) for one in skipped] == [(2, True)]
     with pytest.raises(StorageError) as caught:
-        load(directory, 0, SLOTS)
+        load_owned_part(directory, 0, SLOTS)
     assert str(caught.value)
-    assert contents(load(previous, 0, SLOTS)) == contents(cut_of(1))
+    assert contents(load_owned_part(previous, 0, SLOTS)) == contents(cut_of(1))
 
 
 # ------------------------------------------------------------------ intact files of something else
@@ -113,11 +122,11 @@ def test_arrays_that_do_not_fit_are_refused_and_others_can_be_held(draw: st.Data
     arrays, meta = shard_arrays(cut_of(3))
     changed = {**arrays, **draw.draw(changes(sorted(arrays)))}
     try:
-        cut = from_shard({name: array for name, array in changed.items() if array is not None}, meta)
+        cut = cut_from_shard({name: array for name, array in changed.items() if array is not None}, meta)
     except StorageError:
         return
-    store = NumpyStore.restored(cut.snapshot)
-    store.apply(Gradients(np.zeros(9, np.float32), {"emb": RowGradients(np.arange(50), ones(50))}, 0.1, 1.0), 2)
+    store = NumpyParameterStore.restored(cut.snapshot)
+    store.apply(PushGradients(np.zeros(9, np.float32), {"emb": RowGradients(np.arange(50), ones(50))}, 0.1, 1.0), 2)
     assert len(store.read_rows("emb", np.arange(50))) == 50
 
 
@@ -140,4 +149,4 @@ def ones(count: int) -> np.ndarray:
 def test_what_does_not_fit_is_named(array: Mapping[str, np.ndarray], said: str) -> None:
     arrays, meta = shard_arrays(cut_of(3))
     with pytest.raises(StorageError, match=said):
-        from_shard({**arrays, **array}, meta)
+        cut_from_shard({**arrays, **array}, meta)

@@ -12,12 +12,12 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.shard_restore import Cut
-from edl.ps.shard_writer import write_cut
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.shard_restore import CutSnapshot
+from edl.ps.shard_writer import write_cut_shard
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoints.md"
 TABLE = TableSpec("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)
@@ -36,11 +36,11 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     assert len([line for line in snippet.splitlines() if line]) <= 10
 
     dense = (VariableSpec("a/kernel", (2, 2)), VariableSpec("a/mean", (1,), statistic=True))
-    declared = Declaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
-    store = NumpyStore(declared, np.arange(5, dtype=np.float32))
+    declared = ModelDeclaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
+    store = NumpyParameterStore(declared, np.arange(5, dtype=np.float32))
     rows = RowGradients(np.array([900, 3]), np.full((2, 2), 4, np.float32))
-    store.apply(Gradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
-    write_cut(tmp_path, 0, Cut(1, store.snapshot(), 1, {}))
+    store.apply(PushGradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
+    write_cut_shard(tmp_path, 0, CutSnapshot(1, store.snapshot(), 1, {}))
 
     code = f"import sys; sys.modules['edl'] = None\n{snippet}{TELL}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from edl.core.partition import placement
+from edl.core.partition import initial_placement
 from edl.numerics.initializers import initial_rows
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefused, Kind
+from edl.transport.bulk_client import BulkRefusedError, FrameKind
 
 W = {"w": np.array([[1, 2], [3, 4]], np.float32), "stat": np.array([10], np.float32)}
 LEASE = (1 << 32) + 1
@@ -32,7 +32,7 @@ def worker(ps):
 
 
 def refused(call, kind):
-    with pytest.raises(BulkRefused) as caught:
+    with pytest.raises(BulkRefusedError) as caught:
         call()
     assert caught.value.kind == kind
     return str(caught.value)
@@ -88,7 +88,7 @@ def test_a_revoked_lease_stays_out_and_the_master_learns_how_far_it_came(ps, wor
 
 def test_an_empty_push_enters_the_step_and_changes_no_value(worker):
     head = pb.Push(lease=LEASE, step=0, empty=True)
-    worker.client.request(Kind.PUSH, head.SerializeToString())
+    worker.client.request(FrameKind.PUSH, head.SerializeToString())
     assert worker.push(LEASE, 0, [1, 1, 1, 1, 1])[0].outcome == pb.Pushed.DUPLICATE
     np.testing.assert_array_equal(worker.pull()[1], [1, 2, 3, 4, 10])
 
@@ -134,11 +134,11 @@ def test_a_push_whose_rate_or_weight_is_not_finite_is_refused_and_changes_nothin
 
 def test_unknown_tables_and_pins_are_refused(worker):
     head = pb.PullRows(tables=[pb.TableRows(name="unknown", count=0)]).SerializeToString()
-    assert "unknown" in refused(lambda: worker.client.request(Kind.PULL_ROWS, head), "bad")
+    assert "unknown" in refused(lambda: worker.client.request(FrameKind.PULL_ROWS, head), "bad")
     head = pb.ScanRows(table="unknown", limit=5).SerializeToString()
-    assert "unknown" in refused(lambda: worker.client.request(Kind.SCAN_ROWS, head), "bad")
+    assert "unknown" in refused(lambda: worker.client.request(FrameKind.SCAN_ROWS, head), "bad")
     refused(lambda: worker.pull(pin=4), "pin")
-    refused(lambda: worker.client.request(Kind.WELCOME, b""), "bad")
+    refused(lambda: worker.client.request(FrameKind.WELCOME, b""), "bad")
 
 
 def test_two_workers_see_each_others_pushes(ps, worker):
@@ -166,7 +166,7 @@ def test_a_restored_ps_holds_the_checkpoint_bit_for_bit(start, ps, worker, tmp_p
     expected, touched = worker.pull()[1], worker.pull_rows([3, 900, 4])
     worker.push(LEASE, 1, [1] * 5, rows=rows)
     fresh = start()
-    reply = fresh.attach(restore=str(directory), slots=placement(1), live=[LEASE], cut=1)
+    reply = fresh.attach(restore=str(directory), slots=initial_placement(1), live=[LEASE], cut=1)
     assert (reply.initialized, reply.version, [(s.lease, s.through) for s in reply.applied]) == (True, 1, [(LEASE, 1)])
     again = fresh.worker()
     np.testing.assert_array_equal(again.pull()[1], expected)
@@ -234,4 +234,4 @@ def test_a_gradient_of_another_shape_or_type_is_refused_by_name(worker, gradient
     if rows is not None:
         head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
         body += [np.array(rows[0], np.int64).data, rows[1].astype(np.float32).data]
-    assert said in refused(lambda: worker.client.request(Kind.PUSH, head.SerializeToString(), body), "bad")
+    assert said in refused(lambda: worker.client.request(FrameKind.PUSH, head.SerializeToString(), body), "bad")

@@ -16,29 +16,29 @@ from wording import unsaid
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement
+from edl.core.partition import initial_placement
 from edl.numerics import numpy_table
-from edl.numerics.flat_parameters import Slab
-from edl.numerics.gradient_merging import merged
-from edl.numerics.memory_errors import REMEDY, NoMemoryError, TornError
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.flat_parameters import FlatParameters
+from edl.numerics.gradient_merging import merge_gradients
+from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, PartialUpdateError
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.applied_steps import Admission
-from edl.ps.bulk_handler import BulkPlane
-from edl.ps.messages import Attachment
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.bulk_handler import BulkRequestHandler
+from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.store_factory import NATIVE, NUMPY, Stores
-from edl.ps.sync_rounds import Share
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
+from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, StoreFactory
+from edl.ps.sync_rounds import PushId
+from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Frame, Kind
+from edl.transport.bulk_client import FrameKind, ReceivedFrame
 
 USERS, ITEMS = (TableSpec(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
-DECLARED = Declaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
+DECLARED = ModelDeclaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
 LEASE = (1 << 32) + 1
-HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.numerics._native") else [])]
+HERE = [NUMPY_STORE, *([NATIVE_STORE] if importlib.util.find_spec("edl.numerics._native") else [])]
 Start = Callable[..., ParameterServer]
 
 
@@ -46,18 +46,18 @@ def none_left(*_: object, **__: object) -> Any:
     raise MemoryError
 
 
-def push(**ids: range) -> Gradients:
+def push(**ids: range) -> PushGradients:
     rows = {
         name: RowGradients(np.array(each, np.int64), np.ones((len(each), 8), np.float32)) for name, each in ids.items()
     }
-    return Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+    return PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
 
 
 @pytest.fixture(params=HERE)
 def server(request: pytest.FixtureRequest) -> ParameterServer:
     """A server that holds DECLARED."""
-    made = ParameterServer(0, ShardWriter(0), stores=Stores(request.param), patience=0.0)
-    made.attach(Attachment(1, 0))
+    made = ParameterServer(0, ShardWriter(0), stores=StoreFactory(request.param), patience=0.0)
+    made.attach(MasterAttachment(1, 0))
     made.declare(DECLARED, np.zeros(2, np.float32))
     return made
 
@@ -66,29 +66,33 @@ def table(server: ParameterServer, name: str) -> Any:
     return server.account().tables[name]
 
 
-def sent(server: ParameterServer, step: int, gradients: Gradients) -> Admission:
-    return server.push(Share(LEASE, step), server.declaration(), gradients).admission
+def sent(server: ParameterServer, step: int, gradients: PushGradients) -> AdmissionOutcome:
+    return server.push(PushId(LEASE, step), server.declaration(), gradients).admission
 
 
 def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
-    server.attach(Attachment(1, 0))
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server.attach(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(numpy_table.NumpyTable, "__init__", none_left)
-        with pytest.raises(NoMemoryError) as refused:
+        with pytest.raises(OutOfMemoryError) as refused:
             server.declare(DECLARED, np.zeros(2, np.float32))
     assert not unsaid(
-        str(refused.value), "memory", "parameter server", "table 'users' (any id x 8)", " ".join(REMEDY.split())
+        str(refused.value),
+        "memory",
+        "parameter server",
+        "table 'users' (any id x 8)",
+        " ".join(OUT_OF_MEMORY_HINT.split()),
     )
     assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
 
 def test_dense_values_that_cannot_be_held_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
-    server.attach(Attachment(1, 0))
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server.attach(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
-        little.setattr(Slab, "__init__", none_left)
-        with pytest.raises(NoMemoryError, match=r"2 dense values.*slot[\s\S]*ps\.count"):
+        little.setattr(FlatParameters, "__init__", none_left)
+        with pytest.raises(OutOfMemoryError, match=r"2 dense values.*slot[\s\S]*ps\.count"):
             server.declare(DECLARED, np.zeros(2, np.float32))
     assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
@@ -98,52 +102,52 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
     fails_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``fails_after``: of its arrays that have grown: ids, values, steps and slots."""
-    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
-    server.attach(Attachment(1, 0))
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
-    left, extended = iter(range(fails_after)), numpy_table._extended
+    left, extended = iter(range(fails_after)), numpy_table._copy_extended
 
     def extend(array: np.ndarray, capacity: int) -> np.ndarray:
         return extended(array, capacity) if next(left, None) is not None else none_left()
 
     with monkeypatch.context() as little:
-        little.setattr(numpy_table, "_extended", extend)
-        with pytest.raises(NoMemoryError, match=r"300 rows of table 'users' \(any id x 8\)[\s\S]*ps\.max_rows"):
+        little.setattr(numpy_table, "_copy_extended", extend)
+        with pytest.raises(OutOfMemoryError, match=r"300 rows of table 'users' \(any id x 8\)[\s\S]*ps\.max_rows"):
             sent(server, 0, push(items=range(3), users=range(300)))
     slab = np.empty(2, np.float32)
     assert server.pull(server.declaration(), slab) == 0
     np.testing.assert_array_equal(slab, 0)
     assert (len(table(server, "users")), len(table(server, "items"))) == (0, 0)
-    assert sent(server, 0, push(items=range(3), users=range(300))) is Admission.APPLIED
+    assert sent(server, 0, push(items=range(3), users=range(300))) is AdmissionOutcome.APPLIED
     assert server.pull(server.declaration(), slab) == 1
 
 
 def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
     server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=True)
     saved = server.saved(1, 1, 10.0)
     shard = ShardInfo(saved.file, saved.size, int(saved.checksum, 16))
-    commit(directory, Manifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
+    commit_checkpoint(directory, CheckpointManifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
     held = server.declaration()
     with monkeypatch.context() as little:
         little.setattr(type(table(server, "users")), "apply", none_left)
-        with pytest.raises(TornError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
+        with pytest.raises(PartialUpdateError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
             sent(server, 1, push(users=range(4)))
     for call in (
         lambda: server.pull(held, np.empty(2, np.float32)),
         lambda: server.pull_rows({"users": np.array([1])}),
         lambda: server.scan("users", 0, 9),
-        lambda: server.push(Share(LEASE, 1), held, push(users=range(4))),
+        lambda: server.push(PushId(LEASE, 1), held, push(users=range(4))),
         lambda: server.snapshot(1, 2, None, pin=True),
         server.declaration,
     ):
-        with pytest.raises(TornError, match=r"4 rows of table 'users' \(any id x 8\)"):
+        with pytest.raises(PartialUpdateError, match=r"4 rows of table 'users' \(any id x 8\)"):
             call()
     assert server.pinned(1).snapshot.read_rows("users", np.array([1])).any(), "what was taken before is whole"
 
-    server.attach(Attachment(2, 0, restore=directory, cut=1, slots=placement(1)))
+    server.attach(MasterAttachment(2, 0, restore=directory, cut=1, slots=initial_placement(1)))
     slab = np.empty(2, np.float32)
     assert server.pull(server.declaration(), slab) == 1
     assert len(table(server, "users")) == 3
@@ -152,17 +156,17 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
 def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_goes_on(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
     kind = type(table(server, "users"))
     with monkeypatch.context() as little:
         little.setattr(kind, "read", none_left)
-        with pytest.raises(NoMemoryError, match=r"2 rows of table 'users' \(any id x 8\)"):
+        with pytest.raises(OutOfMemoryError, match=r"2 rows of table 'users' \(any id x 8\)"):
             server.pull_rows({"users": np.array([1, 2])})
         little.setattr(kind, "snapshot", none_left)
-        with pytest.raises(NoMemoryError, match=r"2 dense values, table 'users' \(any id x 8\)"):
+        with pytest.raises(OutOfMemoryError, match=r"2 dense values, table 'users' \(any id x 8\)"):
             server.snapshot(1, 1, None, pin=True)
-        little.setattr(Slab, "make_room", none_left)
-        with pytest.raises(NoMemoryError, match="2 dense values"):
+        little.setattr(FlatParameters, "make_room", none_left)
+        with pytest.raises(OutOfMemoryError, match="2 dense values"):
             server.prepare(1)
     assert server.snapshot(1, 1, None, pin=True).version == 1
     assert server.pull_rows({"users": np.array([1, 2])})[0].all()
@@ -171,19 +175,21 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
 def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
     server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=False)
     saved = server.saved(1, 1, 10.0)
-    commit(directory, Manifest(1, 1, "", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}))
-    assert sent(server, 1, push(users=range(5))) is Admission.APPLIED
+    commit_checkpoint(
+        directory, CheckpointManifest(1, 1, "", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {})
+    )
+    assert sent(server, 1, push(users=range(5))) is AdmissionOutcome.APPLIED
     for what, owner, name in (
         (r"3 rows of table 'users' \(any id x 8\)", type(table(server, "users")), "load"),
-        (f"its part of the checkpoint {directory}", sys.modules["edl.ps.shard_restore"], "load"),
+        (f"its part of the checkpoint {directory}", sys.modules["edl.ps.shard_restore"], "load_owned_part"),
     ):
         with monkeypatch.context() as little:
             little.setattr(owner, name, none_left)
-            with pytest.raises(NoMemoryError, match=f"for {what}\n"):
-                server.attach(Attachment(2, 0, restore=directory, cut=1, slots=placement(1)))
+            with pytest.raises(OutOfMemoryError, match=f"for {what}\n"):
+                server.attach(MasterAttachment(2, 0, restore=directory, cut=1, slots=initial_placement(1)))
         assert server.pull(server.declaration(), np.empty(2, np.float32)) == 2
         assert len(table(server, "users")) == 5
 
@@ -192,13 +198,13 @@ def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where no table is at fault, the refusal says how large the request was."""
-    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY), strategy=Strategy(mode="sync"))
-    server.attach(Attachment(1, 0))
+    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE), strategy=Strategy(mode="sync"))
+    server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
-    monkeypatch.setattr(f"edl.ps.sync_updates.{merged.__name__}", none_left)
+    monkeypatch.setattr(f"edl.ps.sync_updates.{merge_gradients.__name__}", none_left)
     head = pb.Push(lease=LEASE, learning_rate=0.5, weight=1).SerializeToString()
-    with pytest.raises(NoMemoryError, match=f"for a PUSH of {len(head) + 8} bytes\n"):
-        BulkPlane(server)(Frame(Kind.PUSH, head, memoryview(bytes(8))))
+    with pytest.raises(OutOfMemoryError, match=f"for a PUSH of {len(head) + 8} bytes\n"):
+        BulkRequestHandler(server)(ReceivedFrame(FrameKind.PUSH, head, memoryview(bytes(8))))
     assert server.pull(server.declaration(), np.empty(2, np.float32)) == 0
 
 
@@ -206,19 +212,19 @@ REAL = """
 import resource, sys
 import numpy as np
 from edl.api.errors import RefusedError
-from edl.ps.store_factory import Stores
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.model_state import Contents
+from edl.ps.store_factory import StoreFactory
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.model_state import ModelState
 from edl.api.tables import TableSpec
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 users = TableSpec("users", 0, 64, {"name": "zeros"}, seed=1)
-contents = Contents(Stores(sys.argv[1]))
-contents.declare(Declaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
+contents = ModelState(StoreFactory(sys.argv[1]))
+contents.declare(ModelDeclaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
 batch, dense = 4000, np.empty(0, np.float32)
 values = np.ones((batch, 64), np.float32)
-push = lambda at: Gradients(dense, {"users": RowGradients(np.arange(at, at + batch), values)}, 0.1, 1.0)
+push = lambda at: PushGradients(dense, {"users": RowGradients(np.arange(at, at + batch), values)}, 0.1, 1.0)
 contents.apply(push(0))
 used = 4096 * int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
@@ -239,5 +245,5 @@ def test_a_process_without_memory_says_which_table_wants_it(store: str) -> None:
     assert ran.returncode == 0, ran.stderr
     kind, beyond, message = ran.stdout.split(maxsplit=2)
     assert "4000 rows of table 'users' (any id x 64)" in message
-    assert kind == ("NoMemoryError" if store == NUMPY else "TornError")
-    assert store == NATIVE or beyond == "0", "rows that no push that is in has stored"
+    assert kind == ("OutOfMemoryError" if store == NUMPY_STORE else "PartialUpdateError")
+    assert store == NATIVE_STORE or beyond == "0", "rows that no push that is in has stored"

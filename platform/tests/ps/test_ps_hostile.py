@@ -19,9 +19,9 @@ from transport.horrors import messages_with
 
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_methods import PsControl
+from edl.transport.control_methods import PsControlMethods
 
-METHODS = [getattr(PsControl, name) for name in vars(PsControl) if not name.startswith("_")]
+METHODS = [getattr(PsControlMethods, name) for name in vars(PsControlMethods) if not name.startswith("_")]
 PERMITTED = frozenset(
     {None, "retryable", "bad", "busy", "cut", "incarnation", "pin", "storage", "unattached", "uninitialized"}
 )
@@ -76,10 +76,10 @@ class Target:
         self.cut += 1
         said: dict[str, Any] = {"incarnation": self.incarnation, "cut": self.cut}
         channel = self.ps.channel
-        applied = channel.call(PsControl.Hold, pb.HoldRequest(**said), deadline=20).applied
+        applied = channel.call(PsControlMethods.Hold, pb.HoldRequest(**said), deadline=20).applied
         assert {step.lease: step.through for step in applied}[lease] == 1
         request = pb.SnapshotRequest(**said, within=[pb.LeaseStep(lease=lease, through=1)])
-        assert not channel.call(PsControl.Snapshot, request, deadline=20).waits
+        assert not channel.call(PsControlMethods.Snapshot, request, deadline=20).waits
         assert len(self.worker.pull()[1]) == 3
 
 

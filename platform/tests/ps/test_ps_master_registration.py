@@ -12,7 +12,7 @@ import pytest
 from edl.api.errors import JobFailedError, RetryableError
 from edl.ps.master_registration import keep_registered
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 
 class Master:
@@ -84,11 +84,11 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
 
 def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
     stopping = NoWait()
-    master = Master(stopping, Refused("who are you", kind="bad"), None)
+    master = Master(stopping, PeerRefusedError("who are you", kind="bad"), None)
     keep(master, stopping)
     assert master.calls == 3
-    with pytest.raises(Refused):
-        keep(Master(NoWait(), Refused("wrong token", kind="token"), None), NoWait())
+    with pytest.raises(PeerRefusedError):
+        keep(Master(NoWait(), PeerRefusedError("wrong token", kind="token"), None), NoWait())
 
 
 def test_its_figures_are_those_of_now_up_to_its_end():
@@ -118,7 +118,7 @@ def test_without_a_master_it_ends_soon_when_it_is_told_to_go():
 def test_a_master_that_refuses_it_does_not_keep_it():
     stopping = NoWait()
     master = Master(stopping, None)
-    master.last = Refused("who are you", kind="token")
+    master.last = PeerRefusedError("who are you", kind="token")
     keep(master, stopping)
     assert master.leaving == [False, True]
 

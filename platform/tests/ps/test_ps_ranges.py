@@ -10,18 +10,18 @@ import pytest
 from ps.conftest import Ps
 
 from edl.api.variables import VariableSpec
-from edl.core.ledger import Lease, Work
-from edl.core.partition import placement
-from edl.core.revocation_settlement import Revocation, settle
-from edl.numerics.model_declaration import Declaration
+from edl.core.ledger import Lease, RecordRange
+from edl.core.partition import initial_placement
+from edl.core.revocation_settlement import LeaseRevocation, settle_leases
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.bulk_handler import BulkPlane
-from edl.ps.control_service import ControlPlane
+from edl.ps.bulk_handler import BulkRequestHandler
+from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefused, Frame, Kind
-from edl.transport.peer_errors import Refused
+from edl.transport.bulk_client import BulkRefusedError, FrameKind, ReceivedFrame
+from edl.transport.peer_errors import PeerRefusedError
 
 LEASE = (1 << 32) + 1
 HUGE = 1 << 62
@@ -43,11 +43,11 @@ HUGE = 1 << 62
     ids=str,
 )
 def test_a_push_of_a_step_that_no_lease_has_is_refused(fields: dict[str, object], says: str) -> None:
-    plane = BulkPlane(ParameterServer(0, ShardWriter(0)), most_steps=64)
+    plane = BulkRequestHandler(ParameterServer(0, ShardWriter(0)), most_steps=64)
     head = pb.Push(lease=LEASE, empty=True)
     head.MergeFrom(pb.Push(**fields))  # type: ignore[arg-type]
-    with pytest.raises(Refused, match=says):
-        plane(Frame(Kind.PUSH, head.SerializeToString(), memoryview(b"")))
+    with pytest.raises(PeerRefusedError, match=says):
+        plane(ReceivedFrame(FrameKind.PUSH, head.SerializeToString(), memoryview(b"")))
 
 
 def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., Ps]) -> None:
@@ -55,14 +55,14 @@ def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., Ps]) -> No
     ps.attach()
     worker = ps.worker()
     worker.declare({"w": np.zeros(2, np.float32)})
-    with pytest.raises(BulkRefused, match="steps 0 to"):
+    with pytest.raises(BulkRefusedError, match="steps 0 to"):
         worker.push(LEASE, HUGE - 1, [1, 1])
     assert worker.push(LEASE, 0, [1, 1])[0].outcome == pb.Pushed.APPLIED
     assert ps.revoke(LEASE) == {LEASE: 1}
 
 
-def declared(shape: tuple[int, ...]) -> Declaration:
-    return Declaration((VariableSpec("w", shape),), (), OptimizerSpec("sgd"), "model")
+def declared(shape: tuple[int, ...]) -> ModelDeclaration:
+    return ModelDeclaration((VariableSpec("w", shape),), (), OptimizerSpec("sgd"), "model")
 
 
 @pytest.mark.parametrize("shape", [(0, HUGE), (HUGE, 0), (1 << 31, 1 << 31), (-1,), (1,) * 33], ids=str)
@@ -76,10 +76,10 @@ def test_a_variable_that_an_array_can_be_is_taken(shape: tuple[int, ...]) -> Non
     assert declared(shape).size >= 0
 
 
-def control(folder: Path) -> ControlPlane:
+def control(folder: Path) -> PsControlService:
     checkpoints = folder / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    return ControlPlane(ParameterServer(0, ShardWriter(0)), "uid", checkpoints)
+    return PsControlService(ParameterServer(0, ShardWriter(0)), "uid", checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def control(folder: Path) -> ControlPlane:
 )
 def test_a_checkpoint_outside_of_the_run_is_neither_read_nor_written(tmp_path: Path, path: str) -> None:
     plane, path = control(tmp_path), path.format(run=tmp_path / "run")
-    with pytest.raises(Refused, match="is no checkpoint of this run"):
-        plane.Attach(pb.AttachRequest(incarnation=1, restore=path, slots=placement(1)), None)
+    with pytest.raises(PeerRefusedError, match="is no checkpoint of this run"):
+        plane.Attach(pb.AttachRequest(incarnation=1, restore=path, slots=initial_placement(1)), None)
     plane.Attach(pb.AttachRequest(incarnation=1), None)
     plane.Hold(pb.HoldRequest(incarnation=1, cut=1), None)
-    with pytest.raises(Refused, match="is no checkpoint of this run"):
+    with pytest.raises(PeerRefusedError, match="is no checkpoint of this run"):
         plane.Snapshot(pb.SnapshotRequest(incarnation=1, cut=1, checkpoint=path), None)
     assert [each.name for each in (tmp_path / "run").rglob("*")] == ["checkpoints"]
 
@@ -101,8 +101,8 @@ def test_a_link_out_of_the_run_is_none_of_its_checkpoints(tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "run" / "checkpoints" / "cut-00000001"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Refused, match="is no checkpoint of this run"):
-        plane.Attach(pb.AttachRequest(incarnation=1, restore=str(link), slots=placement(1)), None)
+    with pytest.raises(PeerRefusedError, match="is no checkpoint of this run"):
+        plane.Attach(pb.AttachRequest(incarnation=1, restore=str(link), slots=initial_placement(1)), None)
 
 
 @pytest.mark.parametrize(
@@ -110,22 +110,22 @@ def test_a_link_out_of_the_run_is_none_of_its_checkpoints(tmp_path: Path) -> Non
     [{"incarnation": HUGE}, {"incarnation": 0}, {"incarnation": 1, "cut": -1}, {"incarnation": 1, "cut": HUGE}],
 )
 def test_a_master_that_cannot_be_is_refused(tmp_path: Path, request_: dict[str, int]) -> None:
-    with pytest.raises(Refused, match="a master of incarnation"):
+    with pytest.raises(PeerRefusedError, match="a master of incarnation"):
         control(tmp_path).Attach(pb.AttachRequest(**request_), None)  # type: ignore[arg-type]
 
 
 def test_rows_are_not_placed_by_fewer_slots_than_there_are(tmp_path: Path) -> None:
     plane = control(tmp_path)
     path = str(tmp_path / "run" / "checkpoints" / "cut-00000001")
-    with pytest.raises(Refused, match="256 slots, not 3"):
+    with pytest.raises(PeerRefusedError, match="256 slots, not 3"):
         plane.Attach(pb.AttachRequest(incarnation=1, restore=path, slots=[0, 0, 0]), None)
 
 
 def test_a_lease_has_no_more_steps_than_its_range() -> None:
     """A PS says how far a lease is, by what a worker pushed: the last range of a source is shorter than others."""
-    revocation = Revocation("worker-0", (LEASE,), "gone", in_flight=False)
+    revocation = LeaseRevocation("worker-0", (LEASE,), "gone", in_flight=False)
     revocation.waiting = {"ps-0", "ps-1"}
     revocation.answered("ps-0", {LEASE: 64}, {LEASE: 0})
     revocation.answered("ps-1", {LEASE: 2}, {LEASE: 0})
-    (settled,) = settle(revocation, {LEASE: Lease(LEASE, Work(0, "a", 0, 24), 8, "worker-0")})
+    (settled,) = settle_leases(revocation, {LEASE: Lease(LEASE, RecordRange(0, "a", 0, 24), 8, "worker-0")})
     assert (settled.through, settled.partial, settled.repeated) == (2, 1, 8)

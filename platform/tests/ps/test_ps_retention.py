@@ -12,52 +12,52 @@ from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement
-from edl.numerics.model_declaration import Declaration
+from edl.core.partition import initial_placement
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.numerics.row_retention import Retention, TableFullError
-from edl.ps.applied_steps import Admission
-from edl.ps.messages import Attachment
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.row_retention import RowRetention, TableFullError
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.shard_restore import Cut, from_shard, load, merge
-from edl.ps.shard_writer import ShardWriter, write_cut
-from edl.ps.store_factory import NATIVE, NUMPY, Extension, Stores
-from edl.ps.sync_rounds import Share
-from edl.storage.checkpoint_contents import contents_of
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
-from edl.storage.safetensors_file import read_arrays
+from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part, merge_cuts
+from edl.ps.shard_writer import ShardWriter, write_cut_shard
+from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory
+from edl.ps.sync_rounds import PushId
+from edl.storage.checkpoint_contents import read_checkpoint_contents
+from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
+from edl.storage.safetensors_file import read_array_file
 
 SMALL, LARGE = (TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
-DECLARED = Declaration((VariableSpec("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")
+DECLARED = ModelDeclaration((VariableSpec("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")
 LEASE = (1 << 32) + 1
-HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.numerics._native") else [])]
+HERE = [NUMPY_STORE, *([NATIVE_STORE] if importlib.util.find_spec("edl.numerics._native") else [])]
 
 
 @pytest.fixture(params=HERE)
 def stores(request):
-    return lambda retention: Stores(request.param, retention=retention)
+    return lambda retention: StoreFactory(request.param, retention=retention)
 
 
-def push(**ids: list[int]) -> Gradients:
+def push(**ids: list[int]) -> PushGradients:
     rows = {
         name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32)) for name, each in ids.items()
     }
-    return Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+    return PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100))
 def test_the_shares_of_all_servers_hold_a_table_of_the_bound(bound, servers):
-    share = Retention(bound, servers=servers).share
+    share = RowRetention(bound, servers=servers).share
     assert share is not None
     assert bound <= share * servers < bound + servers
-    assert Retention(None, servers=servers).share is None
+    assert RowRetention(None, servers=servers).share is None
 
 
 def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
     any_id = TableSpec("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
     with pytest.raises(TableFullError) as refused:
-        Retention(60, 5, servers=2).check(any_id, 24, 10)
+        RowRetention(60, 5, servers=2).check(any_id, 24, 10)
     first, remedy = str(refused.value).splitlines()
     assert not unsaid(
         first, "'users/embeddings' (any id x 8)", "24 rows", "10 more", "30", "ps.max_rows 60", "2 parameter servers"
@@ -68,42 +68,46 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
 def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
     """With more servers than before a share is smaller, and one server may have got more rows than that."""
     table = TableSpec("emb", 0, 8, {"name": "zeros"}, 1)
-    Retention(9, servers=3).check(table, 4, 0)
+    RowRetention(9, servers=3).check(table, 4, 0)
     with pytest.raises(TableFullError, match="1 more"):
-        Retention(9, servers=3).check(table, 4, 1)
+        RowRetention(9, servers=3).check(table, 4, 1)
 
 
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
-    server = ParameterServer(0, ShardWriter(0), stores=stores(Retention(max_rows=3)))
-    server.attach(Attachment(1, 0))
+    server = ParameterServer(0, ShardWriter(0), stores=stores(RowRetention(max_rows=3)))
+    server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
     held, slab = server.declaration(), np.empty(2, np.float32)
     for _ in range(2):
         with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 more"):
-            server.push(Share(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
+            server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)
         assert server.extent("small") == 0
-    assert server.push(Share(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is Admission.APPLIED
+    assert (
+        server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is AdmissionOutcome.APPLIED
+    )
     assert server.pull(held, slab) == 1
 
 
 def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
-    made = stores(Retention(evict_after_steps=3))
+    made = stores(RowRetention(evict_after_steps=3))
     store = made.make(DECLARED, np.zeros(2, np.float32))
     for step, ids in enumerate(([1, 2, 3], [2, 3], [3]), start=1):
         store.apply(push(small=ids), step)
     directory = cut_directory(tmp_path, 1)
     with store.snapshot() as snapshot:
-        saved = write_cut(directory, 0, Cut(1, snapshot, 3, {}))
-    commit(
+        saved = write_cut_shard(directory, 0, CutSnapshot(1, snapshot, 3, {}))
+    commit_checkpoint(
         directory,
-        Manifest(1, 3, "2026-01-01T00:00:00+00:00", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}),
+        CheckpointManifest(
+            1, 3, "2026-01-01T00:00:00+00:00", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}
+        ),
     )
-    (found,) = (table for table in contents_of([directory / saved.file]).tables if table.name == "small")
+    (found,) = (table for table in read_checkpoint_contents([directory / saved.file]).tables if table.name == "small")
     assert (found.rows, found.slots) == (3, ("accumulator",))
 
-    back = load(directory, 0, placement(1))
+    back = load_owned_part(directory, 0, initial_placement(1))
     restored = made.restored(back.snapshot, back.version)
     for step, left in ((4, [1, 2, 3]), (5, [2, 3]), (6, [3]), (7, [])):
         restored.apply(push(large=[5], small=[]), step)
@@ -113,10 +117,10 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
 
 def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_step(stores):
     """As after `--resume --set ps.evict_after_steps=3`: nothing is dropped for what happened before."""
-    store = stores(Retention()).make(DECLARED, np.zeros(2, np.float32))
+    store = stores(RowRetention()).make(DECLARED, np.zeros(2, np.float32))
     store.apply(push(small=[1, 2]), 1)
     with store.snapshot() as snapshot:
-        restored = stores(Retention(evict_after_steps=3)).restored(snapshot, 8)
+        restored = stores(RowRetention(evict_after_steps=3)).restored(snapshot, 8)
     for step, left in ((9, [1, 2]), (10, [1, 2]), (11, [1, 2]), (12, [])):
         restored.apply(push(small=[]), step)
         assert sorted(restored.snapshot().tables["small"].whole().ids.tolist()) == left
@@ -124,16 +128,16 @@ def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_st
 
 def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_checkpoint(tmp_path):
     cuts = []
-    for index, retention in enumerate((Retention(), Retention(evict_after_steps=3))):
-        store = Stores(NUMPY, found=Extension(), retention=retention).make(
-            Declaration((), (SMALL,), OptimizerSpec("sgd"), "model"), np.empty(0, np.float32)
+    for index, retention in enumerate((RowRetention(), RowRetention(evict_after_steps=3))):
+        store = StoreFactory(NUMPY_STORE, found=NativeExtension(), retention=retention).make(
+            ModelDeclaration((), (SMALL,), OptimizerSpec("sgd"), "model"), np.empty(0, np.float32)
         )
         values = np.ones((1, 2), np.float32)
         rows = {"small": RowGradients(np.array([index]), values)}
-        store.apply(Gradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
-        saved = write_cut(tmp_path / str(index), index, Cut(1, store.snapshot(), 9, {}))
-        cuts.append(from_shard(*read_arrays(tmp_path / str(index) / saved.file)))
+        store.apply(PushGradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
+        saved = write_cut_shard(tmp_path / str(index), index, CutSnapshot(1, store.snapshot(), 9, {}))
+        cuts.append(cut_from_shard(*read_array_file(tmp_path / str(index) / saved.file)))
     assert [cut.snapshot.tables["small"].tracked for cut in cuts] == [False, True]
-    merged = merge(cuts)
+    merged = merge_cuts(cuts)
     assert not merged.snapshot.tables["small"].tracked
     assert len(merged.snapshot.tables["small"]) == 2

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ps.rounds_theatre import NOTHING, NUMBER, Server
 
-from edl.ps.applied_steps import Admission
-from edl.ps.messages import Origin
-from edl.ps.push_updates import Offered
-from edl.ps.sync_rounds import Share
+from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.messages import PushOrigin
+from edl.ps.push_updates import PendingPush
+from edl.ps.sync_rounds import PushId
 
 SCENARIOS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 PUSH = re.compile(
@@ -27,8 +27,8 @@ class Play:
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self._servers = [Server(wanted, 0), Server(wanted, 0)]
-        self._pushes: dict[str, tuple[Server, Offered]] = {}
-        self._told: list[Offered] = []
+        self._pushes: dict[str, tuple[Server, PendingPush]] = {}
+        self._told: list[PendingPush] = []
 
     def line(self, line: str) -> Iterator[str]:
         """Do what a line says; yields what follows from it."""
@@ -73,8 +73,8 @@ class Play:
     ) -> Iterator[str]:
         next_lease = NUMBER + int(following) if following and int(following) else 0
         named = tuple(_share(one) for one in (round or "").split())
-        origin = Origin(ord(worker), ord(worker), int(version or 0), next_lease, named, bool(again))
-        push = Offered(_share(share), origin, None, NOTHING)  # type: ignore[arg-type]
+        origin = PushOrigin(ord(worker), ord(worker), int(version or 0), next_lease, named, bool(again))
+        push = PendingPush(_share(share), origin, None, NOTHING)  # type: ignore[arg-type]
         server = self._servers[int(part or 0)]
         self._pushes[worker] = (server, push)
         server.take(push)
@@ -95,17 +95,17 @@ class Play:
             round_ = "of " + " ".join(f"{lease - NUMBER}.{step}" for lease, step in push.round)
             version = server.contents.version
             more = {
-                Admission.APPLIED: f": update {version} {round_}",
-                Admission.DUPLICATE: f": {round_}",
-                Admission.STALE: f": version {version}",
+                AdmissionOutcome.APPLIED: f": update {version} {round_}",
+                AdmissionOutcome.DUPLICATE: f": {round_}",
+                AdmissionOutcome.STALE: f": version {version}",
             }
             outcome = push.admission()
             yield f"{worker} {outcome.value}{more.get(outcome, '')}"
 
 
-def _share(text: str) -> Share:
+def _share(text: str) -> PushId:
     lease, step = text.split(".")
-    return Share(NUMBER + int(lease), int(step))
+    return PushId(NUMBER + int(lease), int(step))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.ps.store_factory import Stores
+from edl.ps.store_factory import StoreFactory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import connect, serve
-from edl.transport.control_methods import PsControl
+from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.control_methods import PsControlMethods
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TOKEN = "a-token"
@@ -71,7 +71,7 @@ def process(folder):
 
 
 def master(folder: Path, servicer: Registrations):
-    return serve(partial(add_MasterServicer_to_server, servicer), f"unix:{folder}/m.ctl", TOKEN, 2)
+    return start_control_server(partial(add_MasterServicer_to_server, servicer), f"unix:{folder}/m.ctl", TOKEN, 2)
 
 
 def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder, process):
@@ -81,8 +81,8 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
         request = servicer.seen.get(timeout=60)
         server.stop()
     assert (request.member.role, request.member.index, request.pid) == ("ps", 3, process.pid)
-    with connect(request.control_address, TOKEN) as channel:
-        reply = channel.call(PsControl.Attach, pb.AttachRequest(incarnation=1), deadline=10)
+    with open_control_channel(request.control_address, TOKEN) as channel:
+        reply = channel.call(PsControlMethods.Attach, pb.AttachRequest(incarnation=1), deadline=10)
     assert (reply.uid, reply.initialized) == ("run-1-0123456789abcdef", False)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
@@ -92,7 +92,7 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
 def test_its_first_line_says_which_store_it_has_and_why(folder, process):
     assert process.stderr is not None
     line = process.stderr.readline()
-    wanted = Stores().choose()
+    wanted = StoreFactory().choose()
     assert f"tables are {wanted.value} ({wanted.reason})" in line
 
 

@@ -14,23 +14,23 @@ from ps.shard_arrays import shard_arrays
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import owner_of_name, placement, slot_of_row
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.core.partition import initial_placement, owner_of_name, slot_of_row
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.shard_restore import Cut, from_shard, merge, owned
-from edl.transport.bulk_client import BulkRefused
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.shard_restore import CutSnapshot, cut_from_shard, merge_cuts, select_owned
+from edl.transport.bulk_client import BulkRefusedError
 
 TABLE = TableSpec("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = [f"layer{i}/kernel" for i in range(9)]
 
 
-def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "adam", row_owner=None) -> Cut:
+def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "adam", row_owner=None) -> CutSnapshot:
     rng = np.random.default_rng(seed)
-    store = NumpyStore(
-        declared := Declaration(variables, (TABLE,), OptimizerSpec(optimizer), "model"),
+    store = NumpyParameterStore(
+        declared := ModelDeclaration(variables, (TABLE,), OptimizerSpec(optimizer), "model"),
         rng.normal(size=declared.size).astype(np.float32),
     )
     for step in range(1, 4):
@@ -39,8 +39,8 @@ def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "ad
             ids = ids[row_owner(ids)]
         rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
         slab = rng.normal(size=declared.size).astype(np.float32)
-        store.apply(Gradients(slab, {"emb": rows}, 0.1, 1.0), step)
-    return Cut(7, store.snapshot(), 3, {11: 2})
+        store.apply(PushGradients(slab, {"emb": rows}, 0.1, 1.0), step)
+    return CutSnapshot(7, store.snapshot(), 3, {11: 2})
 
 
 def variables(*names: str) -> tuple[VariableSpec, ...]:
@@ -49,9 +49,9 @@ def variables(*names: str) -> tuple[VariableSpec, ...]:
     return tuple(sorted(made, key=lambda variable: variable.statistic))
 
 
-def spread(count: int) -> list[Cut]:
+def spread(count: int) -> list[CutSnapshot]:
     """The shards of ``count`` PS."""
-    slots = placement(count)
+    slots = initial_placement(count)
     owners = np.array(slots)
     parts = []
     for index in range(count):
@@ -61,7 +61,7 @@ def spread(count: int) -> list[Cut]:
     return parts
 
 
-def contents(cuts: list[Cut]) -> dict[str, bytes]:
+def contents(cuts: list[CutSnapshot]) -> dict[str, bytes]:
     """Everything by name, however it is spread; rows by id."""
     found: dict[str, bytes] = {}
     for cut in cuts:
@@ -81,20 +81,20 @@ def contents(cuts: list[Cut]) -> dict[str, bytes]:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
 def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optimizer):
     cut = trained(variables(*NAMES), seed=1, optimizer=optimizer)
-    back = from_shard(*shard_arrays(cut))
+    back = cut_from_shard(*shard_arrays(cut))
     assert (back.number, back.version, back.applied) == (7, 3, {11: 2})
     assert back.snapshot.declaration == cut.snapshot.declaration
     assert contents([back]) == contents([cut])
-    gradients = Gradients(
+    gradients = PushGradients(
         np.ones(cut.snapshot.declaration.size, np.float32),
         {"emb": RowGradients(np.arange(500), np.ones((500, 3), np.float32))},
         0.1,
         0.5,
     )
-    stores = [NumpyStore.restored(c.snapshot) for c in (cut, back)]
+    stores = [NumpyParameterStore.restored(c.snapshot) for c in (cut, back)]
     for store in stores:
         store.apply(gradients, 4)
-    after = [Cut(8, store.snapshot(), 4, {}) for store in stores]
+    after = [CutSnapshot(8, store.snapshot(), 4, {}) for store in stores]
     assert contents(after[:1]) == contents(after[1:])
 
 
@@ -102,8 +102,8 @@ def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optim
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
     saved = spread(before)
-    slots = placement(after)
-    restored = [merge([owned(cut, index, slots) for cut in saved]) for index in range(after)]
+    slots = initial_placement(after)
+    restored = [merge_cuts([select_owned(cut, index, slots) for cut in saved]) for index in range(after)]
     assert contents(restored) == contents(saved)
     for index, cut in enumerate(restored):
         assert all(owner_of_name(v.name, slots) == index for v in cut.snapshot.declaration.dense)
@@ -116,18 +116,18 @@ def test_shards_of_two_models_are_not_mixed():
     one = trained(variables(NAMES[0]), seed=0)
     other = replace(one, snapshot=replace(one.snapshot, declaration=replace(one.snapshot.declaration, fingerprint="x")))
     with pytest.raises(StorageError, match="two models"):
-        merge([one, other])
+        merge_cuts([one, other])
     with pytest.raises(StorageError, match="no shards"):
-        merge([])
+        merge_cuts([])
 
 
 def test_a_shard_that_lacks_an_array_is_no_shard():
     arrays, meta = shard_arrays(trained(variables(*NAMES), seed=0))
     for name in list(arrays):
         with pytest.raises(StorageError):
-            from_shard({other: array for other, array in arrays.items() if other != name}, meta)
+            cut_from_shard({other: array for other, array in arrays.items() if other != name}, meta)
     with pytest.raises(StorageError):
-        from_shard(arrays, {**meta, "applied": "nonsense"})
+        cut_from_shard(arrays, {**meta, "applied": "nonsense"})
 
 
 @pytest.mark.parametrize("field", ["declaration", "applied"])
@@ -139,7 +139,7 @@ def test_a_shard_that_lacks_an_array_is_no_shard():
 def test_a_shard_with_json_that_no_parameter_server_writes_is_no_shard(field, text):
     arrays, meta = shard_arrays(trained(variables(*NAMES), seed=0))
     with pytest.raises(StorageError, match="is not the shard"):
-        from_shard(arrays, {**meta, field: text})
+        cut_from_shard(arrays, {**meta, field: text})
 
 
 def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
@@ -152,10 +152,10 @@ def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
         {"dense": [["w", [-1], False]]},
     ):
         with pytest.raises(StorageError, match="is not the shard"):
-            from_shard(arrays, {**meta, "declaration": json.dumps({**declared, **changed})})
+            cut_from_shard(arrays, {**meta, "declaration": json.dumps({**declared, **changed})})
     turned = {name: array.T if name.startswith("dense/") else array for name, array in arrays.items()}
     with pytest.raises(StorageError, match=r"variable 'layer0/kernel' is \[1, 2\] where \[2, 1\] is declared"):
-        from_shard(turned, meta)
+        cut_from_shard(turned, meta)
 
 
 def test_of_a_lease_the_part_that_knows_most_counts():
@@ -163,11 +163,11 @@ def test_of_a_lease_the_part_that_knows_most_counts():
     one, other = (
         replace(cut, applied=applied) for cut, applied in zip(spread(2), ({11: 2}, {11: 5, 12: 1}), strict=True)
     )
-    assert merge([one, other]).applied == merge([other, one]).applied == {11: 5, 12: 1}
+    assert merge_cuts([one, other]).applied == merge_cuts([other, one]).applied == {11: 5, 12: 1}
 
 
 def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start, tmp_path):
-    slots = placement(2)
+    slots = initial_placement(2)
     values = {name: np.full(2, i, np.float32) for i, name in enumerate(NAMES)}
     servers = [start(0), start(1)]
     for ps in servers:
@@ -177,20 +177,20 @@ def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start
     directory = servers[0].checkpoint(servers, 1, tmp_path)
 
     resumed = start(0)
-    assert resumed.attach(restore=str(directory), slots=placement(1)).initialized
+    assert resumed.attach(restore=str(directory), slots=initial_placement(1)).initialized
     worker = resumed.worker()
-    with pytest.raises(BulkRefused, match="declared"):
+    with pytest.raises(BulkRefusedError, match="declared"):
         worker.pull()
-    with pytest.raises(BulkRefused, match="fingerprint"):
+    with pytest.raises(BulkRefusedError, match="fingerprint"):
         worker.declare(dict(reversed(values.items())), optimizer="momentum", fingerprint="another")
     wider = {**values, NAMES[3]: np.zeros((2, 7), np.float32)}
-    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\].*\[2\]\n  .*model"):
+    with pytest.raises(BulkRefusedError, match=rf"'{NAMES[3]}' is \[2, 7\].*\[2\]\n  .*model"):
         worker.declare(wider, optimizer="momentum", fingerprint="another")
     more = {**values, "more": np.zeros(1, np.float32)}
-    with pytest.raises(BulkRefused, match=r"'more' \[1\]"):
+    with pytest.raises(BulkRefusedError, match=r"'more' \[1\]"):
         worker.declare(more, optimizer="momentum", fingerprint="another")
     del more["more"], more[NAMES[5]]
-    with pytest.raises(BulkRefused, match=rf"'{NAMES[5]}' \[2\]"):
+    with pytest.raises(BulkRefusedError, match=rf"'{NAMES[5]}' \[2\]"):
         worker.declare(more, optimizer="momentum", fingerprint="another")
     assert not worker.declare(values, optimizer="momentum").first
     np.testing.assert_array_equal(worker.pull()[1], np.repeat(np.arange(len(NAMES)), 2))
@@ -203,12 +203,12 @@ def test_an_attachment_that_is_repeated_restores_once_and_a_broken_checkpoint_ch
     ps.worker().declare({"w": np.zeros(1, np.float32)})
     directory = ps.checkpoint([ps], 1, tmp_path)
     fresh = start()
-    again = {"restore": str(directory), "slots": placement(1), "live": [lease], "cut": 1}
+    again = {"restore": str(directory), "slots": initial_placement(1), "live": [lease], "cut": 1}
     fresh.attach(**again)
     worker = fresh.worker()
     worker.push(lease, 0, [1])
     assert fresh.attach(**again).version == 1
     np.testing.assert_array_equal(worker.pull()[1], [-1])
     with pytest.raises(Exception, match="manifest"):
-        fresh.attach(2, restore=str(tmp_path / "nowhere"), slots=placement(1))
+        fresh.attach(2, restore=str(tmp_path / "nowhere"), slots=initial_placement(1))
     np.testing.assert_array_equal(worker.pull()[1], [-1])

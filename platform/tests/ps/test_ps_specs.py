@@ -11,14 +11,14 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement
-from edl.keras.flat_buffer import Layout
-from edl.ps.shard_restore import load
-from edl.storage.checkpoint_contents import contents_of
-from edl.storage.checkpoint_manifest import Manifest
+from edl.core.partition import initial_placement
+from edl.keras.flat_buffer import FlatLayout
+from edl.ps.shard_restore import load_owned_part
+from edl.storage.checkpoint_contents import read_checkpoint_contents
+from edl.storage.checkpoint_manifest import CheckpointManifest
 from edl.storage.checkpoint_shards import load_manifest, read_shard
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Kind
+from edl.transport.bulk_client import FrameKind
 from edl.worker.stored_weights import StoredWeights
 
 VARIABLES = (
@@ -36,8 +36,10 @@ LEASE = (1 << 32) + 1
 OPTIMIZER = json.dumps({"name": "adagrad", "hyperparameters": {}})
 
 
-def layout() -> Layout:
-    return Layout(VARIABLES, [slice(0, 6), slice(6, 10)], TABLES, "model", np.arange(10, dtype=np.float32), OPTIMIZER)
+def layout() -> FlatLayout:
+    return FlatLayout(
+        VARIABLES, [slice(0, 6), slice(6, 10)], TABLES, "model", np.arange(10, dtype=np.float32), OPTIMIZER
+    )
 
 
 def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., Any], tmp_path: Path) -> None:
@@ -46,17 +48,17 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
         ps.attach()
         head, values = layout().declaration(ps.index)
         worker = ps.worker()
-        worker.client.request(Kind.DECLARE, head, [values.data])
+        worker.client.request(FrameKind.DECLARE, head, [values.data])
         assert ps.server.declaration().dense == OWNED[ps.index]
         assert ps.server.declaration().tables == TABLES
         worker.push(LEASE, 0, np.ones(len(values)), rows=([7 + ps.index], np.ones((1, 2))))
     directory = servers[0].checkpoint(servers, 1, tmp_path)
     manifest = load_manifest(directory)
-    assert isinstance(manifest, Manifest)
-    contents = contents_of(directory / shard.file for shard in manifest.shards)
+    assert isinstance(manifest, CheckpointManifest)
+    contents = read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
     assert {stored.spec for stored in contents.variables} == set(VARIABLES)
     assert tuple(stored.spec for stored in contents.tables) == TABLES
-    restored = load(directory, 0, placement(1)).snapshot.declaration
+    restored = load_owned_part(directory, 0, initial_placement(1)).snapshot.declaration
     assert (set(restored.dense), restored.tables) == (set(VARIABLES), TABLES)
     weights = StoredWeights.read(directory, TABLES)
     assert weights.slab(VARIABLES).shape == (10,)
@@ -80,7 +82,7 @@ def test_what_is_on_the_wire_and_on_disk_has_its_form(start: Callable[..., Any],
     )
     ps = start(0)
     ps.attach()
-    ps.worker().client.request(Kind.DECLARE, head, [values.data])
+    ps.worker().client.request(FrameKind.DECLARE, head, [values.data])
     directory = ps.checkpoint([ps], 1, tmp_path)
     declaration = read_shard(directory / "ps-0.safetensors")[1]["declaration"]
     assert declaration.startswith(

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.numerics.row_retention import Retention, TableFullError
-from edl.ps.messages import Attachment, Origin
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.row_retention import RowRetention, TableFullError
+from edl.ps.messages import MasterAttachment, PushOrigin
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.push_counts import PushCounts, PushTally
+from edl.ps.push_counts import PushCounter, PushCounts
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.statistics_collector import TABLES_TOLD, Figures, Scales
-from edl.ps.store_factory import NUMPY, Stores
-from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
+from edl.ps.statistics_collector import MAX_REPORTED_TABLES, PsStatisticsCollector, TableSizes
+from edl.ps.store_factory import NUMPY_STORE, StoreFactory
+from edl.ps.sync_rounds import PendingRound, PushId, SyncRounds, WaitingPush
 from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.transport.peer_errors import PeerRefusedError
 
 LEASE = 1 << 32
 
@@ -49,13 +49,13 @@ class Stage:
 
     @classmethod
     def make(
-        cls, strategy: Strategy, retention: Retention | None = None, tables: tuple[str, ...] = ("a", "b")
+        cls, strategy: Strategy, retention: RowRetention | None = None, tables: tuple[str, ...] = ("a", "b")
     ) -> Stage:
-        stores = Stores(NUMPY, retention=retention or Retention())
+        stores = StoreFactory(NUMPY_STORE, retention=retention or RowRetention())
         server = ParameterServer(0, ShardWriter(0), stores=stores, strategy=strategy, patience=0.01)
-        server.attach(Attachment(1, 0))
+        server.attach(MasterAttachment(1, 0))
         rows = tuple(TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
-        declared = Declaration((VariableSpec("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
+        declared = ModelDeclaration((VariableSpec("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
         server.declare(declared, np.zeros(2, np.float32))
         return cls(server)
 
@@ -66,9 +66,9 @@ class Stage:
             name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32))
             for name, each in ids.items()
         }
-        gradients = None if empty else Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
-        share = Share(LEASE + self.steps, 0)
-        self.server.push(share, self.server.declaration(), gradients, origin=Origin(worker, worker, version))
+        gradients = None if empty else PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+        share = PushId(LEASE + self.steps, 0)
+        self.server.push(share, self.server.declaration(), gradients, origin=PushOrigin(worker, worker, version))
 
     @property
     def counts(self) -> PushCounts:
@@ -80,7 +80,7 @@ ASYNC, SYNC = Strategy(), Strategy(mode="sync")
 
 @given(st.lists(st.lists(st.integers(0, 100), max_size=4)), st.integers(0, 5))
 def test_counts_are_those_of_all_updates(updates: list[list[int]], refused: int) -> None:
-    tally = PushTally()
+    tally = PushCounter()
     for staleness in updates:
         tally.update(staleness)
     for _ in range(refused):
@@ -107,21 +107,21 @@ def test_a_refused_push_is_no_part_of_the_staleness_that_was_trained_with() -> N
 
 
 def test_a_push_that_fails_is_not_counted() -> None:
-    stage = Stage.make(ASYNC, Retention(max_rows=2))
+    stage = Stage.make(ASYNC, RowRetention(max_rows=2))
     with pytest.raises(TableFullError):
         stage.push(0, a=[1, 2, 3])
     assert stage.counts == PushCounts()
 
 
 def test_who_waits_for_whom() -> None:
-    rounds = Rounds(3)
+    rounds = SyncRounds(3)
     assert rounds.forming is None
     for worker in (4, 2):
         rounds.expect(worker, LEASE + worker)
-    rounds.sit(Seat(4, Share(LEASE + 4, 0), 0))
-    assert rounds.forming == Forming(3, (4,), (2,))
+    rounds.sit(WaitingPush(4, PushId(LEASE + 4, 0), 0))
+    assert rounds.forming == PendingRound(3, (4,), (2,))
     rounds.leave(2)
-    assert rounds.forming == Forming(3, (4,), ())
+    assert rounds.forming == PendingRound(3, (4,), ())
     assert rounds.close()
     assert rounds.forming is None
 
@@ -131,7 +131,7 @@ class Waiting:
 
     def __init__(self, server: ParameterServer) -> None:
         self.server = server
-        self.forming: Forming | None = None
+        self.forming: PendingRound | None = None
         self.version = 0
 
     def account(self) -> object:
@@ -141,18 +141,18 @@ class Waiting:
 
 def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
     clock, waiting = Clock(), Waiting(Stage.make(SYNC).server)
-    figures = Figures(waiting, clock=clock)  # type: ignore[arg-type]
+    figures = PsStatisticsCollector(waiting, clock=clock)  # type: ignore[arg-type]
     assert not figures.now().HasField("forming")
 
     def seconds() -> float:
         clock.now += 2.0
         return figures.now().forming.seconds
 
-    waiting.forming = Forming(2, (0,), (1,))
+    waiting.forming = PendingRound(2, (0,), (1,))
     assert [seconds(), seconds()] == [0.0, 2.0]
     waiting.forming = None  # the push is sent again
     assert not figures.now().HasField("forming")
-    waiting.forming = Forming(2, (0,), (1,))
+    waiting.forming = PendingRound(2, (0,), (1,))
     assert seconds() == 4.0
     waiting.version = 1
     assert seconds() == 0.0
@@ -160,28 +160,28 @@ def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
 
 
 def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
-    stage = Stage.make(ASYNC, Retention(max_rows=10, evict_after_steps=2))
-    figures = Figures(stage.server).now()
+    stage = Stage.make(ASYNC, RowRetention(max_rows=10, evict_after_steps=2))
+    figures = PsStatisticsCollector(stage.server).now()
     assert [(table.name, table.rows) for table in figures.tables] == [("a", 0), ("b", 0)]
     stage.push(0, a=[1, 2, 3])
     for version in range(1, 4):
         stage.push(version, a=[1], b=[7])
-    a, b = Figures(stage.server).now().tables
+    a, b = PsStatisticsCollector(stage.server).now().tables
     assert (a.rows, a.dropped, a.bound) == (1, 2, 10)
     assert (b.rows, b.dropped, b.bound) == (1, 0, 10)
     assert a.bytes > 1000 * 4
 
 
 def test_tables_are_told_by_name_up_to_a_bound() -> None:
-    names = tuple(f"t{number:04}" for number in range(TABLES_TOLD + 50))
-    told = Figures(Stage.make(ASYNC, tables=names[::-1]).server).now().tables
-    assert tuple(table.name for table in told) == names[:TABLES_TOLD]
+    names = tuple(f"t{number:04}" for number in range(MAX_REPORTED_TABLES + 50))
+    told = PsStatisticsCollector(Stage.make(ASYNC, tables=names[::-1]).server).now().tables
+    assert tuple(table.name for table in told) == names[:MAX_REPORTED_TABLES]
 
 
 def test_before_anything_is_declared_there_are_no_tables() -> None:
     server = ParameterServer(0, ShardWriter(0))
-    assert Figures(server).now() == pb.PsFigures()
-    with pytest.raises(Refused):
+    assert PsStatisticsCollector(server).now() == pb.PsFigures()
+    with pytest.raises(PeerRefusedError):
         server.declaration()
 
 
@@ -198,7 +198,7 @@ class Heavy:
         return self.weighed
 
 
-def weights(clock: Clock, heavy: Heavy, scales: Scales) -> Callable[[], int]:
+def weights(clock: Clock, heavy: Heavy, scales: TableSizes) -> Callable[[], int]:
     def weigh() -> int:
         clock.now += 1.0
         return scales.weigh("t", heavy)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def weights(clock: Clock, heavy: Heavy, scales: Scales) -> Callable[[], int]:
 def test_a_large_table_is_weighed_for_a_thousandth_of_the_time() -> None:
     clock = Clock()
     heavy, light = Heavy(clock, 0.05), Heavy(clock, 0.0)
-    scales = Scales(clock)
+    scales = TableSizes(clock)
     weigh = weights(clock, heavy, scales)
     assert [weigh() for _ in range(60)].count(1) == 50
     assert heavy.weighed == 2

@@ -10,41 +10,41 @@ import pytest
 from wording import unsaid
 
 from edl.api.tables import TableSpec
-from edl.jobfile.job_spec import ParameterServers
-from edl.jobfile.pod_spec import Resources
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_store import NumpyStore
+from edl.jobfile.job_spec import ParameterServerSpec
+from edl.jobfile.pod_spec import ResourceSpec
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps import store_factory
-from edl.ps.model_state import Contents
-from edl.ps.server_process import cores, threads
-from edl.ps.store_factory import NATIVE, NUMPY, Extension, Stores, choose
-from edl.transport.peer_errors import Refused
+from edl.ps.model_state import ModelState
+from edl.ps.server_process import count_available_cores, table_thread_count
+from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory, choose_store
+from edl.transport.peer_errors import PeerRefusedError
 
-BUILT = Extension(("sgd", "adam"))
-ABSENT = Extension(problem="the native extension cannot be imported (no such file)")
+BUILT = NativeExtension(("sgd", "adam"))
+ABSENT = NativeExtension(problem="the native extension cannot be imported (no such file)")
 ADAM, FTRL = OptimizerSpec("adam"), OptimizerSpec("ftrl")
 NOTHING = np.empty(0, np.float32)
 
 
-def declared(optimizer: OptimizerSpec) -> Declaration:
-    return Declaration((), (TableSpec("emb", 9, 2, {"name": "zeros"}, 1),), optimizer, "model")
+def declared(optimizer: OptimizerSpec) -> ModelDeclaration:
+    return ModelDeclaration((), (TableSpec("emb", 9, 2, {"name": "zeros"}, 1),), optimizer, "model")
 
 
 @pytest.mark.parametrize(
     ("wanted", "found", "optimizer", "value", "reason"),
     [
-        ("auto", BUILT, None, NATIVE, "is there"),
-        ("auto", BUILT, ADAM, NATIVE, "is there"),
-        ("auto", BUILT, FTRL, NUMPY, "ftrl"),
-        ("auto", ABSENT, ADAM, NUMPY, "no such file"),
-        ("native", BUILT, ADAM, NATIVE, "ps.store asks for it"),
-        ("numpy", BUILT, ADAM, NUMPY, "ps.store asks for it"),
-        ("numpy", ABSENT, ADAM, NUMPY, "ps.store asks for it"),
+        ("auto", BUILT, None, NATIVE_STORE, "is there"),
+        ("auto", BUILT, ADAM, NATIVE_STORE, "is there"),
+        ("auto", BUILT, FTRL, NUMPY_STORE, "ftrl"),
+        ("auto", ABSENT, ADAM, NUMPY_STORE, "no such file"),
+        ("native", BUILT, ADAM, NATIVE_STORE, "ps.store asks for it"),
+        ("numpy", BUILT, ADAM, NUMPY_STORE, "ps.store asks for it"),
+        ("numpy", ABSENT, ADAM, NUMPY_STORE, "ps.store asks for it"),
     ],
 )
 def test_the_choice_and_its_reason(wanted, found, optimizer, value, reason):
-    chosen = choose(wanted, found, optimizer)
+    chosen = choose_store(wanted, found, optimizer)
     assert chosen.value == value
     assert reason in chosen.reason
 
@@ -59,11 +59,11 @@ def test_the_choice_and_its_reason(wanted, found, optimizer, value, reason):
 def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and_when_restored(
     found, optimizer, message, hint
 ):
-    wants = Stores("native", found=found)
-    contents = Contents(wants)
-    snapshot = NumpyStore(declared(optimizer), NOTHING).snapshot()
+    wants = StoreFactory("native", found=found)
+    contents = ModelState(wants)
+    snapshot = NumpyParameterStore(declared(optimizer), NOTHING).snapshot()
     for refused in (lambda: contents.declare(declared(optimizer), NOTHING), lambda: wants.restored(snapshot)):
-        with pytest.raises(Refused, match=message) as caught:
+        with pytest.raises(PeerRefusedError, match=message) as caught:
             refused()
         assert caught.value.kind == "model"
         assert hint in caught.value.hint
@@ -80,14 +80,14 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
 
     monkeypatch.delitem(sys.modules, "edl.numerics.native_table", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    found = store_factory.extension()
+    found = store_factory.find_extension()
     assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
-    assert type(Stores(found=found).make(declared(ADAM), NOTHING)) is NumpyStore
+    assert type(StoreFactory(found=found).make(declared(ADAM), NOTHING)) is NumpyParameterStore
 
 
 def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
     caplog.set_level("INFO")
-    Stores(found=BUILT).make(declared(FTRL), NOTHING)
+    StoreFactory(found=BUILT).make(declared(FTRL), NOTHING)
     (message,) = [record.getMessage() for record in caplog.records]
     assert not unsaid(message, "numpy", "ftrl", "sgd, adam")
 
@@ -107,9 +107,9 @@ def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
     ],
 )
 def test_threads_are_the_cores_that_a_parameter_server_has(cpu, count, machine, in_pod, share):
-    ps = ParameterServers(count=count, resources=Resources(cpu=cpu))
-    assert threads(ps, machine, alone=in_pod) == share
+    ps = ParameterServerSpec(count=count, resources=ResourceSpec(cpu=cpu))
+    assert table_thread_count(ps, machine, alone=in_pod) == share
 
 
 def test_cores_are_those_that_this_process_may_use():
-    assert cores() >= 1
+    assert count_available_cores() >= 1

@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_theatre import Theatre
 
-from edl.ps.follower_rounds import Followed, Follower
-from edl.ps.sync_rounds import Rounds, Seat, Share
+from edl.ps.follower_rounds import FollowerPush, FollowerRounds
+from edl.ps.sync_rounds import PushId, SyncRounds, WaitingPush
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 
 
-def seat(worker: int, step: int = 0, *, last: bool = False) -> Seat:
-    return Seat(worker, Share(worker, step), 0 if last else worker)
+def seat(worker: int, step: int = 0, *, last: bool = False) -> WaitingPush:
+    return WaitingPush(worker, PushId(worker, step), 0 if last else worker)
 
 
-def sit(rounds: Rounds, *seats: Seat) -> list[list[int]]:
+def sit(rounds: SyncRounds, *seats: WaitingPush) -> list[list[int]]:
     """The rounds that close while these sit down, as the workers in them."""
     closed = []
     for one in seats:
@@ -27,27 +27,27 @@ def sit(rounds: Rounds, *seats: Seat) -> list[list[int]]:
 
 
 def test_the_first_worker_waits_for_nobody_and_the_second_is_waited_for_from_then_on() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     assert sit(rounds, seat(1), seat(2), seat(2, 1)) == [[1], [], []]
     assert sit(rounds, seat(1, 1)) == [[1, 2]]
 
 
 def test_a_round_closes_with_as_many_as_are_wanted() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     for worker in (1, 2, 3):
         rounds.expect(worker, worker)
     assert sit(rounds, seat(3), seat(1), seat(2)) == [[], [1, 3], []]
 
 
 def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     rounds.expect(1, 1)
     assert sit(rounds, seat(2), seat(1, last=True), seat(2, 1)) == [[], [1, 2], [2]]
 
 
 @pytest.mark.parametrize("gone", ["parted", "revoked"])
 def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     for worker in (1, 2):
         rounds.linked(worker, f"link {worker}")
         rounds.expect(worker, worker)
@@ -60,7 +60,7 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
 
 
 def test_a_connection_that_was_replaced_may_close() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     rounds.expect(2, 2)
     rounds.linked(2, "new")
     rounds.parted(2, "old")
@@ -68,14 +68,14 @@ def test_a_connection_that_was_replaced_may_close() -> None:
 
 
 def test_no_round_closes_before_one_that_was_refused_has_come_again() -> None:
-    rounds = Rounds(1)
+    rounds = SyncRounds(1)
     rounds.expect(1, 1)
     rounds.refuse(2, 2)
     assert sit(rounds, seat(1), seat(3), seat(2)) == [[], [], [1, 2, 3]]
 
 
 def test_a_push_sent_again_takes_the_place_of_the_first_try() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     rounds.expect(2, 2)
     assert rounds.sit(seat(1)) is None
     assert rounds.sit(seat(1)) == seat(1)
@@ -83,7 +83,7 @@ def test_a_push_sent_again_takes_the_place_of_the_first_try() -> None:
 
 
 def test_one_that_is_taken_back_is_waited_for() -> None:
-    rounds = Rounds(2)
+    rounds = SyncRounds(2)
     rounds.expect(2, 2)
     rounds.sit(seat(1))
     rounds.rise(1)
@@ -91,30 +91,30 @@ def test_one_that_is_taken_back_is_waited_for() -> None:
     assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
 
 
-ONE, TWO, THREE = Share(1, 0), Share(2, 0), Share(3, 0)
+ONE, TWO, THREE = PushId(1, 0), PushId(2, 0), PushId(3, 0)
 
 
 def test_followers_wait_for_all_of_their_round() -> None:
-    followed = Followed()
-    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=False))
+    followed = FollowerRounds()
+    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: True) == ()
-    followed.sit(Follower(THREE, frozenset([THREE]), again=False))
+    followed.sit(FollowerPush(THREE, frozenset([THREE]), again=False))
     assert followed.close(lambda share: True) == (THREE,)
-    followed.sit(Follower(TWO, frozenset([ONE, TWO]), again=False))
+    followed.sit(FollowerPush(TWO, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: True) == (ONE, TWO)
     assert followed.close(lambda share: True) == ()
 
 
 def test_followers_do_not_wait_for_what_cannot_come() -> None:
-    followed = Followed()
-    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=False))
+    followed = FollowerRounds()
+    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: share != TWO) == (ONE,)
 
 
 def test_a_follower_that_is_sent_again_waits_for_nobody() -> None:
     """The others may have had their answer of a process that is gone, and will never send theirs again."""
-    followed = Followed()
-    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=True))
+    followed = FollowerRounds()
+    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=True))
     assert followed.close(lambda share: True) == (ONE,)
 
 

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
 from edl.api.job import Strategy
-from edl.numerics.gradient_merging import merged
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.messages import Attachment
+from edl.numerics.gradient_merging import merge_gradients
+from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.ps.messages import MasterAttachment
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefused
+from edl.transport.bulk_client import BulkRefusedError
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE, OTHER, THIRD = ((1 << 32) + n for n in (1, 2, 3))
@@ -93,7 +93,7 @@ def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_
     assert refused.outcome == STALE
     assert refused.version == 1
     np.testing.assert_array_equal(slab, [-1, -1, -1])
-    assert dict(ps.server.attach(Attachment(incarnation=1, floor=0)).applied) == {LEASE: 1}
+    assert dict(ps.server.attach(MasterAttachment(incarnation=1, floor=0)).applied) == {LEASE: 1}
     fast.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=1)
     sits(ps)
     again, slab = slow.push(OTHER, 0, [0, 1, 1], worker=1, next=OTHER, version=refused.version)
@@ -215,7 +215,7 @@ def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(ser
 
 
 def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.ps.cut_state.HOLD_SECONDS", 0.1)
+    monkeypatch.setattr("edl.ps.cut_state.MAX_PAUSE_SECONDS", 0.1)
     ps = serve()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
@@ -244,7 +244,7 @@ def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(serve, 
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     sits(ps)
     ps.attach(restore=str(directory), cut=1, slots=[0] * 256, floor=1)
-    with pytest.raises(BulkRefused, match="replaced") as caught:
+    with pytest.raises(BulkRefusedError, match="replaced") as caught:
         one.receive_push()
     assert caught.value.kind == "busy"
 
@@ -268,7 +268,7 @@ def test_a_retry_takes_the_place_of_the_push_that_waits(serve) -> None:
     sits(ps)
     retry = ps.worker()
     retry.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2, again=True)
-    with pytest.raises(BulkRefused, match="again"):
+    with pytest.raises(BulkRefusedError, match="again"):
         one.receive_push()
     pushed, slab = two.push(OTHER, 1, [4, 4, 4], worker=1, next=OTHER, version=2)
     assert pushed.outcome == retry.receive_push()[0].outcome == APPLIED
@@ -279,7 +279,7 @@ def test_a_round_does_not_wait_for_ever(serve) -> None:
     """The worker sends it again, and in between hears of what has changed."""
     ps = serve(patience=0.05)
     one, two = joined(ps, LEASE, OTHER)
-    with pytest.raises(BulkRefused, match=rf"leases \[{OTHER}\] for 0.05 s") as caught:
+    with pytest.raises(BulkRefusedError, match=rf"leases \[{OTHER}\] for 0.05 s") as caught:
         one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     assert caught.value.kind == "busy"
     ps.revoke(OTHER)
@@ -341,8 +341,8 @@ def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: li
     for number, (weight, mine) in enumerate(zip(weights, records, strict=True)):
         mean = mine.mean(axis=0).astype(np.float32)
         rows = RowGradients(np.array([7, number]), np.stack([mean[:2], mean[2:4]]))
-        parts.append(Gradients(mean, {"emb": rows}, 9.0, weight))
-    made = merged(parts, 0.5)
+        parts.append(PushGradients(mean, {"emb": rows}, 9.0, weight))
+    made = merge_gradients(parts, 0.5)
     assert made is not None
     assert made.learning_rate == 0.5
     whole = np.concatenate(records).mean(axis=0)
@@ -353,12 +353,12 @@ def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: li
 
 
 def test_one_push_alone_is_applied_to_the_bit() -> None:
-    only = Gradients(np.array([1e-30, 3.3], np.float32), {}, 0.1, 0.3)
-    made = merged([only], 0.1)
+    only = PushGradients(np.array([1e-30, 3.3], np.float32), {}, 0.1, 0.3)
+    made = merge_gradients([only], 0.1)
     assert made == only
     assert made is not None
     assert made.slab is only.slab
 
 
 def test_nothing_makes_nothing() -> None:
-    assert merged([], 0.1) is None
+    assert merge_gradients([], 0.1) is None

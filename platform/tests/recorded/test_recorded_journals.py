@@ -11,9 +11,9 @@ import pytest
 from recorded.make import HERE
 
 from edl.api.journal_entries import ENTRY_CLASSES, JournalEntry
-from edl.core.entry_handlers import APPLY
-from edl.core.job import JobState
-from edl.core.state import Settings
+from edl.core.entry_handlers import ENTRY_HANDLERS
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
 from edl.storage.journal import Journal
 
 JOURNALS = sorted((HERE / "journals").glob("*.json"))
@@ -36,7 +36,7 @@ def test_a_recorded_journal_leads_to_the_same_state(path: Path) -> None:
 
 
 def replayed(settings: dict[str, Any], snapshot: Any, entries: list[Any]) -> Any:
-    job = JobState(Settings(**settings))
+    job = JobStateMachine(JobSettings(**settings))
     job.replay(snapshot, entries)
     return json.loads(json.dumps(job.snapshot()))
 
@@ -61,7 +61,7 @@ def entries_of_runs(tmp_path: Path) -> list[Any]:
 
 
 def test_every_class_of_entry_is_applied() -> None:
-    assert set(APPLY) == set(ENTRY_CLASSES.values())
+    assert set(ENTRY_HANDLERS) == set(ENTRY_CLASSES.values())
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.stem)

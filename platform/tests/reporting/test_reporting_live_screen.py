@@ -14,9 +14,9 @@ from rich.console import Console
 from edl.api.events import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
-from edl.reporting.live_screen import screen
-from edl.reporting.live_view import LiveView
-from edl.reporting.run_progress import Progress
+from edl.reporting.live_screen import render_screen
+from edl.reporting.live_view import LiveRenderer
+from edl.reporting.run_progress import RunProgress
 
 BEGAN = 1_700_000_000.0
 STATUS = Status(
@@ -43,18 +43,18 @@ TIME  records 512 to 576 of train-00000.recordio of worker 1 back in the queue:â
 """
 
 
-def drawn(progress: Progress, width: int = 80, height: int = 24, notice: str = "") -> str:
+def drawn(progress: RunProgress, width: int = 80, height: int = 24, notice: str = "") -> str:
     """The picture as text."""
     console = Console(width=width, height=height, file=io.StringIO(), record=True)
-    console.print(screen(progress, width, height, BEGAN + 61, notice))
+    console.print(render_screen(progress, width, height, BEGAN + 61, notice))
     lines = console.export_text().splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 @pytest.fixture
-def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
-    monkeypatch.setattr("edl.reporting.live_screen.clock", lambda moment: "TIME")
-    known = Progress(began=BEGAN).at(STATUS)
+def progress(monkeypatch: pytest.MonkeyPatch) -> RunProgress:
+    monkeypatch.setattr("edl.reporting.live_screen.format_local_time", lambda moment: "TIME")
+    known = RunProgress(began=BEGAN).at(STATUS)
     for event in (
         RoleStarted("master", 0, 4102, time=BEGAN),
         EvaluationEnded(1000, {"accuracy": 0.9134}, time=BEGAN + 40),
@@ -65,22 +65,22 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
     return known
 
 
-def test_the_picture(progress: Progress) -> None:
+def test_the_picture(progress: RunProgress) -> None:
     assert drawn(progress) == PICTURE
 
 
-def test_a_notice_is_the_last_line(progress: Progress) -> None:
+def test_a_notice_is_the_last_line(progress: RunProgress) -> None:
     assert drawn(progress, notice="Stopping") == f"{PICTURE}Stopping\n"
 
 
-def test_parameter_servers_say_how_many_tables_they_serve(progress: Progress) -> None:
+def test_parameter_servers_say_how_many_tables_they_serve(progress: RunProgress) -> None:
     told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
     assert "ps 0       4103   serving 1 table\n" in drawn(
         progress.at(replace(STATUS, updated=BEGAN + 70, parameters=told))
     )
 
 
-def test_the_pace_of_each_worker_and_the_evaluations_before(progress: Progress) -> None:
+def test_the_pace_of_each_worker_and_the_evaluations_before(progress: RunProgress) -> None:
     for step, accuracy in ((2000, 0.92), (3000, 0.93)):
         progress = progress.after(EvaluationEnded(step, {"accuracy": accuracy}, time=BEGAN + 41))
     paced = (RoleStatus(0, 4104, "training", samples_per_second=8123.4), RoleStatus(2, 4177, "starting"))
@@ -92,7 +92,7 @@ def test_the_pace_of_each_worker_and_the_evaluations_before(progress: Progress) 
 
 
 def test_only_the_newest_evaluations_are_kept() -> None:
-    known = Progress(BEGAN)
+    known = RunProgress(BEGAN)
     for step in range(50):
         known = known.after(EvaluationEnded(step, {"accuracy": 0.5}, time=BEGAN))
     assert [each.step for each in known.evaluations] == list(range(44, 50))
@@ -101,7 +101,7 @@ def test_only_the_newest_evaluations_are_kept() -> None:
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) -> None:
     out = io.StringIO()
-    view = LiveView(Console(width=width, file=out, force_terminal=True, highlight=False))
+    view = LiveRenderer(Console(width=width, file=out, force_terminal=True, highlight=False))
     told = f"  evaluates on 359 records in /data/{'x' * 90}/test, every 1,000 steps and at the end"
     with view:
         view.planned(SimpleNamespace(lines=lambda: ["mnist: model", told]))  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) ->
 
 
 def test_before_the_first_status() -> None:
-    assert drawn(Progress(began=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
+    assert drawn(RunProgress(began=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
 
 
 @settings(deadline=None)  # a busy machine draws slowly
@@ -120,7 +120,7 @@ def test_before_the_first_status() -> None:
 def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, width: int) -> None:
     roles = tuple(RoleStatus(index, 1000 + index, "training") for index in range(workers))
     status = Status("j", "r1", "/r1", "Training", BEGAN + 1, records_total=10**9, records_done=10**8, workers=roles)
-    known = Progress(began=BEGAN).at(status)
+    known = RunProgress(began=BEGAN).at(status)
     for number in range(events):
         known = known.after(Warned(f"{number} " * 100, time=BEGAN))
     lines = drawn(known, width, height, "Stopping").splitlines()

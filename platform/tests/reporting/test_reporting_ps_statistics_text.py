@@ -9,8 +9,8 @@ from wording import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus
-from edl.reporting.ps_statistics_text import mode, percent, size
-from edl.reporting.summary_text import block, rows
+from edl.reporting.ps_statistics_text import describe_strategy, format_bytes, format_percent
+from edl.reporting.summary_text import format_block, summary_rows
 
 SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
 
@@ -26,18 +26,20 @@ SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
     ],
 )
 def test_modes(strategy: Strategy, keys: tuple[str, ...]) -> None:
-    assert not unsaid(mode(strategy), *keys)
-    assert mode(strategy).count(",") == len(keys) - 1
+    assert not unsaid(describe_strategy(strategy), *keys)
+    assert describe_strategy(strategy).count(",") == len(keys) - 1
 
 
 def test_the_end_of_a_synchronous_job() -> None:
     users = TableStatus("users", rows=980_000, bytes=64 << 20, evicted=12_000, max_rows=1_000_000, full=0.98)
     tables = (users, *(TableStatus(f"t{number}", number, 2**10 * number) for number in range(3, 0, -1)))
     told = ParametersStatus(SYNC, 940, 470, 60, staleness=0.44, stalest=1, tables=tables, tables_total=9)
-    head, records, how, pushes, first, *tables, more = block("Done", rows(Summary(10, 10, parameters=told)))
+    head, records, how, pushes, first, *tables, more = format_block(
+        "Done", summary_rows(Summary(10, 10, parameters=told))
+    )
     assert head == "Done"
     assert not unsaid(records, "0 lost", "0 repeated", "0 rolled back")
-    assert not unsaid(how, mode(SYNC), "0.4 updates", "1")
+    assert not unsaid(how, describe_strategy(SYNC), "0.4 updates", "1")
     assert not unsaid(pushes, "940", "470 updates", "60", "6 %")
     assert not unsaid(first, "users", "980,000 rows", "64 MiB", "98 %", "ps.max_rows", "12,000 evicted")
     assert [line.split(":")[0].strip() for line in tables] == ["t3", "t2", "t1"]
@@ -46,9 +48,9 @@ def test_the_end_of_a_synchronous_job() -> None:
 
 def test_where_nothing_is_noteworthy_little_is_said() -> None:
     told = ParametersStatus(Strategy(), 940, 940, staleness=0.0)
-    ((name, text),) = rows(Summary(10, 10, parameters=told))[1:]
+    ((name, text),) = summary_rows(Summary(10, 10, parameters=told))[1:]
     assert (name, unsaid(text, "async", "stale")) == ("mode", [])
-    assert rows(Summary(10, 10, parameters=ParametersStatus(SYNC)))[1:] == [("mode", mode(SYNC))]
+    assert summary_rows(Summary(10, 10, parameters=ParametersStatus(SYNC)))[1:] == [("mode", describe_strategy(SYNC))]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_where_nothing_is_noteworthy_little_is_said() -> None:
     ],
 )
 def test_shares(share: float, words: str) -> None:
-    assert percent(share) == words
+    assert format_percent(share) == words
 
 
 @pytest.mark.parametrize(
@@ -72,11 +74,11 @@ def test_shares(share: float, words: str) -> None:
     [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (64 << 20, "64 MiB"), (9 << 53, "73,728 TiB")],
 )
 def test_sizes(count: int, words: str) -> None:
-    assert size(count) == words
+    assert format_bytes(count) == words
 
 
 @given(st.integers(0, 2**60))
 def test_a_size_is_within_five_percent(count: int) -> None:
-    number, unit = size(count).split()
+    number, unit = format_bytes(count).split()
     factor = 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(unit)
     assert float(number.replace(",", "")) * factor == pytest.approx(count, rel=0.05)

@@ -27,13 +27,13 @@ from edl.api.events import (
 )
 from edl.api.job import Strategy
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
-from edl.jobfile.job_spec import Data, JobSpec, Model, Train
-from edl.ops.local_run_plan import steps_of
+from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
+from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
-from edl.reporting.event_text import headline, sentence
-from edl.reporting.run_outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
-from edl.reporting.run_progress import RECENT_EVENTS, Progress
-from edl.reporting.summary_text import duration
+from edl.reporting.event_text import describe_event, status_headline
+from edl.reporting.run_outcome import INTERRUPTED_EXIT, SIGTERM_EXIT, RunFailure, decide_outcome, explain_missing_end
+from edl.reporting.run_progress import RECENT_EVENTS, RunProgress
+from edl.reporting.summary_text import format_duration
 
 SUMMARY = Summary(records_total=10, records_done=4)
 
@@ -48,7 +48,7 @@ def ended(phase: str) -> JobEnded:
 
 
 def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
-    progress = Progress(began=100.0)
+    progress = RunProgress(began=100.0)
     assert progress.at(status(99.0, 7)) == progress
     first = progress.at(status(101.0, 7))
     assert first.share == 0.007
@@ -62,13 +62,13 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
         RolledBack(20, None, "ps-0", updates=5, time=3.0),
         ended("Interrupted"),
     ]
-    progress = Progress(began=0.0).at(status(1.0, 7))
+    progress = RunProgress(began=0.0).at(status(1.0, 7))
     for event in before:
         progress = progress.after(event)
     assert progress.ended is not None
     again = RunStarted("r1", "/r1", resumed=True, time=10.0)
     resumed = progress.after(again)
-    assert resumed == Progress(began=0.0, recent=(*before, again))
+    assert resumed == RunProgress(began=0.0, recent=(*before, again))
     assert resumed.phase == "Starting"
     assert resumed.after(ended("Done")).phase == "Done"
 
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000))))
 def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
-    progress = Progress(began=50.0)
+    progress = RunProgress(began=50.0)
     for updated, done in seen:
         progress = progress.at(status(updated, done))
     valid = [entry for entry in seen if entry[0] >= 50.0]
@@ -89,7 +89,7 @@ def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
 
 
 def test_losses_are_counted_from_events() -> None:
-    progress = Progress(began=0.0).at(status(1.0, 500))
+    progress = RunProgress(began=0.0).at(status(1.0, 500))
     told: list[Event] = [
         RoleStarted("master", 0, 11, time=1.0),
         RoleEnded("worker", 0, 12, "Killed (SIGKILL)", 137, time=2.0),
@@ -110,7 +110,7 @@ def test_losses_are_counted_from_events() -> None:
 def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
     """Events and statuses come from two files, and a line of before must not follow the newer evaluation."""
     before = status(101.0, metrics={"accuracy": 0.5})
-    told = Progress(began=100.0).at(before).after(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
+    told = RunProgress(began=100.0).at(before).after(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
     assert told.status == status(101.0, metrics={"accuracy": 0.8})
     assert told.at(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(101.5, 9, metrics={"accuracy": 0.8})
     best = status(103.0, metrics={"accuracy": 0.9})  # of the weights that a callback restored
@@ -119,7 +119,7 @@ def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
 
 
 def test_only_the_newest_events_are_kept() -> None:
-    progress = Progress(began=0.0)
+    progress = RunProgress(began=0.0)
     for number in range(100):
         progress = progress.after(Warned("m", time=float(number)))
     assert [event.time for event in progress.recent] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
@@ -129,23 +129,23 @@ def test_only_the_newest_events_are_kept() -> None:
     ("phase", "kind", "stopped_by", "code"),
     [
         ("Done", "", None, 0),
-        ("Done", "", INTERRUPTED, 0),
+        ("Done", "", INTERRUPTED_EXIT, 0),
         ("Failed", "", None, 1),
         ("Failed", "nan", None, 1),
         ("Failed", "input", None, 2),
-        ("Interrupted", "", INTERRUPTED, 130),
-        ("Interrupted", "", TERMINATED, 143),
+        ("Interrupted", "", INTERRUPTED_EXIT, 130),
+        ("Interrupted", "", SIGTERM_EXIT, 143),
         ("Interrupted", "", None, 130),
     ],
 )
 def test_exit_codes(phase: str, kind: str, stopped_by: int | None, code: int) -> None:
-    assert decide(ended(phase), Failure(kind, "detail"), stopped_by).exit_code == code
+    assert decide_outcome(ended(phase), RunFailure(kind, "detail"), stopped_by).exit_code == code
 
 
 @settings(deadline=None)
-@given(st.integers(-64, 255), st.sampled_from([None, INTERRUPTED, TERMINATED]))
+@given(st.integers(-64, 255), st.sampled_from([None, INTERRUPTED_EXIT, SIGTERM_EXIT]))
 def test_every_end_without_a_word_of_the_master_has_a_phase_and_a_reason(code: int, stopped_by: int | None) -> None:
-    phase, reason = unexplained(code, stopped_by)
+    phase, reason = explain_missing_end(code, stopped_by)
     assert phase in PHASES
     assert reason
     assert (phase == "Interrupted") >= (stopped_by is not None)
@@ -153,27 +153,27 @@ def test_every_end_without_a_word_of_the_master_has_a_phase_and_a_reason(code: i
 
 def test_plain_lines_speak_seldom() -> None:
     first = status(10.0, 100)
-    assert plain_text.is_due(None, first)
-    assert not plain_text.is_due(first, status(10.5, 400))
-    assert plain_text.is_due(first, status(11.0, 200))
-    assert not plain_text.is_due(first, status(14.0, 110))
-    assert plain_text.is_due(first, status(15.0, 110))
-    assert plain_text.is_due(first, status(10.1, 100, phase="Evaluating"))
+    assert plain_text.is_status_due(None, first)
+    assert not plain_text.is_status_due(first, status(10.5, 400))
+    assert plain_text.is_status_due(first, status(11.0, 200))
+    assert not plain_text.is_status_due(first, status(14.0, 110))
+    assert plain_text.is_status_due(first, status(15.0, 110))
+    assert plain_text.is_status_due(first, status(10.1, 100, phase="Evaluating"))
 
 
 def test_json_tells_every_change_of_phase_or_roles_at_once() -> None:
     first = status(10.0, 100, step=1)
-    assert not json_lines.is_due(first, status(10.2, 200, step=2))
-    assert json_lines.is_due(first, status(10.5, 200, step=2))
-    assert not json_lines.is_due(first, status(99.0, 100, step=1))
-    assert json_lines.is_due(first, status(10.1, 100, step=1, workers=(RoleStatus(0, 5, "training"),)))
+    assert not json_lines.is_status_due(first, status(10.2, 200, step=2))
+    assert json_lines.is_status_due(first, status(10.5, 200, step=2))
+    assert not json_lines.is_status_due(first, status(99.0, 100, step=1))
+    assert json_lines.is_status_due(first, status(10.1, 100, step=1, workers=(RoleStatus(0, 5, "training"),)))
 
 
 def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
-    spec = JobSpec("j", Model("m.f"), data=Data(("a",)), train=Train(epochs=3, minibatch_size=4))
-    assert steps_of(spec, (10, 1)) == 3 * (3 + 1)
-    assert steps_of(JobSpec("j", Model("m.f"), train=Train(max_steps=5)), (10_000,)) == 5
-    assert steps_of(spec, None) is None
+    spec = JobSpec("j", ModelSpec("m.f"), data=DataSpec(("a",)), train=TrainSpec(epochs=3, minibatch_size=4))
+    assert total_steps(spec, (10, 1)) == 3 * (3 + 1)
+    assert total_steps(JobSpec("j", ModelSpec("m.f"), train=TrainSpec(max_steps=5)), (10_000,)) == 5
+    assert total_steps(spec, None) is None
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
     ],
 )
 def test_events_in_words(event: Event, text: str) -> None:
-    assert sentence(event).startswith(text)
-    assert "\n" not in sentence(event)
+    assert describe_event(event).startswith(text)
+    assert "\n" not in describe_event(event)
 
 
 def test_a_status_in_words() -> None:
@@ -211,7 +211,7 @@ def test_a_status_in_words() -> None:
         1.0, 250, epoch=2, epochs=4, loss=0.51234, metrics={"loss": 0.6, "accuracy": 0.9}, samples_per_second=1234.5,
         seconds_left=75.0, workers=(RoleStatus(0, 5, "training"), RoleStatus(1, 6, "starting")),
     )  # fmt: skip
-    assert headline(shown) == (
+    assert status_headline(shown) == (
         "training: 250 of 1,000 records (25 %), epoch 2/4, loss 0.5123, evaluated accuracy 0.9, 1,234 samples/s, "
         "1:15 left, 1/2 workers ready"
     )
@@ -219,14 +219,14 @@ def test_a_status_in_words() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (60, "1:00"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_tables_that_are_served_are_told_once() -> None:
     told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4), TableStatus("items", 0, 0)), tables_total=2)
     out = io.StringIO()
-    face = plain_text.Lines(out, io.StringIO())
+    face = plain_text.PlainTextRenderer(out, io.StringIO())
     for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, told), (40.0, told)):
-        face.refresh(Progress(0.0).at(status(at, 5, parameters=parameters)), at)
+        face.refresh(RunProgress(0.0).at(status(at, 5, parameters=parameters)), at)
     said = [line for line in out.getvalue().splitlines() if "served" in line]
     assert [line.partition("  ")[2] for line in said] == ["2 tables served by the parameter servers: users, items"]

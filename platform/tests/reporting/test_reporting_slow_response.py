@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.reporting.slow_response import Notice
+from edl.reporting.slow_response import SlowResponseNotice
 
 HOST = "https://cluster.test"
 
@@ -32,7 +32,7 @@ def soon() -> Soon:
 
 
 def test_a_silent_server_is_named_once(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = Notice(soon)
+    notice = SlowResponseNotice(soon)
     with notice(HOST), notice(HOST):
         soon.run_out()
     said = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_a_silent_server_is_named_once(soon: Soon, capsys: pytest.CaptureFixture
 
 
 def test_a_server_that_answered_is_not_spoken_of(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = Notice(soon)
+    notice = SlowResponseNotice(soon)
     with notice(HOST):
         pass
     with notice(HOST):
@@ -50,7 +50,7 @@ def test_a_server_that_answered_is_not_spoken_of(soon: Soon, capsys: pytest.Capt
 
 
 def test_a_request_that_failed_is_no_answer(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = Notice(soon)
+    notice = SlowResponseNotice(soon)
     with pytest.raises(OSError, match="refused"), notice(HOST):
         raise OSError("refused")
     with notice(HOST):

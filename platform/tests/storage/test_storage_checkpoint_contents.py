@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_contents import variables_in
+from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_shards import write_shard
 
 
@@ -15,11 +15,11 @@ def test_the_names_in_a_shard(tmp_path: Path) -> None:
     names = ["dense/a/kernel", "dense/b", "slot/momentum/a/kernel"]
     names += ["rows/items/ids", "rows/items/values", "rows/items/slot/m"]
     write_shard(tmp_path, 1, dict.fromkeys(names, zeros))
-    assert variables_in(tmp_path, 1) == ["a/kernel", "b", "items"]
-    assert variables_in(tmp_path, 0) == []
+    assert list_shard_variables(tmp_path, 1) == ["a/kernel", "b", "items"]
+    assert list_shard_variables(tmp_path, 0) == []
 
 
 def test_a_file_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ps-0.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(StorageError, match="not a safetensors file"):
-        variables_in(tmp_path, 0)
+        list_shard_variables(tmp_path, 0)

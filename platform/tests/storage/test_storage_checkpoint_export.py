@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
-from edl.core.partition import owner_of_name, placement, slot_of_row
+from edl.core.partition import initial_placement, owner_of_name, slot_of_row
 from edl.storage import checkpoint_export
-from edl.storage.checkpoint_contents import contents_of
+from edl.storage.checkpoint_contents import read_checkpoint_contents
 from edl.storage.checkpoint_shards import write_shard
 
 OPTIMIZER = {"name": "adam", "hyperparameters": {"beta_1": 0.9}}
@@ -34,10 +34,10 @@ ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
 def spread(folder: Path, count: int, rows: np.ndarray = IDS) -> list[Path]:
     """Shards of ``count`` parameter servers that hold the same state."""
     folder.mkdir(exist_ok=True)
-    owners = np.array(placement(count))
+    owners = np.array(initial_placement(count))
     paths = []
     for index in range(count):
-        own = {name: value for name, value in KERNELS.items() if owner_of_name(name, placement(count)) == index}
+        own = {name: value for name, value in KERNELS.items() if owner_of_name(name, initial_placement(count)) == index}
         mine = owners[slot_of_row(rows.astype(np.uint64))] == index
         arrays = {f"dense/{name}": value for name, value in own.items()}
         arrays |= {f"slot/{slot}/{name}": value + n for name, value in own.items() for n, slot in enumerate(SLOTS, 1)}
@@ -55,9 +55,12 @@ def declaration(own: Mapping[str, Any], fingerprint: str = "model") -> str:
 
 
 def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
-    contents = contents_of(paths)
-    checkpoint_export.write(
-        file, checkpoint_export.columns(contents, slots=slots), checkpoint_export.described(contents), lambda _: None
+    contents = read_checkpoint_contents(paths)
+    checkpoint_export.write_export(
+        file,
+        checkpoint_export.export_columns(contents, slots=slots),
+        checkpoint_export.export_metadata(contents),
+        lambda _: None,
     )
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as archive:
@@ -89,13 +92,13 @@ def test_the_same_state_is_the_same_file_however_it_was_spread(
     folder = tmp_path_factory.mktemp("spread")
     exported(spread(folder / "one", 1), folder / f"one.{suffix}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_export, "PIECE", piece)
+        patch.setattr(checkpoint_export, "PIECE_ELEMENTS", piece)
         exported(spread(folder / "many", count), folder / f"many.{suffix}")
     assert (folder / f"one.{suffix}").read_bytes() == (folder / f"many.{suffix}").read_bytes()
 
 
 def test_what_shards_hold_together_is_told(tmp_path: Path) -> None:
-    contents = contents_of(spread(tmp_path, 2))
+    contents = read_checkpoint_contents(spread(tmp_path, 2))
     assert [variable.spec.name for variable in contents.variables] == sorted(KERNELS)
     assert contents.optimizer == OPTIMIZER
     (table,) = contents.tables
@@ -138,21 +141,21 @@ def test_shards_that_do_not_fit_together_are_refused(
 ) -> None:
     paths = [tmp_path / write_shard(tmp_path, index, arrays).file for index, arrays in enumerate(shards)]
     with pytest.raises(StorageError, match=message):
-        checkpoint_export.columns(contents_of(paths), slots=True)
+        checkpoint_export.export_columns(read_checkpoint_contents(paths), slots=True)
 
 
 def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path, 0, {"dense/v": W}, {"declaration": declaration({"v": W})})
     write_shard(tmp_path, 1, {"dense/w": W}, {"declaration": declaration({"w": W}, "another")})
     with pytest.raises(StorageError, match=r"another model than ps-0\.safetensors"):
-        contents_of([tmp_path / "ps-0.safetensors", tmp_path / "ps-1.safetensors"])
+        read_checkpoint_contents([tmp_path / "ps-0.safetensors", tmp_path / "ps-1.safetensors"])
 
 
 def test_rows_of_another_length_than_declared_are_refused(tmp_path: Path) -> None:
     wide = {"rows/items/ids": np.arange(2), "rows/items/values": W}
     write_shard(tmp_path, 0, wide, {"declaration": declaration({})})
     with pytest.raises(StorageError, match="rows of table 'items'"):
-        contents_of([tmp_path / "ps-0.safetensors"])
+        read_checkpoint_contents([tmp_path / "ps-0.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_rows_of_another_length_than_declared_are_refused(tmp_path: Path) -> Non
 def test_a_declaration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     write_shard(tmp_path, 0, {"dense/w": W}, {"declaration": text})
     with pytest.raises(StorageError, match="is not the shard of a checkpoint"):
-        contents_of([tmp_path / "ps-0.safetensors"])
+        read_checkpoint_contents([tmp_path / "ps-0.safetensors"])
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])

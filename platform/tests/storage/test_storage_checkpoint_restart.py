@@ -9,16 +9,16 @@ import pytest
 from wording import unsaid
 
 from edl.api.errors import BadInputError, StorageError
-from edl.core.job import JobState
-from edl.core.job_settings import Settings
-from edl.storage.checkpoint_commit import commit
-from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
-from edl.storage.checkpoint_restart import explained, plan_restart, restart_journal
+from edl.core.job import JobStateMachine
+from edl.core.job_settings import JobSettings
+from edl.storage.checkpoint_commit import commit_checkpoint
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, cut_directory
+from edl.storage.checkpoint_restart import explain_journal_damage, plan_restart, restart_journal
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay
-from edl.storage.run_directory import RunDir, make
+from edl.storage.journal_replay import replay_journal
+from edl.storage.run_directory import RunDirectory, make_run_directory
 
-SETTINGS = Settings(minibatch=4, task_records=16)
+SETTINGS = JobSettings(minibatch=4, task_records=16)
 ROWS = [["a", 64]]
 
 
@@ -35,10 +35,10 @@ def position(done: int) -> dict[str, object]:
     }
 
 
-def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDir:
+def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDirectory:
     """A run with a damaged journal and checkpoints 2, 3 ... after so many tasks."""
-    run = RunDir(folder / "r1")
-    make(run)
+    run = RunDirectory(folder / "r1")
+    make_run_directory(run)
     journal, _ = Journal.open(run.journal, holder="the test")
     for lease in range(20):  # each durable before the next: a bad one amid them is damage, and no torn tail
         journal.wait(journal.append({"kind": "progress", "lease": lease, "through": 1}))
@@ -50,13 +50,13 @@ def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDir:
     for cut, tasks in enumerate(done, start=2):
         directory = cut_directory(run.checkpoints, cut)
         directory.mkdir(parents=True)
-        ledger = {**position(tasks), **({DATASET: {"training": ROWS, "validation": []}} if dataset else {})}
-        commit(directory, Manifest(cut, 10 * cut, "now", (), ledger))
+        ledger = {**position(tasks), **({DATASET_KEY: {"training": ROWS, "validation": []}} if dataset else {})}
+        commit_checkpoint(directory, CheckpointManifest(cut, 10 * cut, "now", (), ledger))
     return run
 
 
-def state_of(run: RunDir) -> JobState:
-    found, state = replay(run.journal), JobState(SETTINGS)
+def state_of(run: RunDirectory) -> JobStateMachine:
+    found, state = replay_journal(run.journal), JobStateMachine(SETTINGS)
     state.replay(found.snapshot, list(found.entries))
     return state
 
@@ -66,7 +66,7 @@ def test_the_new_journal_is_the_job_at_its_checkpoint(tmp_path: Path) -> None:
     (run.logs / "worker-7.log").touch()
     (run.checkpoints / "cut-00000009").mkdir()  # an unfinished one has used its number
     with pytest.raises(StorageError, match="damaged"):
-        replay(run.journal)
+        replay_journal(run.journal)
 
     planned = plan_restart(run)
     aside = restart_journal(planned, "the test")
@@ -106,7 +106,7 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
 def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path) -> None:
     for tasks, costs in (((1, 2), ("checkpoint 3", "step 8", "0 records")), ((), ("no intact checkpoint",))):
         run = run_with(tmp_path / costs[0], *tasks)
-        with pytest.raises(StorageError, match="journal") as damaged, explained(run):
+        with pytest.raises(StorageError, match="journal") as damaged, explain_journal_damage(run):
             Journal.open(run.journal, holder="the next master")
         assert not unsaid(str(damaged.value), "--from-checkpoint", *costs)
 

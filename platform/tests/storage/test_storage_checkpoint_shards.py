@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_shards import (
-    Manifest,
-    Skipped,
-    commit,
+    CheckpointManifest,
+    SkippedCheckpoint,
+    commit_checkpoint,
     cut_directory,
     load_manifest,
-    newest,
-    prune,
+    newest_intact_checkpoint,
+    prune_checkpoints,
     read_shard,
     shard_path,
-    verify,
+    verify_checkpoint,
     write_shard,
 )
-from edl.storage.disk_full_pruning import make_room
+from edl.storage.disk_full_pruning import prune_for_full_disk
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 
@@ -46,7 +46,7 @@ def make_cut(checkpoints: Path, cut: int, *, commits: bool = True, ledger: Any =
         write_shard(directory, ps, {"w": np.full(8, cut + ps, np.float32)}, {"ps": str(ps)}) for ps in range(2)
     )
     if commits:
-        commit(directory, Manifest(cut, cut * 10, "2026-01-01T00:00:00+00:00", shards, ledger))
+        commit_checkpoint(directory, CheckpointManifest(cut, cut * 10, "2026-01-01T00:00:00+00:00", shards, ledger))
     return directory
 
 
@@ -56,7 +56,7 @@ def test_arrays_come_back_as_they_were(stored: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = cut_directory(Path(name), 1)
         shard = write_shard(directory, 0, stored, {"optimizer": "adam", "größe": "ü"})
-        commit(directory, Manifest(1, 1, "now", (shard,), None))
+        commit_checkpoint(directory, CheckpointManifest(1, 1, "now", (shard,), None))
         found, meta = read_shard(shard_path(directory, 0))
 
         assert meta == {"optimizer": "adam", "größe": "ü"}
@@ -83,10 +83,10 @@ def test_a_dtype_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
 
 
 def test_the_newest_committed_cut_is_found_with_its_ledger(tmp_path: Path) -> None:
-    assert newest(tmp_path / "missing") is None
+    assert newest_intact_checkpoint(tmp_path / "missing") is None
     make_cut(tmp_path, 1)
     make_cut(tmp_path, 12, ledger={"done": {3: [1, 2.5]}, "epoch": (1, 2)})
-    found = newest(tmp_path)
+    found = newest_intact_checkpoint(tmp_path)
 
     assert found is not None
     assert (found.cut, found.version) == (12, 120)
@@ -101,9 +101,9 @@ def test_the_newest_committed_cut_is_found_with_its_ledger(tmp_path: Path) -> No
 def test_a_cut_without_a_manifest_never_happened(tmp_path: Path) -> None:
     make_cut(tmp_path, 1)
     unfinished = make_cut(tmp_path, 2, commits=False)
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
 
-    found = newest(tmp_path, skipped.append)
+    found = newest_intact_checkpoint(tmp_path, skipped.append)
 
     assert found is not None
     assert found.cut == 1
@@ -124,9 +124,9 @@ def test_a_damaged_file_makes_newest_fall_back_and_say_why(tmp_path: Path, file:
     path.write_bytes({"flip": flipped, "cut": data[:-1], "empty": b""}[damage])
     if (file, damage) == ("manifest.json", "cut"):
         path.write_bytes(data[:-3])  # its last byte is a newline, which is no loss
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
 
-    found = newest(tmp_path, skipped.append)
+    found = newest_intact_checkpoint(tmp_path, skipped.append)
 
     assert found is not None
     assert found.cut == 1
@@ -136,9 +136,9 @@ def test_a_damaged_file_makes_newest_fall_back_and_say_why(tmp_path: Path, file:
 
 def test_a_missing_shard_makes_newest_fall_back(tmp_path: Path) -> None:
     (make_cut(tmp_path, 2) / "ps-1.safetensors").unlink()
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
 
-    assert newest(tmp_path, skipped.append) is None
+    assert newest_intact_checkpoint(tmp_path, skipped.append) is None
     assert "ps-1.safetensors" in skipped[0].reason
 
 
@@ -149,7 +149,7 @@ def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path: Path) -> None:
     intact = load_manifest(directory)
     for offset in range(len(data)):
         path.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
-        assert isinstance(load_manifest(directory), Skipped) or load_manifest(directory) == intact
+        assert isinstance(load_manifest(directory), SkippedCheckpoint) or load_manifest(directory) == intact
 
 
 def test_a_damaged_shard_is_not_read(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path, mo
         make_cut(tmp_path, 1)
 
     with pytest.raises(StorageError, match=r"version 9\b.*version 1\b"):
-        newest(tmp_path)
+        newest_intact_checkpoint(tmp_path)
 
 
 def test_a_cut_with_a_part_missing_cannot_be_committed(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_cut_with_a_part_missing_cannot_be_committed(tmp_path: Path) -> None:
     shard_path(directory, 0).unlink()
 
     with pytest.raises(StorageError, match=r"ps-0\.safetensors"):
-        commit(directory, Manifest(1, 1, "now", (shard,), None))
-    assert newest(tmp_path) is None
+        commit_checkpoint(directory, CheckpointManifest(1, 1, "now", (shard,), None))
+    assert newest_intact_checkpoint(tmp_path) is None
 
 
 def test_a_full_disk_leaves_no_half_file_and_the_previous_cut_valid(tmp_path: Path) -> None:
@@ -194,16 +194,16 @@ def test_a_full_disk_leaves_no_half_file_and_the_previous_cut_valid(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert list(cut_directory(tmp_path, 2).iterdir()) == []
-    found = newest(tmp_path)
+    found = newest_intact_checkpoint(tmp_path)
     assert found is not None
     assert found.directory == previous
-    assert verify(previous, found) is None
+    assert verify_checkpoint(previous, found) is None
 
 
 def test_a_shard_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:
     directory = make_cut(tmp_path, 1, commits=False)
     shard = write_shard(directory, 0, {"w": np.ones(3)})
-    commit(directory, Manifest(1, 1, "now", (shard,), None))
+    commit_checkpoint(directory, CheckpointManifest(1, 1, "now", (shard,), None))
 
     assert read_shard(shard_path(directory, 0))[0]["w"].tolist() == [1, 1, 1]
 
@@ -216,24 +216,24 @@ class TestPrune:
         for cut in range(1, 7):
             make_cut(tmp_path, cut)
 
-        assert prune(tmp_path, keep=2, protect={2}) == [1, 3, 4]
+        assert prune_checkpoints(tmp_path, keep=2, protect={2}) == [1, 3, 4]
         assert self.left(tmp_path) == ["cut-00000002", "cut-00000005", "cut-00000006"]
 
     def test_unfinished_cuts_do_not_count_and_go_when_they_are_old(self, tmp_path: Path) -> None:
         for cut in range(1, 6):
             make_cut(tmp_path, cut, commits=cut in (1, 3))
 
-        assert prune(tmp_path, keep=2) == [2]
+        assert prune_checkpoints(tmp_path, keep=2) == [2]
         assert self.left(tmp_path) == ["cut-00000001", "cut-00000003", "cut-00000004", "cut-00000005"]
 
     def test_without_a_committed_cut_nothing_goes(self, tmp_path: Path) -> None:
         make_cut(tmp_path, 1, commits=False)
 
-        assert prune(tmp_path, keep=1) == []
+        assert prune_checkpoints(tmp_path, keep=1) == []
 
     def test_keeping_none_is_a_mistake(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least 1"):
-            prune(tmp_path, keep=0)
+            prune_checkpoints(tmp_path, keep=0)
 
 
 class TestMakeRoom:
@@ -246,15 +246,15 @@ class TestMakeRoom:
         for cut in range(1, 5):
             make_cut(tmp_path, cut, commits=cut == 1)
 
-        assert make_room(tmp_path, 1, set(), failed=4) == [2, 3, 4]
+        assert prune_for_full_disk(tmp_path, 1, set(), failed=4) == [2, 3, 4]
         assert self.left(tmp_path) == ["cut-00000001"]
 
     def test_one_less_is_kept_than_when_there_is_room(self, tmp_path: Path) -> None:
         for cut in range(1, 5):
             make_cut(tmp_path, cut, commits=cut < 4)
 
-        assert make_room(tmp_path, 3, set(), failed=4) == [1, 4]
-        assert make_room(tmp_path, 3, set(), failed=4) == []
+        assert prune_for_full_disk(tmp_path, 3, set(), failed=4) == [1, 4]
+        assert prune_for_full_disk(tmp_path, 3, set(), failed=4) == []
 
     def test_the_newest_that_is_intact_stays_even_if_newer_ones_are_there(self, tmp_path: Path) -> None:
         for cut in range(1, 4):
@@ -264,7 +264,7 @@ class TestMakeRoom:
         data[-1] ^= 1
         damaged.write_bytes(data)
 
-        assert make_room(tmp_path, 1, set(), failed=4) == [1]
+        assert prune_for_full_disk(tmp_path, 1, set(), failed=4) == [1]
         assert self.left(tmp_path) == ["cut-00000002", "cut-00000003"]
 
 

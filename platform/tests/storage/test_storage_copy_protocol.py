@@ -9,21 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError
-from edl.storage.copy_protocol import ANSWER, DATA, ERROR, REQUEST, Frame, frame, read_frame
+from edl.storage.copy_protocol import (
+    DATA_FRAME,
+    ERROR_FRAME,
+    REPLY_FRAME,
+    REQUEST_FRAME,
+    CopyFrame,
+    encode_frame,
+    read_frame,
+)
 
-FRAMES = st.builds(Frame, st.sampled_from([REQUEST, ANSWER, DATA, ERROR]), st.binary(max_size=2000))
+FRAMES = st.builds(
+    CopyFrame, st.sampled_from([REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME]), st.binary(max_size=2000)
+)
 
 
 @given(st.lists(FRAMES, max_size=5))
-def test_frames_survive_the_way(frames: list[Frame]) -> None:
-    pipe = io.BytesIO(b"".join(frame(*each) for each in frames))
+def test_frames_survive_the_way(frames: list[CopyFrame]) -> None:
+    pipe = io.BytesIO(b"".join(encode_frame(*each) for each in frames))
     assert [read_frame(pipe.read) for _ in frames] == frames
     assert read_frame(pipe.read) is None
 
 
 @given(FRAMES, st.data())
-def test_a_cut_is_no_end(whole: Frame, data: st.DataObject) -> None:
-    there = frame(*whole)
+def test_a_cut_is_no_end(whole: CopyFrame, data: st.DataObject) -> None:
+    there = encode_frame(*whole)
     pipe = io.BytesIO(there[: data.draw(st.integers(1, len(there) - 1))])
     with pytest.raises(RefusedError, match="in the middle"):
         read_frame(pipe.read)
@@ -38,4 +48,4 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
 @pytest.mark.parametrize("payload", [b"{", b"[]"])
 def test_an_answer_is_a_json_object(payload: bytes) -> None:
     with pytest.raises(RefusedError, match="no JSON"):
-        Frame(ANSWER, payload).json()
+        CopyFrame(REPLY_FRAME, payload).json()

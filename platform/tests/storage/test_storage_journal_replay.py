@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay
-from edl.storage.segment_format import HEADER, SegmentId, encode, encode_header, record_end
+from edl.storage.journal_replay import replay_journal
+from edl.storage.segment_format import HEADER_STRUCT, SegmentId, encode_record, encode_segment_header, find_record_end
 
 Entry = dict[str, Any]
 
@@ -44,14 +44,14 @@ def write(directory: Path, groups: list[list[Entry]]) -> Path:
 def ends(path: Path) -> list[int]:
     """Where the header's and every record's bytes end: the opening first, then the entries."""
     data = memoryview(path.read_bytes())
-    found = [HEADER.size]
+    found = [HEADER_STRUCT.size]
     while found[-1] < len(data):
-        found.append(record_end(data, found[-1], len(data)))
+        found.append(find_record_end(data, found[-1], len(data)))
     return found[1:]
 
 
 def test_an_empty_journal_says_nothing(tmp_path: Path) -> None:
-    found = replay(tmp_path / "missing")
+    found = replay_journal(tmp_path / "missing")
 
     assert (found.snapshot, list(found.entries), found.incarnation, found.torn_bytes) == (None, [], 0, 0)
 
@@ -62,7 +62,7 @@ def test_entries_come_back_in_order_over_incarnations(groups: list[list[Entry]])
     with folder() as directory:
         for group in groups:
             write(directory, [group])
-        found = replay(directory)
+        found = replay_journal(directory)
 
         assert list(found.entries) == [entry for group in groups for entry in group]
         assert len(found.entries) == sum(map(len, groups))
@@ -78,7 +78,7 @@ def test_a_journal_cut_off_anywhere_keeps_every_entry_before_the_cut(groups: lis
         whole, (opening, *boundaries) = path.read_bytes(), ends(path)
         for length in range(opening, len(whole) + 1):
             path.write_bytes(whole[:length])
-            found = replay(directory)
+            found = replay_journal(directory)
 
             survivors = sum(end <= length for end in boundaries)
             assert list(found.entries) == appended[:survivors]
@@ -91,7 +91,7 @@ def test_a_segment_without_its_opening_record_is_no_crash_but_damage(tmp_path: P
     for length in range(opening):
         path.write_bytes(whole[:length])
         with pytest.raises(StorageError, match=path.name):
-            replay(tmp_path)
+            replay_journal(tmp_path)
 
 
 @settings(max_examples=15, deadline=None)
@@ -104,7 +104,7 @@ def test_a_changed_byte_is_found_or_costs_at_most_the_last_group(groups: list[li
         for offset in range(len(whole)):
             path.write_bytes(whole[:offset] + bytes([whole[offset] ^ mask]) + whole[offset + 1 :])
             try:
-                found = list(replay(directory).entries)
+                found = list(replay_journal(directory).entries)
             except StorageError:
                 continue
             assert found == appended[: len(found)]
@@ -116,7 +116,7 @@ def test_zeros_that_a_crash_left_are_a_torn_tail(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(bytes(4096))
 
-    found = replay(tmp_path)
+    found = replay_journal(tmp_path)
 
     assert list(found.entries) == [{"a": 1}]
     assert found.torn_bytes == 4096
@@ -125,13 +125,13 @@ def test_zeros_that_a_crash_left_are_a_torn_tail(tmp_path: Path) -> None:
 def test_a_torn_tail_stays_where_it_is_and_the_next_incarnation_goes_on_behind_it(tmp_path: Path) -> None:
     path = write(tmp_path, [[{"a": 1}]])
     with path.open("ab") as file:
-        file.write(encode({"torn": 1})[:-1])
+        file.write(encode_record({"torn": 1})[:-1])
     torn = path.read_bytes()
 
     write(tmp_path, [[{"b": 2}]])
 
     assert path.read_bytes() == torn
-    assert list(replay(tmp_path).entries) == [{"a": 1}, {"b": 2}]
+    assert list(replay_journal(tmp_path).entries) == [{"a": 1}, {"b": 2}]
 
 
 def test_damage_in_an_older_segment_names_file_and_byte(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_damage_in_an_older_segment_names_file_and_byte(tmp_path: Path) -> None:
     path.write_bytes(data)
 
     with pytest.raises(StorageError, match=f"{path.name}: .*checksum is wrong at byte {last}"):
-        replay(tmp_path)
+        replay_journal(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["removed", "shortened"])
@@ -156,18 +156,18 @@ def test_an_older_segment_that_lost_bytes_is_an_error(tmp_path: Path, how: str) 
         path.write_bytes(path.read_bytes()[:-1])
 
     with pytest.raises(StorageError, match=path.name):
-        replay(tmp_path)
+        replay_journal(tmp_path)
 
 
 def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     path = write(tmp_path, [[{"a": 1}]])
-    header = bytearray(encode_header(SegmentId(1, 1)))
+    header = bytearray(encode_segment_header(SegmentId(1, 1)))
     header[8:12] = struct.pack("<I", 7)
     header[-4:] = struct.pack("<I", __import__("zlib").crc32(header[:-4]))
-    path.write_bytes(bytes(header) + path.read_bytes()[HEADER.size :])
+    path.write_bytes(bytes(header) + path.read_bytes()[HEADER_STRUCT.size :])
 
     with pytest.raises(StorageError, match=r"version 7\b.*version 1\b"):
-        replay(tmp_path)
+        replay_journal(tmp_path)
 
 
 def test_a_segment_under_another_name_is_refused(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_segment_under_another_name_is_refused(tmp_path: Path) -> None:
     path.rename(tmp_path / SegmentId(4, 1).name)
 
     with pytest.raises(StorageError, match=path.name):
-        replay(tmp_path)
+        replay_journal(tmp_path)
 
 
 def test_a_length_beyond_the_limit_is_damage_before_anything_is_allocated(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_length_beyond_the_limit_is_damage_before_anything_is_allocated(tmp_pa
     with path.open("ab") as file:
         file.write(struct.pack("<II", 0x7FFFFFFF, 0))
 
-    assert replay(tmp_path).torn_bytes == 8
+    assert replay_journal(tmp_path).torn_bytes == 8
 
 
 class TestZombie:
@@ -205,7 +205,7 @@ class TestZombie:
             zombie.wait(lsn)
 
         assert b"zombie" in (tmp_path / SegmentId(1, 1).name).read_bytes()
-        assert list(replay(tmp_path).entries) == [{"n": 1}, {"n": 2}]
+        assert list(replay_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}]
         with pytest.raises(RefusedError):
             zombie.append({"n": 3})
 
@@ -216,7 +216,7 @@ class TestZombie:
         with pytest.raises(RefusedError):
             zombie.wait(lsn)
 
-        found = replay(tmp_path)
+        found = replay_journal(tmp_path)
         assert (found.snapshot, list(found.entries)) == (None, [{"n": 1}, {"n": 2}])
 
     def test_bytes_behind_the_fence_are_ignored_by_every_later_incarnation(
@@ -224,7 +224,7 @@ class TestZombie:
     ) -> None:
         write(tmp_path, [[{"n": 2}]])
         with (tmp_path / SegmentId(1, 1).name).open("ab") as file:
-            file.write(encode({"n": "zombie"}))
+            file.write(encode_record({"n": "zombie"}))
         write(tmp_path, [[{"n": 3}]])
 
-        assert list(replay(tmp_path).entries) == [{"n": 1}, {"n": 2}, {"n": 3}]
+        assert list(replay_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}, {"n": 3}]

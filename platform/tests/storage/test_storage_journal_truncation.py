@@ -11,14 +11,14 @@ import pytest
 
 from edl.api.errors import StorageError
 from edl.api.journal_entries import JournalEntry
-from edl.core.job import JobState
-from edl.core.job_settings import Settings
-from edl.core.saved_checkpoint import Checkpoint
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, cut_directory
+from edl.core.job import JobStateMachine
+from edl.core.job_settings import JobSettings
+from edl.core.saved_checkpoint import SavedCheckpoint
+from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import JournalDamagedError, replay
-from edl.storage.journal_truncation import KnownCuts, check_end, stands_in
-from edl.storage.run_directory import RunDir, make, write_json
+from edl.storage.journal_replay import JournalDamagedError, replay_journal
+from edl.storage.journal_truncation import JournaledCuts, check_not_truncated, usable_checkpoint
+from edl.storage.run_directory import RunDirectory, make_run_directory, write_json
 
 LEDGER = {"done_steps": 0}
 
@@ -31,10 +31,10 @@ def saved(cut: int, kind: str = "saved") -> dict[str, Any]:
     return {"kind": kind, "cut": cut, "step": cut, "version": 0, "ledger": LEDGER}
 
 
-def run_with(folder: Path, entries: list[Mapping[str, Any]], *complete: int, begun: int | None = None) -> RunDir:
+def run_with(folder: Path, entries: list[Mapping[str, Any]], *complete: int, begun: int | None = None) -> RunDirectory:
     """A run of which the journal has these entries, with these checkpoints, and one that was begun."""
-    run = RunDir(folder / "r1")
-    make(run)
+    run = RunDirectory(folder / "r1")
+    make_run_directory(run)
     journal, _ = Journal.open(run.journal, holder="the test")
     for entry in entries:
         journal.append(entry)
@@ -42,14 +42,14 @@ def run_with(folder: Path, entries: list[Mapping[str, Any]], *complete: int, beg
     for cut in complete:
         directory = cut_directory(run.checkpoints, cut)
         directory.mkdir(parents=True)
-        write_json(directory / MANIFEST, Manifest(cut, 0, "", (), LEDGER).to_json())
+        write_json(directory / MANIFEST_NAME, CheckpointManifest(cut, 0, "", (), LEDGER).to_json())
     if begun is not None:
         cut_directory(run.checkpoints, begun).mkdir(parents=True)
     return run
 
 
-def check(run: RunDir) -> KnownCuts:
-    return check_end(run, replay(run.journal))
+def check(run: RunDirectory) -> JournaledCuts:
+    return check_not_truncated(run, replay_journal(run.journal))
 
 
 ENTRIES = [announced(1), saved(1), announced(2), saved(2), announced(3)]
@@ -66,12 +66,12 @@ ENTRIES = [announced(1), saved(1), announced(2), saved(2), announced(3)]
 )
 def test_what_a_lost_master_leaves_is_no_lost_end(tmp_path: Path, complete: tuple[int, ...], begun: int | None) -> None:
     known = check(run_with(tmp_path, ENTRIES, *complete, begun=begun))
-    assert known == KnownCuts(Checkpoint(2, 2, 0, LEDGER), 3)
+    assert known == JournaledCuts(SavedCheckpoint(2, 2, 0, LEDGER), 3)
 
 
 def test_a_run_without_checkpoints_has_lost_nothing(tmp_path: Path) -> None:
-    assert check(run_with(tmp_path, [])) == KnownCuts(None, 0)
-    assert check(run_with(tmp_path / "announced", [announced(1)], begun=1)) == KnownCuts(None, 1)
+    assert check(run_with(tmp_path, [])) == JournaledCuts(None, 0)
+    assert check(run_with(tmp_path / "announced", [announced(1)], begun=1)) == JournaledCuts(None, 1)
 
 
 @pytest.mark.parametrize("begun", [4, None])
@@ -95,9 +95,9 @@ def test_a_run_whose_checkpoints_are_all_gone_is_refused(tmp_path: Path) -> None
 
 def test_the_newest_may_be_an_older_one_or_a_copy(tmp_path: Path) -> None:
     back = run_with(tmp_path / "back", [*ENTRIES, saved(1, "checkpoint_back")], 1)
-    assert check(back).checkpoint == Checkpoint(1, 1, 0, LEDGER)
+    assert check(back).checkpoint == SavedCheckpoint(1, 1, 0, LEDGER)
     copied = run_with(tmp_path / "copied", [*ENTRIES, saved(3, "best_restored")], 2, 3)
-    assert check(copied).checkpoint == Checkpoint(3, 3, 0, LEDGER)
+    assert check(copied).checkpoint == SavedCheckpoint(3, 3, 0, LEDGER)
 
 
 def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
@@ -105,22 +105,22 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
     run = run_with(tmp_path, ENTRIES, 4)
     before = sorted(path.name for path in run.journal.iterdir())
     with pytest.raises(JournalDamagedError):
-        Journal.open(run.journal, holder="the next master", check=partial(check_end, run))
+        Journal.open(run.journal, holder="the next master", check=partial(check_not_truncated, run))
     assert sorted(path.name for path in run.journal.iterdir()) == before
 
 
 def test_a_compacted_journal_knows_as_much(tmp_path: Path) -> None:
-    state = JobState(Settings(minibatch=4, task_records=8))
+    state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in ENTRIES:
         state.apply(JournalEntry.from_json(entry))
     run = run_with(tmp_path, [], 2)
     journal, _ = Journal.open(run.journal, holder="the test")
     journal.compact(state.snapshot())
     journal.close()
-    assert check(run) == KnownCuts(Checkpoint(2, 2, 0, LEDGER), 3)
+    assert check(run) == JournaledCuts(SavedCheckpoint(2, 2, 0, LEDGER), 3)
 
 
 def test_no_cut_without_a_manifest_is_named(tmp_path: Path) -> None:
     run = run_with(tmp_path, ENTRIES, 1, begun=2)
-    assert stands_in(run, Checkpoint(2, 2, 0, LEDGER)).cut == 1
-    assert stands_in(run, Checkpoint(1, 1, 0, LEDGER)).cut == 1
+    assert usable_checkpoint(run, SavedCheckpoint(2, 2, 0, LEDGER)).cut == 1
+    assert usable_checkpoint(run, SavedCheckpoint(1, 1, 0, LEDGER)).cut == 1

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edl.storage import safetensors_file, safetensors_writer
-from edl.storage.paced_writer import SteadyFile
-from edl.storage.safetensors_file import stream
-from edl.storage.safetensors_writer import ArrayShape, write_parts
+from edl.storage.paced_writer import PacedWriter
+from edl.storage.safetensors_file import write_byte_stream
+from edl.storage.safetensors_writer import ArrayShape, write_array_parts
 
 PART = memoryview(bytes(range(256)) * 4)
 
@@ -30,7 +30,7 @@ DROPPED = ("drop", 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def test_the_disk_is_waited_for_in_steps_and_at_the_end(tmp_path, disk):
-    with SteadyFile(tmp_path / "file", step=2 * len(PART)) as file:
+    with PacedWriter(tmp_path / "file", step=2 * len(PART)) as file:
         for _ in range(5):
             file.write(PART)
         assert disk == [("sync", 2 * len(PART)), DROPPED, ("sync", 4 * len(PART)), DROPPED]
@@ -40,13 +40,13 @@ def test_the_disk_is_waited_for_in_steps_and_at_the_end(tmp_path, disk):
 
 
 def test_a_part_longer_than_a_step_is_one_step(tmp_path, disk):
-    with SteadyFile(tmp_path / "file", step=10) as file:
+    with PacedWriter(tmp_path / "file", step=10) as file:
         file.write(PART)
     assert disk == [("sync", len(PART)), DROPPED]
 
 
 def test_parts_have_their_places(tmp_path):
-    with SteadyFile(tmp_path / "file") as file:
+    with PacedWriter(tmp_path / "file") as file:
         file.write_at(4, memoryview(b"efgh"))
         file.write_at(0, memoryview(b"abcd"))
     assert (tmp_path / "file").read_bytes() == b"abcdefgh"
@@ -54,7 +54,7 @@ def test_parts_have_their_places(tmp_path):
 
 def test_what_was_there_is_overwritten(tmp_path):
     (tmp_path / "file").write_bytes(b"something longer")
-    with SteadyFile(tmp_path / "file") as file:
+    with PacedWriter(tmp_path / "file") as file:
         file.write(memoryview(b"new"))
     assert (tmp_path / "file").read_bytes() == b"new"
 
@@ -64,7 +64,7 @@ def test_a_file_system_that_takes_no_advice_keeps_the_pages(tmp_path, monkeypatc
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "posix_fadvise", refused)
-    with SteadyFile(tmp_path / "file", step=1) as file:
+    with PacedWriter(tmp_path / "file", step=1) as file:
         file.write(PART)
     assert (tmp_path / "file").read_bytes() == bytes(PART)
 
@@ -74,20 +74,20 @@ def test_a_disk_that_fails_on_the_way_is_told_at_once(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="Input/output error"), SteadyFile(tmp_path / "file", step=1) as file:
+    with pytest.raises(OSError, match="Input/output error"), PacedWriter(tmp_path / "file", step=1) as file:
         file.write(PART)
 
 
 def test_checkpoints_and_exports_are_written_so(tmp_path, disk, monkeypatch):
     for module in (safetensors_file, safetensors_writer):
-        monkeypatch.setattr(module, "SteadyFile", partial(SteadyFile, step=3 * len(PART)))
+        monkeypatch.setattr(module, "PacedWriter", partial(PacedWriter, step=3 * len(PART)))
     values = np.zeros((12, len(PART)), np.uint8)
 
     def synced() -> list[int]:
         return [told[1] // len(PART) for told in disk if told[0] == "sync"]
 
-    stream(tmp_path / "export", [PART] * 12)
+    write_byte_stream(tmp_path / "export", [PART] * 12)
     assert synced() == [3, 6, 9, 12, 12]
     disk.clear()
-    write_parts(tmp_path / "shard", [ArrayShape("x", "uint8", values.shape)], [("x", row) for row in values], {})
+    write_array_parts(tmp_path / "shard", [ArrayShape("x", "uint8", values.shape)], [("x", row) for row in values], {})
     assert synced()[:5] == [3, 6, 9, 12, 12], "beside the header, which is shorter than a part"

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError, RefusedError, StorageError
 from edl.storage import run_directory
-from edl.storage.run_directory import HeldError, JobLock, append_line, read_json, tail, write_json
+from edl.storage.run_directory import JobLock, LockHeldError, append_json_line, follow_json_lines, read_json, write_json
 
 
 def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
-    job = run_directory.job_dir(tmp_path, "mnist")
-    created = [run_directory.create(job) for _ in range(11)]
+    job = run_directory.locate_job_dir(tmp_path, "mnist")
+    created = [run_directory.create_run(job) for _ in range(11)]
 
     assert [run.run_id for run in created] == [f"r{n}" for n in range(1, 12)]
     assert job == tmp_path / "local" / "mnist"
-    assert run_directory.latest(job) == created[-1]
-    assert run_directory.runs(job) == created
+    assert run_directory.newest_run(job) == created[-1]
+    assert run_directory.list_numbered_runs(job) == created
     assert created[0].journal.is_dir()
     assert created[0].checkpoints.is_dir()
     assert created[0].logs.is_dir()
@@ -36,33 +36,33 @@ def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp
 
 
 def test_a_number_taken_in_between_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = run_directory.create(tmp_path)
-    monkeypatch.setattr(run_directory, "runs", lambda _: [])
+    taken = run_directory.create_run(tmp_path)
+    monkeypatch.setattr(run_directory, "list_numbered_runs", lambda _: [])
 
-    assert run_directory.create(tmp_path).run_id == "r2"
+    assert run_directory.create_run(tmp_path).run_id == "r2"
     assert taken.run_id == "r1"
 
 
 def test_a_run_is_resolved_by_id_or_as_the_newest(tmp_path: Path) -> None:
-    first, second = run_directory.create(tmp_path), run_directory.create(tmp_path)
+    first, second = run_directory.create_run(tmp_path), run_directory.create_run(tmp_path)
     (tmp_path / "rubbish").mkdir()
 
-    assert run_directory.resolve(tmp_path, None) == second
-    assert run_directory.resolve(tmp_path, "r1") == first
+    assert run_directory.find_run(tmp_path, None) == second
+    assert run_directory.find_run(tmp_path, "r1") == first
     with pytest.raises(BadInputError, match=r"'r9'[\s\S]*r1, r2"):
-        run_directory.resolve(tmp_path, "r9")
+        run_directory.find_run(tmp_path, "r9")
 
 
 def test_resolving_without_any_run_says_so(tmp_path: Path) -> None:
-    assert run_directory.latest(tmp_path / "never") is None
+    assert run_directory.newest_run(tmp_path / "never") is None
     with pytest.raises(BadInputError, match="no run yet"):
-        run_directory.resolve(tmp_path / "never", None)
+        run_directory.find_run(tmp_path / "never", None)
 
 
 def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
     with JobLock(tmp_path) as lock:
         lock.describe("r3")
-        with pytest.raises(HeldError, match=rf"process {os.getpid()}\b.*run r3\b") as caught:
+        with pytest.raises(LockHeldError, match=rf"process {os.getpid()}\b.*run r3\b") as caught:
             JobLock(tmp_path)
         assert caught.value.exit_code == 2
         assert isinstance(caught.value, RefusedError)
@@ -80,7 +80,7 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(HeldError, match=f"process {other.pid} on .*, run r1"):
+        with pytest.raises(LockHeldError, match=f"process {other.pid} on .*, run r1"):
             JobLock(tmp_path)
         other.kill()
     JobLock(tmp_path).close()
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
 
 def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "events.jsonl"
-    append_line(path, {"n": 1})
+    append_json_line(path, {"n": 1})
     write = os.write
 
     def half(descriptor: int, data: memoryview) -> int:
@@ -122,14 +122,14 @@ def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", half)
         with pytest.raises(StorageError):
-            append_line(path, {"n": 2})
-    append_line(path, {"n": 3})
+            append_json_line(path, {"n": 2})
+    append_json_line(path, {"n": 3})
 
-    assert tail(path).poll() == [{"n": 1}, {"n": 3}]
+    assert follow_json_lines(path).poll() == [{"n": 1}, {"n": 3}]
 
 
 def test_a_tail_waits_for_the_file_and_leaves_out_what_is_no_object(tmp_path: Path) -> None:
-    follower = tail(tmp_path / "events.jsonl")
+    follower = follow_json_lines(tmp_path / "events.jsonl")
     assert follower.poll() == []
     (tmp_path / "events.jsonl").write_bytes(b'{"n":1}\nrubbish\n[2]\n{"n":3}\n{"n"')
 
@@ -144,7 +144,7 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
     path = Path(tempfile.gettempdir()) / f"edl-tail-{os.getpid()}.jsonl"
     path.write_bytes(b"")
     try:
-        follower, seen = tail(path), []
+        follower, seen = follow_json_lines(path), []
         for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
             with path.open("ab") as file:
                 file.write(whole[begin:end])
@@ -157,16 +157,16 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
-@pytest.mark.parametrize(("folder", "spec"), [(run_directory.PRIVATE, 0o600), (run_directory.OF_GROUP, 0o640)])
+@pytest.mark.parametrize(("folder", "spec"), [(run_directory.PRIVATE_MODE, 0o600), (run_directory.GROUP_MODE, 0o640)])
 def test_a_spec_is_for_its_user_and_on_a_claim_for_the_group_of_the_job(
     tmp_path: Path, umask: int, folder: int, spec: int
 ) -> None:
     """It may hold passwords: variables of pods."""
-    run = run_directory.RunDir(tmp_path / "digits" / "r1")
+    run = run_directory.RunDirectory(tmp_path / "digits" / "r1")
     before = os.umask(umask)
     try:
-        run_directory.make(run, folder)
-        run_directory.write_spec(run, {"name": "digits"})
+        run_directory.make_run_directory(run, folder)
+        run_directory.write_run_spec(run, {"name": "digits"})
     finally:
         os.umask(before)
     assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (folder, spec)
@@ -174,11 +174,11 @@ def test_a_spec_is_for_its_user_and_on_a_claim_for_the_group_of_the_job(
 
 
 def test_a_run_that_was_readable_for_all_is_not_once_it_is_resumed(tmp_path: Path) -> None:
-    run = run_directory.RunDir(tmp_path / "r1")
+    run = run_directory.RunDirectory(tmp_path / "r1")
     run.path.mkdir(mode=0o755)
     run.spec.write_text("{}")
-    run_directory.make(run)
-    run_directory.write_spec(run, {})
+    run_directory.make_run_directory(run)
+    run_directory.write_run_spec(run, {})
     assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
@@ -189,6 +189,6 @@ def test_a_volume_without_modes_of_its_own_is_written_all_the_same(
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(os, "chmod", refuse)
-    run = run_directory.create(tmp_path / "digits")
-    run_directory.write_spec(run, {"name": "digits"})
+    run = run_directory.create_run(tmp_path / "digits")
+    run_directory.write_run_spec(run, {"name": "digits"})
     assert read_json(run.spec) == {"name": "digits"}

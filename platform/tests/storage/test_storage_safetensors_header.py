@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
-from edl.storage.array_statistics import mapped, statistics
-from edl.storage.safetensors_file import write_arrays
-from edl.storage.safetensors_header import StoredArray, read_header
+from edl.storage.array_statistics import compute_statistics, map_stored_array
+from edl.storage.safetensors_file import write_array_file
+from edl.storage.safetensors_header import StoredArray, read_safetensors_header
 
 ARRAYS = {
     "scalar": np.array(7, np.int64),
@@ -35,13 +35,13 @@ def entry(shape: Any = (2,), offsets: Any = (0, 8), dtype: Any = "F32") -> dict[
 
 
 def test_arrays_are_found_where_they_are(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a.safetensors", ARRAYS, {"cut": "7"})
-    header = read_header(tmp_path / "a.safetensors")
+    write_array_file(tmp_path / "a.safetensors", ARRAYS, {"cut": "7"})
+    header = read_safetensors_header(tmp_path / "a.safetensors")
     assert header.strings == {"cut": "7"}
     assert header.arrays.keys() == ARRAYS.keys()
     for name, array in header.arrays.items():
         assert (array.dtype, array.shape, array.nbytes) == (ARRAYS[name].dtype, ARRAYS[name].shape, ARRAYS[name].nbytes)
-        np.testing.assert_array_equal(mapped(array), ARRAYS[name])
+        np.testing.assert_array_equal(map_stored_array(array), ARRAYS[name])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_does_not_fit_the_file_is_refused_by_name(tmp_path: Path, data: byt
     path = tmp_path / "ps-0.safetensors"
     path.write_bytes(data)
     with pytest.raises(StorageError) as caught:
-        read_header(path)
+        read_safetensors_header(path)
     assert caught.value.where == str(path)
 
 
@@ -83,36 +83,36 @@ def test_what_does_not_fit_the_file_is_refused_by_name(tmp_path: Path, data: byt
 def test_any_damage_is_an_error_or_describes_no_more_than_the_file_has(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "ps-0.safetensors")
-        write_arrays(path, ARRAYS, {"cut": "7"})
+        write_array_file(path, ARRAYS, {"cut": "7"})
         raw = bytearray(path.read_bytes())
         for _ in range(data.draw(st.integers(1, 4))):
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
         try:
-            header = read_header(path)
+            header = read_safetensors_header(path)
         except StorageError:
             return
         assert sum(array.nbytes for array in header.arrays.values()) <= len(raw)
-        assert all(mapped(array).shape == array.shape for array in header.arrays.values())
+        assert all(map_stored_array(array).shape == array.shape for array in header.arrays.values())
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot read a checkpoint"):
-        read_header(tmp_path / "ps-0.safetensors")
+        read_safetensors_header(tmp_path / "ps-0.safetensors")
     gone = StoredArray("w", "float32", (2,), tmp_path / "ps-0.safetensors", 0)
     with pytest.raises(StorageError, match="cannot read a checkpoint"):
-        mapped(gone)
+        map_stored_array(gone)
 
 
 def test_statistics_are_of_finite_values_and_count_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.storage.array_statistics.PIECE", 3)
+    monkeypatch.setattr("edl.storage.array_statistics.PIECE_ELEMENTS", 3)
     values = np.array([[1, np.nan, -4], [np.inf, 9, -np.inf], [0, np.nan, 2]], np.float32)
-    write_arrays(tmp_path / "a.safetensors", {"a": values, "none": np.array([np.nan]), "empty": np.empty(0)}, {})
-    arrays = read_header(tmp_path / "a.safetensors").arrays
+    write_array_file(tmp_path / "a.safetensors", {"a": values, "none": np.array([np.nan]), "empty": np.empty(0)}, {})
+    arrays = read_safetensors_header(tmp_path / "a.safetensors").arrays
     read: list[int] = []
-    found = statistics([arrays["a"], arrays["empty"]], read.append)
+    found = compute_statistics([arrays["a"], arrays["empty"]], read.append)
     assert (found.count, found.minimum, found.mean, found.maximum) == (9, -4, 1.6, 9)
     assert (found.nan, found.infinite) == (2, 2)
     assert sum(read) == values.nbytes
-    assert statistics([arrays["none"]]).mean is None
-    assert statistics([]).count == 0
+    assert compute_statistics([arrays["none"]]).mean is None
+    assert compute_statistics([]).count == 0

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.storage.crc32_combine import combined
-from edl.storage.safetensors_file import read_arrays, write_arrays
-from edl.storage.safetensors_writer import ArrayShape, write_parts
+from edl.storage.crc32_combine import combine_crc32
+from edl.storage.safetensors_file import read_array_file, write_array_file
+from edl.storage.safetensors_writer import ArrayShape, write_array_parts
 
 PATIENT = settings(deadline=None, max_examples=40)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_checksums_of_two_pieces_are_put_together(front, back):
-    assert combined(zlib.crc32(front), zlib.crc32(back), len(back)) == zlib.crc32(front + back)
+    assert combine_crc32(zlib.crc32(front), zlib.crc32(back), len(back)) == zlib.crc32(front + back)
 
 
 def test_a_long_piece_takes_no_longer():
     length = 5_000_000_000
     in_steps = 0x12345678
     for part in (4_000_000_000, 999_999_999, 1):
-        in_steps = combined(in_steps, 0, part)
-    assert combined(0x12345678, 0, length) == in_steps
+        in_steps = combine_crc32(in_steps, 0, part)
+    assert combine_crc32(0x12345678, 0, length) == in_steps
 
 
 @PATIENT
@@ -51,11 +51,11 @@ def test_parts_in_any_order_make_the_same_file(tmp_path_factory, data):
     shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
     meta = {"cut": "7"}
     whole, parted = folder / "whole.safetensors", folder / "parted.safetensors"
-    written = write_parts(parted, shapes, parts(), meta)
-    assert written == write_arrays(whole, arrays, meta)
+    written = write_array_parts(parted, shapes, parts(), meta)
+    assert written == write_array_file(whole, arrays, meta)
     assert parted.read_bytes() == whole.read_bytes()
     assert written == (len(parted.read_bytes()), zlib.crc32(parted.read_bytes()))
-    assert read_arrays(parted)[1] == meta
+    assert read_array_file(parted)[1] == meta
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_parts_in_any_order_make_the_same_file(tmp_path_factory, data):
 def test_parts_that_are_not_the_array_leave_nothing_behind(tmp_path, parts, problem):
     path = tmp_path / "x.safetensors"
     with pytest.raises(ValueError, match=problem):
-        write_parts(path, [ArrayShape("x", "float32", (3,))], [("x", part) for part in parts], {})
+        write_array_parts(path, [ArrayShape("x", "float32", (3,))], [("x", part) for part in parts], {})
     assert not list(tmp_path.iterdir())

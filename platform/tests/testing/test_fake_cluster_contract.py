@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from cluster_contract import PodContract
 
-from edl.api.cluster_port import Cause, Cluster, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import JobCluster, PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import RetryableError
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import NO_ROOM, FakeCluster, FakeConnection
@@ -20,9 +20,9 @@ class FakeStand:
         self.clock = VirtualClock()
         self.fake = FakeCluster(self.clock, start_latency=START_LATENCY)
         self._connections: list[FakeConnection] = []
-        self.cluster: Cluster = self.connect()
+        self.cluster: JobCluster = self.connect()
 
-    def connect(self) -> Cluster:
+    def connect(self) -> JobCluster:
         self._connections.append(self.fake.connect())
         return self._connections[-1]
 
@@ -75,28 +75,28 @@ def states(fake: FakeCluster) -> dict[str, str]:
 def test_pods_without_room_wait_until_others_end() -> None:
     fake = FakeCluster(VirtualClock(), capacity=2)
     uids = [fake.start(Role.WORKER, index) for index in range(4)]
-    assert list(states(fake).values()) == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING, Phase.PENDING]
+    assert list(states(fake).values()) == [PodPhase.RUNNING, PodPhase.RUNNING, PodPhase.PENDING, PodPhase.PENDING]
     assert (fake.pods()[2].reason, fake.pods()[2].message) == ("Unschedulable", NO_ROOM)
     fake.kill(uids[0])
-    assert states(fake)["worker-2"] == Phase.RUNNING
+    assert states(fake)["worker-2"] == PodPhase.RUNNING
     fake.resize(3)
-    assert states(fake)["worker-3"] == Phase.RUNNING
+    assert states(fake)["worker-3"] == PodPhase.RUNNING
 
 
 def test_pending_pod_that_is_deleted_never_runs() -> None:
     clock = VirtualClock()
     fake = FakeCluster(clock, start_latency=5, capacity=1)
-    seen: list[PodSeen] = []
+    seen: list[PodStatus] = []
     fake.subscribe(seen.append)
     starting, waiting = fake.start(Role.WORKER, 0), fake.start(Role.WORKER, 1)
     fake.delete(waiting, 30)
     fake.delete(starting, 30)
     clock.advance(60)
     assert [(pod.uid, pod.phase) for pod in seen] == [
-        (starting, Phase.PENDING),
-        (waiting, Phase.PENDING),
-        (waiting, Phase.GONE),
-        (starting, Phase.GONE),
+        (starting, PodPhase.PENDING),
+        (waiting, PodPhase.PENDING),
+        (waiting, PodPhase.GONE),
+        (starting, PodPhase.GONE),
     ]
     assert fake.pods() == []
 
@@ -117,24 +117,27 @@ def test_sigterm_takes_its_time_and_the_grace_cuts_it_short() -> None:
 def test_a_pod_that_was_told_to_go_leaves_with_its_cause_until_it_has_ended() -> None:
     clock = VirtualClock()
     fake = FakeCluster(clock, term_latency=2)
-    uid = fake.start(Role.WORKER, 0, Wish(elevated=True))
-    seen: list[PodSeen] = []
+    uid = fake.start(Role.WORKER, 0, PodOptions(elevated=True))
+    seen: list[PodStatus] = []
     fake.subscribe(seen.append)
-    fake.take(uid, Cause.PREEMPTED)
+    fake.take(uid, TerminationCause.PREEMPTED)
     clock.advance(2)
     assert [(pod.phase, pod.leaving, pod.cause, pod.elevated) for pod in seen] == [
-        (Phase.RUNNING, True, Cause.PREEMPTED, True),
-        (Phase.GONE, False, Cause.PREEMPTED, True),
+        (PodPhase.RUNNING, True, TerminationCause.PREEMPTED, True),
+        (PodPhase.GONE, False, TerminationCause.PREEMPTED, True),
     ]
 
 
 def test_a_pod_that_runs_out_of_memory_is_told_apart_from_one_that_is_killed() -> None:
     fake = FakeCluster(VirtualClock())
-    uids = [fake.start(Role.WORKER, index, Wish(memory_factor=1.5)) for index in range(2)]
+    uids = [fake.start(Role.WORKER, index, PodOptions(memory_factor=1.5)) for index in range(2)]
     assert fake.wish(uids[0]).memory_factor == 1.5
     fake.run_out_of_memory(uids[0])
     fake.kill(uids[1])
-    assert [(pod.exit_code, pod.cause) for pod in fake.pods()] == [(137, Cause.OUT_OF_MEMORY), (137, Cause.NONE)]
+    assert [(pod.exit_code, pod.cause) for pod in fake.pods()] == [
+        (137, TerminationCause.OUT_OF_MEMORY),
+        (137, TerminationCause.NONE),
+    ]
 
 
 def test_refusal_lasts_until_it_is_taken_back() -> None:
@@ -150,7 +153,7 @@ def test_thousands_of_pods() -> None:
     clock = VirtualClock()
     fake = FakeCluster(clock, start_latency=10, capacity=3000)
     running: set[str] = set()
-    fake.subscribe(lambda pod: (running.add if pod.phase == Phase.RUNNING else running.discard)(pod.uid))
+    fake.subscribe(lambda pod: (running.add if pod.phase == PodPhase.RUNNING else running.discard)(pod.uid))
     uids = [fake.start(Role.WORKER, index) for index in range(5000)]
     clock.advance(10)
     assert len(running) == 3000

@@ -13,11 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_connection import Connection, remaining, send_all
-from edl.transport.bulk_frames import HEAD_SIZE, MAX_META, Answer, Kind, Limits, encode_head
-from edl.transport.peer_errors import Refused
+from edl.transport.bulk_connection import BulkConnection, remaining_views, send_buffers
+from edl.transport.bulk_frames import (
+    HEAD_SIZE,
+    MAX_META_BYTES,
+    FrameKind,
+    FrameLimits,
+    OutgoingFrame,
+    encode_frame_head,
+)
+from edl.transport.peer_errors import PeerRefusedError
 
-LIMITS = Limits(MAX_META, 1 << 26)
+LIMITS = FrameLimits(MAX_META_BYTES, 1 << 26)
 
 
 class Trickle:
@@ -36,14 +43,14 @@ class Trickle:
 @given(st.lists(st.binary(max_size=50), max_size=20), st.lists(st.integers(1, 60), min_size=1))
 def test_partial_sends_lose_and_repeat_nothing(pieces: list[bytes], sizes: list[int]) -> None:
     sock = Trickle(sizes)
-    send_all(sock, pieces)  # type: ignore[arg-type]
+    send_buffers(sock, pieces)  # type: ignore[arg-type]
     assert sock.taken == b"".join(pieces)
 
 
 def test_more_pieces_than_one_system_call_takes() -> None:
     pieces = [bytes([number % 251]) for number in range(3000)]
     sock = Trickle([700])
-    send_all(sock, pieces)  # type: ignore[arg-type]
+    send_buffers(sock, pieces)  # type: ignore[arg-type]
     assert sock.taken == b"".join(pieces)
 
 
@@ -51,36 +58,36 @@ def test_more_pieces_than_one_system_call_takes() -> None:
 def test_what_remains_is_the_rest(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)
     count = data.draw(st.integers(0, len(whole)))
-    rest = remaining([memoryview(piece) for piece in pieces], count)
+    rest = remaining_views([memoryview(piece) for piece in pieces], count)
     assert b"".join(rest) == whole[count:]
     assert all(view.nbytes for view in rest)
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, socket.socket]]:
+def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
     ours, theirs = socket.socketpair()
-    connection = Connection(ours, "the peer", LIMITS, 5.0)
+    connection = BulkConnection(ours, "the peer", LIMITS, 5.0)
     yield connection, theirs
     connection.close()
     theirs.close()
 
 
-def test_arrays_travel_as_raw_bytes(pair: tuple[Connection, socket.socket]) -> None:
+def test_arrays_travel_as_raw_bytes(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
     slab, ids, nothing = np.arange(6, dtype=np.float32), np.array([[7], [8]]), np.empty((0, 4), np.float32)
-    connection.send(Answer(Kind.PUSH, b"meta", [slab, ids, nothing]))
+    connection.send(OutgoingFrame(FrameKind.PUSH, b"meta", [slab, ids, nothing]))
     body = slab.tobytes() + ids.tobytes()
-    assert theirs.recv(1000) == encode_head(Kind.PUSH, 4, len(body)) + b"meta" + body
+    assert theirs.recv(1000) == encode_frame_head(FrameKind.PUSH, 4, len(body)) + b"meta" + body
 
 
-def test_strided_memory_is_a_mistake_of_the_caller(pair: tuple[Connection, socket.socket]) -> None:
+def test_strided_memory_is_a_mistake_of_the_caller(pair: tuple[BulkConnection, socket.socket]) -> None:
     with pytest.raises(TypeError, match="contiguous"):
-        pair[0].send(Answer(Kind.PUSH, b"", [np.arange(6)[::2]]))
+        pair[0].send(OutgoingFrame(FrameKind.PUSH, b"", [np.arange(6)[::2]]))
 
 
-def test_a_frame_that_comes_byte_by_byte(pair: tuple[Connection, socket.socket]) -> None:
+def test_a_frame_that_comes_byte_by_byte(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
-    data = encode_head(Kind.PULL, 3, 20_000) + b"abc" + bytes(range(250)) * 80
+    data = encode_frame_head(FrameKind.PULL, 3, 20_000) + b"abc" + bytes(range(250)) * 80
 
     def dribble() -> None:
         for byte in data[:60]:
@@ -91,48 +98,48 @@ def test_a_frame_that_comes_byte_by_byte(pair: tuple[Connection, socket.socket])
     sender.start()
     frame = connection.receive()
     sender.join()
-    assert (frame.kind, frame.meta, bytes(frame.body)) == (Kind.PULL, b"abc", bytes(range(250)) * 80)
+    assert (frame.kind, frame.meta, bytes(frame.body)) == (FrameKind.PULL, b"abc", bytes(range(250)) * 80)
 
 
-def test_the_buffer_is_used_again_and_grows(pair: tuple[Connection, socket.socket]) -> None:
+def test_the_buffer_is_used_again_and_grows(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
-    theirs.sendall((encode_head(Kind.PULL, 0, 8) + b"12345678") * 2)
+    theirs.sendall((encode_frame_head(FrameKind.PULL, 0, 8) + b"12345678") * 2)
     assert connection.receive().body.obj is connection.receive().body.obj
     large = bytes(100_000)
-    writer = threading.Thread(target=theirs.sendall, args=(encode_head(Kind.PULL, 0, len(large)) + large,))
+    writer = threading.Thread(target=theirs.sendall, args=(encode_frame_head(FrameKind.PULL, 0, len(large)) + large,))
     writer.start()
     assert connection.receive().body.nbytes == len(large)
     writer.join()
 
 
 @pytest.mark.parametrize("size", [0, 8, 12, 20])
-def test_a_body_goes_to_the_given_memory_if_it_fits(size: int, pair: tuple[Connection, socket.socket]) -> None:
+def test_a_body_goes_to_the_given_memory_if_it_fits(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
     slab = np.zeros(3, np.float32)
-    theirs.sendall(encode_head(Kind.PULLED, 0, size) + b"\1" * size)
+    theirs.sendall(encode_frame_head(FrameKind.PULLED, 0, size) + b"\1" * size)
     body = connection.receive(memoryview(slab)).body
     assert bytes(body) == b"\1" * size
     assert slab.tobytes() == (b"\1" * size).ljust(12, b"\0") if size <= 12 else not slab.any()
 
 
-def test_a_frame_above_the_limits_is_refused_unread(pair: tuple[Connection, socket.socket]) -> None:
+def test_a_frame_above_the_limits_is_refused_unread(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
-    theirs.sendall(encode_head(Kind.PUSH, 0, LIMITS.body + 1))
-    with pytest.raises(Refused, match="larger than"):
+    theirs.sendall(encode_frame_head(FrameKind.PUSH, 0, LIMITS.body + 1))
+    with pytest.raises(PeerRefusedError, match="larger than"):
         connection.receive()
 
 
 @pytest.mark.parametrize("size", [0, 1, HEAD_SIZE - 1, HEAD_SIZE, HEAD_SIZE + 7])
-def test_a_peer_that_ends_within_a_frame_is_gone(size: int, pair: tuple[Connection, socket.socket]) -> None:
+def test_a_peer_that_ends_within_a_frame_is_gone(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
-    theirs.sendall((encode_head(Kind.PUSH, 2, 6) + b"abcdefgh")[:size])
+    theirs.sendall((encode_frame_head(FrameKind.PUSH, 2, 6) + b"abcdefgh")[:size])
     theirs.close()
     with pytest.raises(RetryableError, match="the peer: The peer is gone"):
         connection.receive()
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_a_silent_peer_is_not_waited_for(size: int, pair: tuple[Connection, socket.socket]) -> None:
+def test_a_silent_peer_is_not_waited_for(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
     theirs.send(bytes(size))
     connection.set_timeout(0.05)
@@ -140,14 +147,14 @@ def test_a_silent_peer_is_not_waited_for(size: int, pair: tuple[Connection, sock
         connection.receive()
 
 
-def test_a_peer_that_does_not_read_is_not_waited_for(pair: tuple[Connection, socket.socket]) -> None:
+def test_a_peer_that_does_not_read_is_not_waited_for(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, _ = pair
     connection.set_timeout(0.05)
     with pytest.raises(RetryableError, match="sending took longer"):
-        connection.send(Answer(Kind.PUSH, b"", [bytes(1 << 25)]))
+        connection.send(OutgoingFrame(FrameKind.PUSH, b"", [bytes(1 << 25)]))
 
 
-def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[Connection, socket.socket]) -> None:
+def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
     ended = threading.Event()
 
@@ -166,7 +173,7 @@ def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[Connection, socket.
         sender.join()
 
 
-def test_another_thread_can_end_the_wait(pair: tuple[Connection, socket.socket]) -> None:
+def test_another_thread_can_end_the_wait(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, _ = pair
     waker = threading.Timer(0.05, connection.wake)
     waker.start()
@@ -179,7 +186,7 @@ def test_a_unix_socket_holds_more_than_it_would_by_itself() -> None:
     """A step's frame is larger than the kernel's own buffer: each side would be woken several times for it."""
     here, there = socket.socketpair(socket.AF_UNIX)
     before = here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    connection = Connection(here, "peer", LIMITS, 1.0)
+    connection = BulkConnection(here, "peer", LIMITS, 1.0)
     try:
         assert here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
     finally:

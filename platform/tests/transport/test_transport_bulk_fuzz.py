@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import EdlError
-from edl.transport.bulk_client import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
-from edl.transport.bulk_frames import HEAD_SIZE, MAGIC, MAX_META, encode_head
+from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_frames import FRAME_MAGIC, HEAD_SIZE, MAX_META_BYTES, encode_frame_head
 from edl.transport.handshake import PROTOCOL_VERSION
 
 TOKEN = "the-token-of-these-tests"
@@ -26,17 +26,17 @@ MANY = settings(
     deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 LENGTHS = st.one_of(
-    st.integers(0, 40), st.sampled_from([MAX_META, MAX_META + 1, MAX_BODY, MAX_BODY + 1, 2**31, 2**32 - 1])
+    st.integers(0, 40), st.sampled_from([MAX_META_BYTES, MAX_META_BYTES + 1, MAX_BODY, MAX_BODY + 1, 2**31, 2**32 - 1])
 )
-HELLO = encode_head(Kind.HELLO, len(TOKEN), 0) + TOKEN.encode()
+HELLO = encode_frame_head(FrameKind.HELLO, len(TOKEN), 0) + TOKEN.encode()
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> bytes:
     """Heads that are right but for some of their fields."""
-    magic = draw(st.sampled_from([MAGIC, MAGIC, MAGIC, b"EDLC", b"\0\0\0\0"]))
+    magic = draw(st.sampled_from([FRAME_MAGIC, FRAME_MAGIC, FRAME_MAGIC, b"EDLC", b"\0\0\0\0"]))
     version = draw(st.sampled_from([PROTOCOL_VERSION] * 5 + [0, PROTOCOL_VERSION + 1, 2**16 - 1]))
-    kind = draw(st.one_of(st.sampled_from([int(kind) for kind in Kind]), st.integers(0, 2**16 - 1)))
+    kind = draw(st.one_of(st.sampled_from([int(kind) for kind in FrameKind]), st.integers(0, 2**16 - 1)))
     body = draw(st.one_of(LENGTHS, st.sampled_from([2**40, 2**63, 2**64 - 1])))
     return struct.pack("<4sHHIQ", magic, version, kind, draw(LENGTHS), body)
 
@@ -45,7 +45,7 @@ def heads(draw: st.DrawFn) -> bytes:
 def frames(draw: st.DrawFn) -> bytes:
     """Whole frames."""
     meta, body = draw(st.binary(max_size=40)), draw(st.binary(max_size=200))
-    return encode_head(draw(st.sampled_from(Kind)), len(meta), len(body)) + meta + body
+    return encode_frame_head(draw(st.sampled_from(FrameKind)), len(meta), len(body)) + meta + body
 
 
 @st.composite
@@ -56,8 +56,8 @@ def conversations(draw: st.DrawFn) -> bytes:
     return said[: draw(st.integers(0, len(said)))] if draw(st.booleans()) else said
 
 
-def echo(frame: Frame) -> Answer:
-    return Answer(Kind.PULLED, frame.meta, [frame.body])
+def echo(frame: ReceivedFrame) -> OutgoingFrame:
+    return OutgoingFrame(FrameKind.PULLED, frame.meta, [frame.body])
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +80,29 @@ def bystander(server: BulkServer) -> Iterator[BulkClient]:
 @example(b"")
 @example(HELLO)
 @example(HELLO + HELLO)
-@example(HELLO + encode_head(Kind.PUSH, MAX_META, MAX_BODY))
-@example(encode_head(Kind.HELLO, 0, 0))
-@example(encode_head(Kind.HELLO, MAX_META, 0))
+@example(HELLO + encode_frame_head(FrameKind.PUSH, MAX_META_BYTES, MAX_BODY))
+@example(encode_frame_head(FrameKind.HELLO, 0, 0))
+@example(encode_frame_head(FrameKind.HELLO, MAX_META_BYTES, 0))
 def test_a_server_answers_whole_frames_or_hangs_up_and_serves_the_others(
     server: BulkServer, bystander: BulkClient, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
     caplog.clear()
     answers = answers_to(server.address, said)
-    assert not answers or answers[0] in (Kind.WELCOME, Kind.REFUSED)
-    assert Kind.REFUSED not in answers[:-1]
-    assert bystander.request(Kind.PULL, b"still here").meta == b"still here"
+    assert not answers or answers[0] in (FrameKind.WELCOME, FrameKind.REFUSED)
+    assert FrameKind.REFUSED not in answers[:-1]
+    assert bystander.request(FrameKind.PULL, b"still here").meta == b"still here"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_server_keeps_nothing_of_those_who_sent_garbage(server: BulkServer, bystander: BulkClient) -> None:
     before = threading.active_count()
     for _ in range(20):
-        answers_to(server.address, HELLO + encode_head(Kind.PUSH, 9, 9) + b"short")
-    assert bystander.request(Kind.PULL, b"").kind is Kind.PULLED
+        answers_to(server.address, HELLO + encode_frame_head(FrameKind.PUSH, 9, 9) + b"short")
+    assert bystander.request(FrameKind.PULL, b"").kind is FrameKind.PULLED
     assert threading.active_count() <= before + 1  # the last one may be on its way out
 
 
-def answers_to(address: str, said: bytes) -> list[Kind]:
+def answers_to(address: str, said: bytes) -> list[FrameKind]:
     """Say something, stop talking, and listen to the end."""
     with closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(20)
@@ -121,21 +121,21 @@ def heard(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def kinds(data: bytes) -> list[Kind]:
+def kinds(data: bytes) -> list[FrameKind]:
     """The kinds of the frames that these bytes are, all of them whole."""
     found = []
     while data:
         magic, version, kind, meta, body = struct.unpack_from("<4sHHIQ", data)
-        assert (magic, version) == (MAGIC, PROTOCOL_VERSION)
+        assert (magic, version) == (FRAME_MAGIC, PROTOCOL_VERSION)
         assert len(data) >= HEAD_SIZE + meta + body
-        found.append(Kind(kind))
+        found.append(FrameKind(kind))
         data = data[HEAD_SIZE + meta + body :]
     return found
 
 
 # ------------------------------------------------------------------ the other side
 
-WELCOME = encode_head(Kind.WELCOME, 0, 0)
+WELCOME = encode_frame_head(FrameKind.WELCOME, 0, 0)
 
 
 @st.composite
@@ -178,10 +178,10 @@ def false_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FalseServ
 @MANY
 @given(replies())
 @example(b"")
-@example(WELCOME + encode_head(Kind.REFUSED, 3, 0) + b"\xff\xff\xff")
-@example(encode_head(Kind.REFUSED, 0, 0))
-@example(WELCOME + encode_head(Kind.PULLED, MAX_META, 0))
-@example(encode_head(Kind.PULLED, 0, 0))
+@example(WELCOME + encode_frame_head(FrameKind.REFUSED, 3, 0) + b"\xff\xff\xff")
+@example(encode_frame_head(FrameKind.REFUSED, 0, 0))
+@example(WELCOME + encode_frame_head(FrameKind.PULLED, MAX_META_BYTES, 0))
+@example(encode_frame_head(FrameKind.PULLED, 0, 0))
 def test_a_client_gets_frames_or_an_error_that_names_the_server(false_server: FalseServer, reply: bytes) -> None:
     speaking = false_server.say(reply)
     with pytest.raises(EdlError) as caught:
@@ -194,12 +194,12 @@ def listen(address: str) -> NoReturn:
     target = bytearray(16)
     with BulkClient(address, TOKEN, timeout=20, max_body=MAX_BODY) as client:
         while True:
-            assert isinstance(client.receive(memoryview(target)), Frame)
+            assert isinstance(client.receive(memoryview(target)), ReceivedFrame)
 
 
 def test_only_a_welcome_is_one(false_server: FalseServer) -> None:
-    speaking = false_server.say(encode_head(Kind.PULLED, 0, 0))
-    with pytest.raises(BulkRefused, match="PULLED to HELLO, not WELCOME") as caught:
+    speaking = false_server.say(encode_frame_head(FrameKind.PULLED, 0, 0))
+    with pytest.raises(BulkRefusedError, match="PULLED to HELLO, not WELCOME") as caught:
         BulkClient(false_server.address, TOKEN, timeout=20)
     speaking.join()
     assert caught.value.where == false_server.address

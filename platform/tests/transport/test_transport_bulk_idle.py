@@ -13,7 +13,7 @@ import pytest
 from transport.test_transport_bulk import MAX_BODY, TOKEN, client_of, echo, stranger
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_client import BulkServer, Kind
+from edl.transport.bulk_client import BulkServer, FrameKind
 
 IDLE = 1100
 LONGEST = 2.0
@@ -46,7 +46,7 @@ def test_1100_idle_connections_turn_nobody_away_who_has_the_token(server: BulkSe
             if number % 20 == 0:
                 began = monotonic()
                 client = stack.enter_context(client_of(server))
-                assert client.request(Kind.PULL, b"mine").meta == b"mine"
+                assert client.request(FrameKind.PULL, b"mine").meta == b"mine"
                 assert monotonic() - began < LONGEST
         threads = sum(thread.name == "bulk" for thread in threading.enumerate())
         assert threads < IDLE // 20 + 64 + 64, "one for each that has proved it, and few for others"
@@ -65,7 +65,7 @@ def test_the_oldest_that_has_proved_nothing_goes_first(caplog: pytest.LogCapture
         for sock in (second, third):
             with pytest.raises(BlockingIOError):
                 sock.recv(1)
-        assert client.request(Kind.PULL, b"mine").meta == b"mine"
+        assert client.request(FrameKind.PULL, b"mine").meta == b"mine"
         assert "has not proved the token" in caplog.text
 
 
@@ -78,4 +78,4 @@ def test_those_that_have_proved_it_have_a_bound_of_their_own() -> None:
         for _ in range(3):
             with pytest.raises(RetryableError):
                 client_of(server)
-        assert client.request(Kind.PULL, b"first").meta == b"first"
+        assert client.request(FrameKind.PULL, b"first").meta == b"first"

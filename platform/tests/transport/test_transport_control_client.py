@@ -20,13 +20,19 @@ import pytest
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, ControlServer, Retry, connect, serve
-from edl.transport.control_methods import Master, PsControl
+from edl.transport.control_client import (
+    ControlChannel,
+    ControlServer,
+    RetryPolicy,
+    open_control_channel,
+    start_control_server,
+)
+from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.transport.grpc_options import MAX_MESSAGE
+from edl.transport.grpc_options import MAX_MESSAGE_BYTES
 from edl.transport.handshake import PROTOCOL_VERSION
-from edl.transport.peer_errors import Refused
-from edl.transport.retry import Timing
+from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.retry import RetryTiming
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -56,8 +62,8 @@ class VirtualTime:
         self.slept.append(seconds)
         self._wake()
 
-    def timing(self) -> Timing:
-        return Timing(clock=lambda: self.now, sleep=self.sleep, uniform=lambda low, high: high)
+    def timing(self) -> RetryTiming:
+        return RetryTiming(clock=lambda: self.now, sleep=self.sleep, uniform=lambda low, high: high)
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -76,7 +82,7 @@ def start(address: str) -> Iterator[Start]:
             def register(server: grpc.Server) -> None:
                 add_MasterServicer_to_server(servicer or Scripted(), server)
 
-            server = serve(register, at, TOKEN, 8, **options)
+            server = start_control_server(register, at, TOKEN, 8, **options)
             stack.callback(server.stop)
             return server
 
@@ -84,17 +90,19 @@ def start(address: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Channel]]:
+def opened() -> Iterator[Callable[..., ControlChannel]]:
     with ExitStack() as stack:
-        yield lambda address, token=TOKEN, **options: stack.enter_context(connect(address, token, **options))
+        yield lambda address, token=TOKEN, **options: stack.enter_context(
+            open_control_channel(address, token, **options)
+        )
 
 
-Opened = Callable[..., Channel]
+Opened = Callable[..., ControlChannel]
 ASK = pb.ProgressRequest(member=pb.Member(index=7))
 
 
 def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
-    reply = opened(start().address).call(Master.Progress, ASK, deadline=5.0)
+    reply = opened(start().address).call(MasterMethods.Progress, ASK, deadline=5.0)
     assert isinstance(reply, pb.ProgressReply)
     assert reply.incarnation == 7
 
@@ -103,14 +111,14 @@ def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
 def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, opened: Opened, token: str) -> None:
     time, server = VirtualTime(), start()
     channel = opened(server.address, token, timing=time.timing())
-    with pytest.raises(Refused, match="token") as refused:
-        channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry())
+    with pytest.raises(PeerRefusedError, match="token") as refused:
+        channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy())
     assert (refused.value.kind, refused.value.where, time.slept) == ("token", server.address, [])
 
 
 def test_no_proof_at_all_is_refused(start: Start) -> None:
     with grpc.insecure_channel(start().address) as bare:
-        call = bare.unary_unary(Master.Progress.path, pb.ProgressRequest.SerializeToString)
+        call = bare.unary_unary(MasterMethods.Progress.path, pb.ProgressRequest.SerializeToString)
         with pytest.raises(grpc.RpcError) as error:
             call(ASK, timeout=5.0)
     assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -121,19 +129,19 @@ def test_another_version_is_refused_with_both_named(
 ) -> None:
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
     channel = opened(start().address)
-    with pytest.raises(Refused, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
-        channel.call(Master.Progress, ASK, deadline=5.0)
+    with pytest.raises(PeerRefusedError, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
+        channel.call(MasterMethods.Progress, ASK, deadline=5.0)
     assert refused.value.kind == "version"
 
 
 def test_a_refusal_of_the_handler_keeps_its_kind(start: Start, opened: Opened) -> None:
     def refuse(*_: object) -> None:
-        raise Refused("A newer master is known", kind="incarnation")
+        raise PeerRefusedError("A newer master is known", kind="incarnation")
 
     channel = opened(start(Scripted(refuse)).address)
     for _ in range(2):
-        with pytest.raises(Refused, match="A newer master is known") as refused:
-            channel.call(Master.Progress, ASK, deadline=5.0)
+        with pytest.raises(PeerRefusedError, match="A newer master is known") as refused:
+            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
         assert refused.value.kind == "incarnation"
 
 
@@ -141,8 +149,8 @@ def test_a_mistake_in_the_handler_is_told(start: Start, opened: Opened, caplog: 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    with pytest.raises(Refused, match="boom") as refused:
-        opened(start(Scripted(fail)).address).call(Master.Progress, ASK, deadline=5.0)
+    with pytest.raises(PeerRefusedError, match="boom") as refused:
+        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, deadline=5.0)
     assert refused.value.kind == "internal"
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
@@ -151,7 +159,7 @@ UNSENDABLE = ("a\ud800b", "\udfff" * 5000, "x" * 20_000, "é" * 5000, "%" * 9000
 """What a status cannot carry: halves of surrogate pairs, and more than a client takes."""
 
 
-@pytest.mark.parametrize("error", [lambda text: Refused(text, kind="full"), RetryableError, ValueError])
+@pytest.mark.parametrize("error", [lambda text: PeerRefusedError(text, kind="full"), RetryableError, ValueError])
 @pytest.mark.parametrize("text", UNSENDABLE, ids=lambda text: f"{len(text)} of {text[0]!a}")
 def test_whatever_an_error_quotes_the_call_is_answered_with_it(
     start: Start,
@@ -166,8 +174,8 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
         raise error(text)
 
     with pytest.raises(EdlError) as refused:
-        opened(start(Scripted(fail)).address).call(Master.Progress, ASK, deadline=20.0)
-    expected = {Refused: "full", ValueError: "internal"}.get(type(error(text)))
+        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, deadline=20.0)
+    expected = {PeerRefusedError: "full", ValueError: "internal"}.get(type(error(text)))
     assert getattr(refused.value, "kind", None) == expected
     assert "no answer within" not in refused.value.message
     assert "metadata" not in refused.value.message, "it is not the client's word for an answer that it does not take"
@@ -176,7 +184,7 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
 
 def test_a_method_that_the_peer_does_not_serve(start: Start, opened: Opened) -> None:
     with pytest.raises(RefusedError):
-        opened(start().address).call(PsControl.Attach, pb.AttachRequest(), deadline=5.0)
+        opened(start().address).call(PsControlMethods.Attach, pb.AttachRequest(), deadline=5.0)
 
 
 def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
@@ -190,7 +198,7 @@ def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
 
     time, server = VirtualTime(), start(Scripted(progress))
     channel = opened(server.address, timing=time.timing())
-    reply = channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry(first=0.1, ceiling=0.5))
+    reply = channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy(first=0.1, ceiling=0.5))
     assert reply.incarnation == 3
     assert time.slept == pytest.approx([0.3, 0.5])
 
@@ -199,7 +207,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path
     time, address = VirtualTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
         opened(address, timing=time.timing()).call(
-            Master.Progress, ASK, deadline=5.0, retry=Retry(within=2.0, ceiling=0.5)
+            MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy(within=2.0, ceiling=0.5)
         )
     assert error.value.where == address
     assert 1.5 < time.now <= 2.0
@@ -208,7 +216,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path
 def test_without_a_retry_there_is_one_try(opened: Opened, tmp_path: Path) -> None:
     time = VirtualTime()
     with pytest.raises(RetryableError):
-        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(Master.Progress, ASK, deadline=5.0)
+        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, deadline=5.0)
     assert time.slept == []
 
 
@@ -223,10 +231,10 @@ def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: 
     server = start(Scripted(progress))
     channel = opened(server.address)
     with pytest.raises(RetryableError, match=r"Progress: no answer within 0\.2 s") as error:
-        channel.call(Master.Progress, ASK, deadline=0.2)
+        channel.call(MasterMethods.Progress, ASK, deadline=0.2)
     assert error.value.where == server.address
     release.set()
-    channel.call(Master.Progress, ASK, deadline=5.0)
+    channel.call(MasterMethods.Progress, ASK, deadline=5.0)
     if not server.address.startswith("unix:"):
         assert len(peers) == 2
 
@@ -242,13 +250,13 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
     channel, replies = opened(start(Scripted(progress)).address), list[int]()
 
     def poll() -> None:
-        replies.append(channel.call(Master.Progress, ASK, deadline=10.0).incarnation)
+        replies.append(channel.call(MasterMethods.Progress, ASK, deadline=10.0).incarnation)
 
     poller = threading.Thread(target=poll)
     poller.start()
     assert arrived.acquire(timeout=10)
     with pytest.raises(RetryableError, match="no answer"):
-        channel.call(Master.Progress, ASK, deadline=0.1)
+        channel.call(MasterMethods.Progress, ASK, deadline=0.1)
     release.set()
     poller.join()
     assert replies == [7]
@@ -257,9 +265,9 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
 def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, opened: Opened) -> None:
     time = VirtualTime()
     channel = opened(start().address, timing=time.timing())
-    leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE // 20)
-    with pytest.raises(Refused, match="larger than max"):
-        channel.call(Master.Progress, pb.ProgressRequest(leases=leases), deadline=5.0, retry=Retry())
+    leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE_BYTES // 20)
+    with pytest.raises(PeerRefusedError, match="larger than max"):
+        channel.call(MasterMethods.Progress, pb.ProgressRequest(leases=leases), deadline=5.0, retry=RetryPolicy())
     assert time.slept == []
 
 
@@ -267,16 +275,16 @@ def test_a_server_is_back_on_its_address(start: Start, opened: Opened) -> None:
     server = start()
     time = VirtualTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
     channel = opened(server.address, timing=time.timing())
-    channel.call(Master.Progress, ASK, deadline=5.0)
+    channel.call(MasterMethods.Progress, ASK, deadline=5.0)
     server.stop()
-    assert channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry()).incarnation == 7
+    assert channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy()).incarnation == 7
     assert len(time.slept) == 2
 
 
 KILLED = """
 import signal, sys
-from edl.transport.control_client import serve
-print(serve(lambda server: None, sys.argv[1], sys.argv[2], 2).address, flush=True)
+from edl.transport.control_client import start_control_server
+print(start_control_server(lambda server: None, sys.argv[1], sys.argv[2], 2).address, flush=True)
 signal.pause()
 """
 
@@ -287,12 +295,12 @@ def test_a_killed_servers_address_is_used_again(start: Start, opened: Opened, ad
         found = process.stdout.readline().strip()
         channel = opened(found)
         with pytest.raises(RefusedError):
-            channel.call(Master.Progress, ASK, deadline=5.0)
+            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
         process.send_signal(signal.SIGKILL)
     with pytest.raises(RetryableError):
-        channel.call(Master.Progress, ASK, deadline=5.0)
+        channel.call(MasterMethods.Progress, ASK, deadline=5.0)
     start(at=found)
-    assert channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry()).incarnation == 7
+    assert channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy()).incarnation == 7
 
 
 def test_a_live_servers_address_is_not_taken(start: Start) -> None:
@@ -303,7 +311,7 @@ def test_a_live_servers_address_is_not_taken(start: Start) -> None:
 
 
 def test_a_socket_file_is_private(tmp_path: Path) -> None:
-    server = serve(lambda _: None, f"unix:{tmp_path}/m", TOKEN, 1)
+    server = start_control_server(lambda _: None, f"unix:{tmp_path}/m", TOKEN, 1)
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o600
     server.stop()
 
@@ -320,7 +328,7 @@ def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
     channel, replies = opened(server.address), list[int]()
 
     def ask() -> None:
-        replies.append(channel.call(Master.Progress, ASK, deadline=30.0).incarnation)
+        replies.append(channel.call(MasterMethods.Progress, ASK, deadline=30.0).incarnation)
 
     asker = threading.Thread(target=ask)
     asker.start()
@@ -344,7 +352,7 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
 
     def ask() -> None:
         try:
-            channel.call(Master.Progress, ASK, deadline=30.0)
+            channel.call(MasterMethods.Progress, ASK, deadline=30.0)
         except (RetryableError, RefusedError) as error:
             errors.append(error)
             cut_off.set()
@@ -364,7 +372,9 @@ def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened)
     def ask(number: int) -> None:
         for _ in range(20):
             request = pb.ProgressRequest(member=pb.Member(index=number))
-            replies.append(channel.call(Master.Progress, request, deadline=5.0, retry=Retry()).incarnation == number)
+            replies.append(
+                channel.call(MasterMethods.Progress, request, deadline=5.0, retry=RetryPolicy()).incarnation == number
+            )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -377,23 +387,23 @@ def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened)
 
 
 def test_a_closed_channel_says_so(start: Start) -> None:
-    channel = connect(start().address, TOKEN)
+    channel = open_control_channel(start().address, TOKEN)
     channel.close()
     channel.close()
-    with pytest.raises(Refused, match="closed"):
-        channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry())
+    with pytest.raises(PeerRefusedError, match="closed"):
+        channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy())
 
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(BadInputError):
-        connect("nowhere", TOKEN)
+        open_control_channel("nowhere", TOKEN)
 
 
 def test_nothing_is_left_after_stop(start: Start) -> None:
     def cycle() -> None:
         server = start()
-        with connect(server.address, TOKEN) as channel:
-            channel.call(Master.Progress, ASK, deadline=5.0)
+        with open_control_channel(server.address, TOKEN) as channel:
+            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
         server.stop()
 
     def sockets() -> int:
@@ -413,5 +423,5 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("keep")
     with pytest.raises(RefusedError, match="cannot listen"):
-        serve(lambda _: None, f"unix:{path}", TOKEN, 1)
+        start_control_server(lambda _: None, f"unix:{path}", TOKEN, 1)
     assert path.read_text() == "keep"

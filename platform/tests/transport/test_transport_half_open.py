@@ -16,8 +16,8 @@ from transport import half_open
 from transport.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlServer, connect, serve
-from edl.transport.control_methods import Master
+from edl.transport.control_client import ControlServer, open_control_channel, start_control_server
+from edl.transport.control_methods import MasterMethods
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 
@@ -36,7 +36,7 @@ class Echo(MasterServicer):
 @pytest.fixture(params=["unix", "tcp"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlServer]:
     address = f"unix:{tmp_path}/m" if request.param == "unix" else "127.0.0.1:0"
-    server = serve(lambda server: add_MasterServicer_to_server(Echo(), server), address, TOKEN, THREADS)
+    server = start_control_server(lambda server: add_MasterServicer_to_server(Echo(), server), address, TOKEN, THREADS)
     yield server
     server.stop()
 
@@ -53,30 +53,30 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlSe
 def test_a_thousand_half_open_streams_keep_nobody_waiting(
     server: ControlServer, proof: tuple[tuple[str, str], ...], partial: bytes, seconds: float, within: float
 ) -> None:
-    command = [sys.executable, half_open.__file__, server.address, Master.Progress.path, json.dumps(proof)]
+    command = [sys.executable, half_open.__file__, server.address, MasterMethods.Progress.path, json.dumps(proof)]
     command += [partial.hex(), str(CONNECTIONS)]  # in a process of its own: not in the way of the server's interpreter
     with ExitStack() as stack:
         flood = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(flood.kill)
         assert flood.stdout is not None
         assert flood.stdout.readline() == "open\n"
-        channel = stack.enter_context(connect(server.address, TOKEN))
+        channel = stack.enter_context(open_control_channel(server.address, TOKEN))
         until = time.monotonic() + seconds
         answered = 0
         while time.monotonic() < until:
-            assert channel.call(Master.Progress, ASK, deadline=within).incarnation == 7
+            assert channel.call(MasterMethods.Progress, ASK, deadline=within).incarnation == 7
             answered += 1
         assert answered > seconds
 
 
 def test_a_call_without_the_token_is_ended_before_its_message(server: ControlServer) -> None:
-    with closing(HalfOpenConnection(server.address, Master.Progress.path)) as connection:
+    with closing(HalfOpenConnection(server.address, MasterMethods.Progress.path)) as connection:
         connection.open_streams(1)
         _wait_until(lambda: not connection.open, 5.0)
 
 
 def test_a_call_with_the_token_has_five_seconds_for_its_message(server: ControlServer) -> None:
-    with closing(HalfOpenConnection(server.address, Master.Progress.path, PROOF)) as connection:
+    with closing(HalfOpenConnection(server.address, MasterMethods.Progress.path, PROOF)) as connection:
         began = time.monotonic()
         connection.open_streams(1)
         _wait_until(lambda: not connection.open, 30.0)
@@ -84,7 +84,7 @@ def test_a_call_with_the_token_has_five_seconds_for_its_message(server: ControlS
 
 
 def test_stop_does_not_wait_for_messages(server: ControlServer) -> None:
-    with closing(HalfOpenConnection(server.address, Master.Progress.path, PROOF)) as connection:
+    with closing(HalfOpenConnection(server.address, MasterMethods.Progress.path, PROOF)) as connection:
         connection.open_streams(10)
         stopped = threading.Thread(target=server.stop)
         stopped.start()

@@ -12,9 +12,9 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport import listener as listening
-from edl.transport.address import UnixAddress, parse
-from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Kind
-from edl.transport.listener import Listener
+from edl.transport.address import UnixAddress, parse_address
+from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
+from edl.transport.listener import SocketListener
 
 TOKEN = "0123456789abcdef" * 4
 BURST = 800
@@ -29,7 +29,7 @@ def stack() -> Iterator[ExitStack]:
 
 def connect_at_once(stack: ExitStack, address: str) -> None:
     """A connection of a client that does not wait for a place in the queue."""
-    target = parse(address)
+    target = parse_address(address)
     assert isinstance(target, UnixAddress)
     sock = stack.enter_context(socket.socket(socket.AF_UNIX))
     sock.setblocking(False)
@@ -43,7 +43,7 @@ def fill(stack: ExitStack, address: str) -> None:
 
 @pytest.mark.skipif(not ALLOWED.exists() or int(ALLOWED.read_text()) < BURST, reason="the kernel allows fewer")
 def test_as_many_connections_wait_to_be_accepted_as_the_kernel_allows(stack: ExitStack, tmp_path: Path) -> None:
-    listener = stack.enter_context(closing(Listener(f"unix:{tmp_path}/s")))
+    listener = stack.enter_context(closing(SocketListener(f"unix:{tmp_path}/s")))
     for _ in range(BURST):
         connect_at_once(stack, listener.address)
 
@@ -51,8 +51,8 @@ def test_as_many_connections_wait_to_be_accepted_as_the_kernel_allows(stack: Exi
 def test_a_client_waits_for_a_place_in_a_queue_that_is_full(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_BACKLOG", 1)
-    server = BulkServer(f"unix:{tmp_path}/s", TOKEN, lambda frame: Answer(Kind.PULLED), max_body=1 << 10)
+    monkeypatch.setattr(listening, "_LISTEN_BACKLOG", 1)
+    server = BulkServer(f"unix:{tmp_path}/s", TOKEN, lambda frame: OutgoingFrame(FrameKind.PULLED), max_body=1 << 10)
     accepting = threading.Event()
     accept = server._accept
     monkeypatch.setattr(server, "_accept", lambda listener: accepting.wait(20) and accept(listener))
@@ -65,4 +65,4 @@ def test_a_client_waits_for_a_place_in_a_queue_that_is_full(
         BulkClient(server.address, TOKEN, timeout=0.2)
     threading.Timer(0.3, accepting.set).start()
     with closing(BulkClient(server.address, TOKEN, timeout=20)) as client:
-        assert client.request(Kind.PULL, b"").kind is Kind.PULLED
+        assert client.request(FrameKind.PULL, b"").kind is FrameKind.PULLED

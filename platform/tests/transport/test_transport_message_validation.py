@@ -11,13 +11,13 @@ from google.protobuf.message import Message
 from transport.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
 
 from edl.transport import edl_pb2 as pb
-from edl.transport.message_validation import check, parse
-from edl.transport.peer_errors import Refused
+from edl.transport.message_validation import check_message, parse_message
+from edl.transport.peer_errors import PeerRefusedError
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)
 def test_a_message_passes_whole_or_is_refused_with_the_field_named(message: type[Message]) -> None:
-    assert parse(message, b"") == message()
+    assert parse_message(message, b"") == message()
     for path, field, value, whole in messages_with(message):
         passed, refused = _parsed(message, whole.SerializeToString())
         if refused is None:
@@ -28,10 +28,10 @@ def test_a_message_passes_whole_or_is_refused_with_the_field_named(message: type
             assert field.name in refused.message, path
 
 
-def _parsed(message: type[Message], data: bytes) -> tuple[Message | None, Refused | None]:
+def _parsed(message: type[Message], data: bytes) -> tuple[Message | None, PeerRefusedError | None]:
     try:
-        return parse(message, data), None
-    except Refused as refused:
+        return parse_message(message, data), None
+    except PeerRefusedError as refused:
         return None, refused
 
 
@@ -46,8 +46,8 @@ def _always_wrong(field: FieldDescriptor, value: Any) -> bool:
 
 def test_text_that_is_no_utf8_is_refused() -> None:
     member = pb.Member(uid="x" * 3).SerializeToString().replace(b"xxx", b"\xed\xa0\x80")
-    with pytest.raises(Refused, match="this is no Member"):
-        parse(pb.Member, member)
+    with pytest.raises(PeerRefusedError, match="this is no Member"):
+        parse_message(pb.Member, member)
 
 
 def test_every_kind_of_field_has_a_rule_and_horrors() -> None:
@@ -65,15 +65,15 @@ def test_every_field_of_bytes_has_a_document_to_take_apart() -> None:
 @pytest.mark.parametrize("seed", [-(2**63), -1, 2**62, 2**63 - 1])
 def test_the_seed_of_a_table_is_any_64_bits(seed: int) -> None:
     declared = pb.Declare(tables=[pb.Table(name="rows", rows=4, dim=2, seed=seed)])
-    assert parse(pb.Declare, declared.SerializeToString()) == declared
+    assert parse_message(pb.Declare, declared.SerializeToString()) == declared
 
 
 def test_a_field_far_inside_is_named() -> None:
     request = pb.RegisterRequest(figures=pb.PsFigures(tables=[pb.TableUse(), pb.TableUse(rows=-1)]))
-    with pytest.raises(Refused, match=r"RegisterRequest\.figures\.tables\[1\]\.rows: -1 is not from 0"):
-        check(request)
+    with pytest.raises(PeerRefusedError, match=r"RegisterRequest\.figures\.tables\[1\]\.rows: -1 is not from 0"):
+        check_message(request)
 
 
 def test_more_tables_than_are_told_of_are_refused() -> None:
-    with pytest.raises(Refused, match="257 elements"):
-        check(pb.PsFigures(tables=[pb.TableUse()] * 257))
+    with pytest.raises(PeerRefusedError, match="257 elements"):
+        check_message(pb.PsFigures(tables=[pb.TableUse()] * 257))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from edl.api.cluster_port import Role
-from edl.ps.server_process import addresses
+from edl.ps.server_process import listen_addresses
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Kind
-from edl.transport.control_client import connect, serve
-from edl.transport.control_methods import Master
+from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
+from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.control_methods import MasterMethods
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.transport.process_identity import Identity
+from edl.transport.process_identity import ProcessIdentity
 
 TOKEN = "a-token-of-these-tests"
 
@@ -38,23 +38,23 @@ class Echo(MasterServicer):
 
 @pytest.mark.parametrize(("host", "written"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
 def test_a_parameter_server_listens_on_its_pods_address(host: str, written: str) -> None:
-    identity = Identity(Path("/r"), Role.PS, 0, "uid", TOKEN, Path("/run/edl"), "edl-j-master.team:7070", host)
-    assert addresses(identity) == (f"{written}:7070", f"{written}:7071")
+    identity = ProcessIdentity(Path("/r"), Role.PS, 0, "uid", TOKEN, Path("/run/edl"), "edl-j-master.team:7070", host)
+    assert listen_addresses(identity) == (f"{written}:7070", f"{written}:7071")
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_both_planes_on_a_pods_address(host: str) -> None:
     written = f"[{host}]" if ":" in host else host
-    control = serve(lambda s: add_MasterServicer_to_server(Echo(), s), f"{written}:0", TOKEN, 2)
-    bulk = BulkServer(f"{written}:0", TOKEN, lambda frame: Answer(frame.kind, frame.meta), max_body=1 << 20)
+    control = start_control_server(lambda s: add_MasterServicer_to_server(Echo(), s), f"{written}:0", TOKEN, 2)
+    bulk = BulkServer(f"{written}:0", TOKEN, lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body=1 << 20)
     bulk.start()
     try:
         assert control.address.startswith(f"{written}:")
-        with connect(control.address, TOKEN) as channel:
-            reply = channel.call(Master.Progress, pb.ProgressRequest(member=pb.Member(index=7)), deadline=10)
+        with open_control_channel(control.address, TOKEN) as channel:
+            reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=7)), deadline=10)
         assert reply.incarnation == 7
         with BulkClient(bulk.address, TOKEN, timeout=10) as client:
-            assert client.request(Kind.PULL, b"meta").meta == b"meta"
+            assert client.request(FrameKind.PULL, b"meta").meta == b"meta"
     finally:
         bulk.stop()
         control.stop(0)

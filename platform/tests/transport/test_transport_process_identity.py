@@ -8,7 +8,7 @@ import pytest
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.transport.process_identity import VARIABLES, Identity
+from edl.transport.process_identity import REQUIRED_VARIABLES, ProcessIdentity
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
     token = tmp_path / "token"
     token.write_text("abc123\n")
     values = ["/runs/one", "worker", "3", "worker-3-x", str(token), "/tmp/edl", "unix:/tmp/edl/master"]
-    return dict(zip(VARIABLES, values, strict=True))
+    return dict(zip(REQUIRED_VARIABLES, values, strict=True))
 
 
 def test_everything_is_read(environment: dict[str, str]) -> None:
-    identity = Identity.from_environment(environment)
-    assert identity == Identity(
+    identity = ProcessIdentity.from_environment(environment)
+    assert identity == ProcessIdentity(
         run_dir=Path("/runs/one"),
         role=Role.WORKER,
         index=3,
@@ -35,18 +35,18 @@ def test_everything_is_read(environment: dict[str, str]) -> None:
 def test_the_process_environment_is_the_default(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert Identity.from_environment() == Identity.from_environment(environment)
+    assert ProcessIdentity.from_environment() == ProcessIdentity.from_environment(environment)
 
 
 def test_the_token_is_not_shown(environment: dict[str, str]) -> None:
-    assert "abc123" not in repr(Identity.from_environment(environment))
+    assert "abc123" not in repr(ProcessIdentity.from_environment(environment))
 
 
 def test_all_missing_variables_are_named_at_once(environment: dict[str, str]) -> None:
     del environment["EDL_UID"]
     environment["EDL_RUN_DIR"] = ""
     with pytest.raises(BadInputError, match="EDL_RUN_DIR, EDL_UID"):
-        Identity.from_environment(environment)
+        ProcessIdentity.from_environment(environment)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_all_missing_variables_are_named_at_once(environment: dict[str, str]) ->
 )
 def test_values_that_mean_nothing(environment: dict[str, str], name: str, value: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message):
-        Identity.from_environment(environment | {name: value})
+        ProcessIdentity.from_environment(environment | {name: value})
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"\xff\xfe", b"a\x00b"])
 def test_a_file_without_a_token(environment: dict[str, str], content: bytes) -> None:
     Path(environment["EDL_TOKEN_FILE"]).write_bytes(content)
     with pytest.raises(BadInputError, match="token") as error:
-        Identity.from_environment(environment)
+        ProcessIdentity.from_environment(environment)
     assert "Secret" in str(error.value.hint)
 
 
 def test_no_token_file(environment: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read") as error:
-        Identity.from_environment(environment | {"EDL_TOKEN_FILE": str(tmp_path / "none")})
+        ProcessIdentity.from_environment(environment | {"EDL_TOKEN_FILE": str(tmp_path / "none")})
     assert error.value.where == str(tmp_path / "none")

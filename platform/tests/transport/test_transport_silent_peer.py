@@ -16,9 +16,9 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, Kind
-from edl.transport.control_client import connect
-from edl.transport.control_methods import Master
+from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.transport.control_client import open_control_channel
+from edl.transport.control_methods import MasterMethods
 
 TOKEN = "a-token-of-these-tests"
 FOREVER = 30.0
@@ -27,16 +27,16 @@ FOREVER = 30.0
 SERVER = """
 import sys, threading
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Answer, BulkServer, Kind
-from edl.transport.control_client import serve
+from edl.transport.bulk_client import OutgoingFrame, BulkServer, FrameKind
+from edl.transport.control_client import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 class Echo(MasterServicer):
     def Progress(self, request, context):
         return pb.ProgressReply(incarnation=request.member.index)
 
-control = serve(lambda s: add_MasterServicer_to_server(Echo(), s), "127.0.0.1:0", sys.argv[1], 2)
-bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: Answer(frame.kind, frame.meta), max_body=1 << 26)
+control = start_control_server(lambda s: add_MasterServicer_to_server(Echo(), s), "127.0.0.1:0", sys.argv[1], 2)
+bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body=1 << 26)
 bulk.start()
 print(control.address, bulk.address, flush=True)
 threading.Event().wait()
@@ -69,12 +69,12 @@ def peer() -> Iterator[Peer]:
 
 
 def ask(channel: object, cut: int, deadline: float) -> int:
-    reply = channel.call(Master.Progress, pb.ProgressRequest(member=pb.Member(index=cut)), deadline=deadline)  # type: ignore[attr-defined]
+    reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=cut)), deadline=deadline)  # type: ignore[attr-defined]
     return int(reply.incarnation)
 
 
 def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: Peer) -> None:
-    with connect(peer.control, TOKEN) as channel:
+    with open_control_channel(peer.control, TOKEN) as channel:
         assert ask(channel, 7, FOREVER) == 7
         peer.fall_silent()
         with pytest.raises(RetryableError) as told:
@@ -87,7 +87,10 @@ def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: 
 
 def test_a_new_connection_to_a_peer_that_is_silent_meets_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # the kernel accepts, nobody else does
-        with connect(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN) as channel, pytest.raises(RetryableError):
+        with (
+            open_control_channel(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN) as channel,
+            pytest.raises(RetryableError),
+        ):
             ask(channel, 1, 0.5)
         with pytest.raises(RetryableError):
             BulkClient(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN, timeout=0.5)
@@ -98,7 +101,7 @@ def test_a_bulk_request_is_not_waited_for_whether_it_was_taken_or_not(peer: Peer
     with BulkClient(peer.bulk, TOKEN, timeout=0.5) as client:
         peer.fall_silent()
         with pytest.raises(RetryableError, match=r"silent|gone"):
-            client.request(Kind.PULL, b"", [bytes(body)] if body else [])
+            client.request(FrameKind.PULL, b"", [bytes(body)] if body else [])
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")

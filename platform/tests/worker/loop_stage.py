@@ -18,26 +18,26 @@ from edl.api.errors import RetryableError
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.partition import placement as first_placement
+from edl.core.partition import initial_placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
-from edl.keras.flat_buffer import Layout
+from edl.keras.flat_buffer import FlatLayout
 from edl.keras.user_callbacks import NoCallbacks
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.bulk_handler import BulkPlane
-from edl.ps.parameter_server import Attachment, ParameterServer, State
+from edl.ps.bulk_handler import BulkRequestHandler
+from edl.ps.parameter_server import AttachResult, MasterAttachment, ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer
-from edl.worker.corrupt_records import CorruptRecords, Window
-from edl.worker.gradient_compensation import Foresight
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.local_updater import LocalSteps
-from edl.worker.master_session import Session
-from edl.worker.parameter_client import Parameters
-from edl.worker.progress_reporter import Progress
+from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
+from edl.worker.gradient_compensation import GradientCompensation
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.local_updater import LocalUpdater
+from edl.worker.master_session import MasterSession
+from edl.worker.parameter_client import ParameterClient
+from edl.worker.progress_reporter import ProgressReporter
 from edl.worker.record_stream import RecordStream
-from edl.worker.shutdown_gate import Gate
-from edl.worker.step_schedule import Schedule, in_turn
+from edl.worker.shutdown_gate import ShutdownGate
+from edl.worker.step_schedule import StepSchedule, run_sequentially
 from edl.worker.trainer import Trainer
 
 TOKEN = "the-token-of-these-tests"
@@ -122,10 +122,10 @@ class Servers:
         self.version += 1
         server = self.servers[index] = ParameterServer(index, ShardWriter(index), strategy=self._strategy)
         if attach:
-            server.attach(Attachment(incarnation=1, floor=0, slots=self.slots))
+            server.attach(MasterAttachment(incarnation=1, floor=0, slots=self.slots))
         address = f"unix:{self._folder.name}/{index}-{self._starts}"
         self._uids[index] = f"ps-{index}-{self._starts}"
-        plane = BulkPlane(server)
+        plane = BulkRequestHandler(server)
         self._bulk[index] = BulkServer(address, TOKEN, plane, max_body=1 << 24, parted=plane.parted)
         self._bulk[index].start()
         return server
@@ -134,9 +134,9 @@ class Servers:
         self.servers.pop(index).close()
         self._bulk.pop(index).stop()
 
-    def state(self, index: int) -> State:
+    def state(self, index: int) -> AttachResult:
         """Version and applied steps: what a master learns when it attaches again."""
-        return self.servers[index].attach(Attachment(incarnation=1, floor=0, slots=self.slots))
+        return self.servers[index].attach(MasterAttachment(incarnation=1, floor=0, slots=self.slots))
 
     def placement(self) -> pb.Placement:
         addresses = [
@@ -230,7 +230,7 @@ class Minibatch(NamedTuple):
     weights: Any = None
 
 
-def pipeline(windows: Iterator[tuple[int, Window]]) -> Iterator[Minibatch]:
+def pipeline(windows: Iterator[tuple[int, RecordWindow]]) -> Iterator[Minibatch]:
     """As the real one, without reading ahead: one minibatch a window, of no records if none are left."""
     for tag, window in windows:
         rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
@@ -298,18 +298,18 @@ class Stage:
         self.servers = Servers(ps, strategy)
         self._closing.callback(self.servers.close)
         self.master.placement = self.servers.placement()
-        self.gate = Gate()
-        self.session = Session(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
+        self.gate = ShutdownGate()
+        self.session = MasterSession(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
         self.reader = MemoryReader(records, corrupt)
-        self.leases = Leases(self.session, self.held, lambda: self.progress.known(), wait_seconds=0)
-        self.progress = Progress(self.session, self.leases.lose)
+        self.leases = LeaseClient(self.session, self.held, lambda: self.progress.known(), wait_seconds=0)
+        self.progress = ProgressReporter(self.session, self.leases.lose)
         self.streams = {
-            kind: RecordStream(lambda: self.reader, CorruptRecords(allowed), pipeline, self.leases.alive)
+            kind: RecordStream(lambda: self.reader, CorruptRecordSkipper(allowed), pipeline, self.leases.alive)
             for kind in ("training", "evaluation", "prediction")
         }
         self.session.register()
 
-    def held(self, leased: Leased) -> None:
+    def held(self, leased: LeasedTask) -> None:
         self.progress.hold(leased)
         if leased.kind in self.streams:
             self.streams[leased.kind].add(leased)
@@ -325,8 +325,8 @@ class Stage:
         get_model_steps: int = 1,
         overlap: bool = False,
         worker: int = 0,
-    ) -> Parameters:
-        layout = Layout(
+    ) -> ParameterClient:
+        layout = FlatLayout(
             network.variables,
             network.slices,
             network.tables,
@@ -334,15 +334,15 @@ class Stage:
             network.initial(),
             json.dumps(optimizer.to_json()),
         )
-        parameters = Parameters(
+        parameters = ParameterClient(
             self.session,
             connect or connected,
             layout,
             worker=worker,
             patience=10,
             rounds=self._rounds,
-            local=LocalSteps(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
-            foresight=Foresight(layout, optimizer) if overlap else None,
+            local=LocalUpdater(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
+            foresight=GradientCompensation(layout, optimizer) if overlap else None,
             pause=pause,
             clock=clock,
         )
@@ -350,7 +350,7 @@ class Stage:
         parameters.declare()
         return parameters
 
-    def take(self, *tasks: pb.Task) -> list[Leased]:
+    def take(self, *tasks: pb.Task) -> list[LeasedTask]:
         """Lease these tasks."""
         self.master.grant(*tasks)
         self.master.stop()
@@ -365,11 +365,11 @@ class Stage:
     def trainer(
         self,
         network: LinearNetwork,
-        parameters: Parameters,
+        parameters: ParameterClient,
         *,
         rate: float = 0.01,
         skip_nan: bool = False,
-        schedule: Schedule = in_turn,
+        schedule: StepSchedule = run_sequentially,
     ) -> Trainer:
         return Trainer(
             network,

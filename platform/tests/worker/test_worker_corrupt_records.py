@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edl.data.reader import CorruptRecordError
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
-from edl.worker.corrupt_records import CorruptRecords
+from edl.worker.corrupt_records import CorruptRecordSkipper
 
 CHUNK, CHUNKS, WINDOW = 5, 4, 3
 RECORDS = CHUNK * CHUNKS
@@ -41,7 +41,7 @@ def damaged(intact: Path, chunks: Sequence[int]) -> RecordIOReader:
 
 def read_all(reader: RecordIOReader, allowed: int) -> int:
     """Records that were skipped."""
-    corrupt, (source,) = CorruptRecords(allowed), reader.sources()
+    corrupt, (source,) = CorruptRecordSkipper(allowed), reader.sources()
     assert source.records == RECORDS
     ends = ((start, min(start + WINDOW, RECORDS)) for start in range(0, RECORDS, WINDOW))
     return sum(corrupt.read(reader, source.name, *window).skipped for window in ends)

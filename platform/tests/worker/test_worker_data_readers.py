@@ -13,18 +13,18 @@ from wording import unsaid
 
 import edl.data
 from edl.api.errors import BadInputError
-from edl.core.shards import Source
+from edl.core.shards import RecordSource
 from edl.data.reader import BlockSizes
-from edl.jobfile.job_spec import Data
-from edl.keras.user_code import ModuleError
-from edl.worker.data_readers import GuardedReader, describe
+from edl.jobfile.job_spec import DataSpec
+from edl.keras.user_code import UserCodeError
+from edl.worker.data_readers import GuardedReader, describe_data_sets
 
 ZOO = Path(__file__).parent
-DATA = Data(training=("a",), validation=("b",), prediction=("c",))
+DATA = DataSpec(training=("a",), validation=("b",), prediction=("c",))
 
 
 def opened(name: str) -> Any:
-    return SimpleNamespace(sources=lambda: [Source(f"{name}-0", 5), Source(f"{name}-1", 7)])
+    return SimpleNamespace(sources=lambda: [RecordSource(f"{name}-0", 5), RecordSource(f"{name}-1", 7)])
 
 
 @pytest.mark.parametrize(("predict", "used"), [(False, ["training", "validation"]), (True, ["prediction"])])
@@ -35,17 +35,17 @@ def test_only_the_sets_that_a_run_uses_are_opened_and_described(predict: bool, u
         names.append(name)
         return opened(name)
 
-    found = json.loads(describe(DATA, open_named, predict=predict))
+    found = json.loads(describe_data_sets(DATA, open_named, predict=predict))
     assert found == {name: [[f"{name}-0", 5], [f"{name}-1", 7]] for name in used}
     assert set(names) == set(used)
 
 
 def test_the_blocks_of_the_training_records_are_told_where_they_may_be_shuffled() -> None:
-    reader = SimpleNamespace(sources=lambda: [Source("s", 12)], blocks=lambda source: BlockSizes([5, 5, 2], 1200))
-    told = json.loads(describe(DATA, lambda name: reader, predict=False))  # type: ignore[arg-type, return-value]
+    reader = SimpleNamespace(sources=lambda: [RecordSource("s", 12)], blocks=lambda source: BlockSizes([5, 5, 2], 1200))
+    told = json.loads(describe_data_sets(DATA, lambda name: reader, predict=False))  # type: ignore[arg-type, return-value]
     assert told["blocks"] == {"runs": [[[5, 2], [2, 1]]], "record_bytes": 100}
     for other in ({"predict": False, "shuffle": 0}, {"predict": True}):
-        assert "blocks" not in json.loads(describe(DATA, lambda name: reader, **other))  # type: ignore[arg-type, return-value]
+        assert "blocks" not in json.loads(describe_data_sets(DATA, lambda name: reader, **other))  # type: ignore[arg-type, return-value]
 
 
 def test_a_custom_reader_has_random_access_only_if_it_says_so() -> None:
@@ -53,7 +53,7 @@ def test_a_custom_reader_has_random_access_only_if_it_says_so() -> None:
     assert GuardedReader(plain, Path()).blocks is None
     reader = GuardedReader(SimpleNamespace(metadata=None, sources=None, read=None, blocks=lambda source: 1 / 0), Path())
     assert reader.blocks is not None
-    with pytest.raises(ModuleError, match=r"blocks\(\) of the custom reader"):
+    with pytest.raises(UserCodeError, match=r"blocks\(\) of the custom reader"):
         reader.blocks("s")
 
 

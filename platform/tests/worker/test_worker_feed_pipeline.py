@@ -19,10 +19,10 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
-from edl.keras.model_contract import load  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
-from edl.worker.corrupt_records import Window  # noqa: E402
-from edl.worker.feed_pipeline import FeedError, minibatches  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
+from edl.worker.corrupt_records import RecordWindow  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, feed_minibatches  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RECORDS = [serialize_example({"x": [float(i), i + 0.5], "y": i}) for i in range(20)]
@@ -34,11 +34,11 @@ def pair(record: Any) -> Any:
     return example["x"], example["y"]
 
 
-def window(start: int, end: int) -> Window:
-    return Window(RECORDS[start:end], 0, "x.recordio", start)
+def window(start: int, end: int) -> RecordWindow:
+    return RecordWindow(RECORDS[start:end], 0, "x.recordio", start)
 
 
-def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, Window]]:
+def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, RecordWindow]]:
     return ((start // size, window(start, start + size)) for start in range(0, count, size))
 
 
@@ -49,7 +49,7 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
         calls.append((mode, metadata))
         return dataset.map(pair).shuffle(100)
 
-    found = list(minibatches(feed, "training", "about", windows(8)))
+    found = list(feed_minibatches(feed, "training", "about", windows(8)))
     assert calls == [("training", "about")]
     assert [minibatch.tag for minibatch in found] == [0, 1, 2]
     assert [sorted(minibatch.labels.numpy()) for minibatch in found] == [
@@ -60,10 +60,10 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
 
 
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
-    module = load(SimpleNamespace(zoo=ZOO, definition="iris.iris_dnn.custom_model", params={}))
+    module = load_model_module(SimpleNamespace(zoo=ZOO, definition="iris.iris_dnn.custom_model", params={}))
     rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
-    (training,) = minibatches(module.feed, "training", None, iter([(0, Window(rows))]))
-    (prediction,) = minibatches(module.feed, "prediction", None, iter([(0, Window(rows))]))
+    (training,) = feed_minibatches(module.feed, "training", None, iter([(0, RecordWindow(rows))]))
+    (prediction,) = feed_minibatches(module.feed, "prediction", None, iter([(0, RecordWindow(rows))]))
     np.testing.assert_array_equal(training.features, [[1, 2, 3, 4], [5, 6, 7, 8]])
     np.testing.assert_array_equal(training.labels, [0, 2])
     np.testing.assert_array_equal(prediction.features, training.features)
@@ -71,7 +71,7 @@ def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
 
 
 def test_a_window_that_feed_filters_away_has_no_features() -> None:
-    found = minibatches(lambda d, m, i: d.map(pair).filter(lambda x, y: y >= 6), "training", None, windows())
+    found = feed_minibatches(lambda d, m, i: d.map(pair).filter(lambda x, y: y >= 6), "training", None, windows())
     assert [(m.tag, None if m.features is None else m.features.shape[0]) for m in found] == [
         (0, None), (1, 2), (2, 4), (3, 4), (4, 4)
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_window_that_feed_filters_away_has_no_features() -> None:
 )
 def test_a_feed_that_cannot_be_used_is_told_what_was_expected(feed: Any, said: str) -> None:
     with pytest.raises(FeedError, match=said) as caught:
-        list(minibatches(feed, "training", None, windows()))
+        list(feed_minibatches(feed, "training", None, windows()))
     assert caught.value.tag == 0
 
 
@@ -106,8 +106,8 @@ def priced(dataset: Any, mode: str, metadata: Any) -> Any:
 )
 def test_records_that_feed_cannot_take_are_named(skipped: int, place: str) -> None:
     rows = [["1", "2"]] * 4
-    bad = Window([*rows[:2], ["cheap", "2"], rows[3]], skipped, "prices.csv", 4)
-    found = minibatches(priced, "training", None, iter([(0, Window(rows, 0, "prices.csv", 0)), (1, bad)]))
+    bad = RecordWindow([*rows[:2], ["cheap", "2"], rows[3]], skipped, "prices.csv", 4)
+    found = feed_minibatches(priced, "training", None, iter([(0, RecordWindow(rows, 0, "prices.csv", 0)), (1, bad)]))
     next(found)
     with pytest.raises(FeedError, match=r"feed\(\) raised .*cheap.*, " + place) as caught:
         next(found)
@@ -115,7 +115,7 @@ def test_records_that_feed_cannot_take_are_named(skipped: int, place: str) -> No
 
 
 def test_a_minibatch_of_which_no_record_is_wrong_alone_is_named_as_a_whole() -> None:
-    ragged = minibatches(
+    ragged = feed_minibatches(
         lambda d, m, i: d.map(pair).map(lambda x, y: (tf.range(y), y)), "training", None, iter([(3, window(8, 12))])
     )
     with pytest.raises(FeedError, match=r"at records 8 to 11 of x\.recordio"):
@@ -124,21 +124,21 @@ def test_a_minibatch_of_which_no_record_is_wrong_alone_is_named_as_a_whole() -> 
 
 def test_a_feed_that_cannot_be_traced_is_not_blamed_on_records() -> None:
     with pytest.raises(FeedError) as caught:
-        next(minibatches(lambda d, m, i: d.map(lambda record: 1 / 0), "training", None, windows()))
+        next(feed_minibatches(lambda d, m, i: d.map(lambda record: 1 / 0), "training", None, windows()))
     assert "x.recordio" not in str(caught.value)
 
 
 def test_batches_that_are_unbatched_again_are_fine() -> None:
-    found = list(minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
+    found = list(feed_minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
     assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
 
 
 def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
-    def broken() -> Iterator[tuple[int, Window]]:
+    def broken() -> Iterator[tuple[int, RecordWindow]]:
         yield 0, window(0, 2)
         raise CorruptRecordError(CorruptRange("file", 2, 3, None, 20, "checksum"))
 
-    found = minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
+    found = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
     assert next(found).tag == 0
     with pytest.raises(CorruptRecordError, match="checksum"):
         next(found)
@@ -147,7 +147,7 @@ def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> N
 def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
     taken, ended = [], threading.Event()
 
-    def counted() -> Iterator[tuple[int, Window]]:
+    def counted() -> Iterator[tuple[int, RecordWindow]]:
         try:
             for tag in range(1000):
                 taken.append(tag)
@@ -155,7 +155,7 @@ def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
         finally:
             ended.set()
 
-    found = minibatches(lambda d, m, i: d.map(pair), "training", None, counted(), prefetch=2)
+    found = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, counted(), prefetch=2)
     next(found)
     found.close()  # type: ignore[attr-defined]
     assert ended.wait(20)
@@ -174,7 +174,7 @@ def test_a_ctrl_c_in_the_middle_of_a_wait_ends_it_though_its_lock_stays_taken(mo
 
     def consume() -> None:
         try:
-            list(minibatches(lambda dataset, mode, metadata: dataset.map(pair), "training", None, windows()))
+            list(feed_minibatches(lambda dataset, mode, metadata: dataset.map(pair), "training", None, windows()))
         except KeyboardInterrupt as interrupt:
             ended.append(interrupt)
 
@@ -202,7 +202,7 @@ def module_in(folder: Path, source: str, name: str = "custom_model", **params: A
     zoo.mkdir(exist_ok=True)
     (zoo / "model.py").write_text(source)
     (zoo / "part.py").write_text("VALUE = 5\n")
-    return load(SimpleNamespace(zoo=zoo, definition=f"model.{name}", params=params))
+    return load_model_module(SimpleNamespace(zoo=zoo, definition=f"model.{name}", params=params))
 
 
 def test_parameters_are_keyword_arguments_of_the_model(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_does_not_keep_the_contract_is_named(
 
 
 def test_a_module_that_raises_gives_the_users_traceback_first(tmp_path: Path) -> None:
-    with pytest.raises(ModuleError, match=r"import of zoo_under_test\.model raised ZeroDivisionError") as caught:
+    with pytest.raises(UserCodeError, match=r"import of zoo_under_test\.model raised ZeroDivisionError") as caught:
         module_in(tmp_path, MODULE + "\ndef ratio(): return 1 / 0\nratio()\n")
     lines = caught.value.detail.splitlines()
     assert "your code" in lines[0]
@@ -246,7 +246,7 @@ def test_a_module_that_raises_gives_the_users_traceback_first(tmp_path: Path) ->
 
 def test_functions_that_raise_later_and_other_results_are_named(tmp_path: Path) -> None:
     module = module_in(tmp_path, MODULE + "\ndef nothing(): return 3", "nothing")
-    with pytest.raises(ModuleError, match=r"optimizer\(\) raised ValueError: rate\?"):
+    with pytest.raises(UserCodeError, match=r"optimizer\(\) raised ValueError: rate\?"):
         module.optimizer()
     with pytest.raises(BadInputError, match=r"nothing\(\) returned int, expected a keras.Model"):
         module.model()

@@ -11,8 +11,8 @@ from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.worker.finite_check import NotFiniteError, culprit, is_finite, report_not_finite
-from edl.worker.lease_client import Leased
+from edl.worker.finite_check import NotFiniteError, find_nonfinite_gradient, is_finite, report_not_finite
+from edl.worker.lease_client import LeasedTask
 
 NETWORK: Any = SimpleNamespace(
     variables=[
@@ -22,7 +22,7 @@ NETWORK: Any = SimpleNamespace(
     ],
     tables=[TableSpec("emb", 50, 2, {"name": "zeros"}, 0), TableSpec("words", 0, 2, {"name": "zeros"}, 0)],
 )
-TASK = Leased(1, "training", "part-0.recordio", 64, 100, minibatch=32)
+TASK = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch=32)
 
 
 def step(slab_at: int | None = None, table: str = "", value: float = np.nan, loss: float = 1.0) -> Any:
@@ -52,7 +52,7 @@ def step(slab_at: int | None = None, table: str = "", value: float = np.nan, los
 def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: tuple[str, ...], value: float) -> None:
     bad = step(**where, value=value)
     assert not is_finite(bad)
-    assert not unsaid(culprit(NETWORK, bad), *named)
+    assert not unsaid(find_nonfinite_gradient(NETWORK, bad), *named)
 
 
 def test_gradients_whose_sum_alone_overflows_are_finite() -> None:

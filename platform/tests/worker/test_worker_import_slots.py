@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from edl.worker.import_slots import Turn, wait_for_turn
+from edl.worker.import_slots import ImportSlot, acquire_import_slot
 
 HOLD = """
 import sys
 from pathlib import Path
-from edl.worker.import_slots import wait_for_turn
-turn = wait_for_turn(Path(sys.argv[1]), 1)
+from edl.worker.import_slots import acquire_import_slot
+turn = acquire_import_slot(Path(sys.argv[1]), 1)
 print(turn.held, flush=True)
 sys.stdin.read()
 """
 
 
 def test_the_next_worker_waits_for_the_end_of_a_turn(tmp_path: Path) -> None:
-    first, second = wait_for_turn(tmp_path, 2), wait_for_turn(tmp_path, 2)
+    first, second = acquire_import_slot(tmp_path, 2), acquire_import_slot(tmp_path, 2)
     assert first.held
     assert second.held
-    third: list[Turn] = []
-    waiting = threading.Thread(target=lambda: third.append(wait_for_turn(tmp_path, 2, patience=60)))
+    third: list[ImportSlot] = []
+    waiting = threading.Thread(target=lambda: third.append(acquire_import_slot(tmp_path, 2, patience=60)))
     waiting.start()
     assert not third, "there are two cores"
     second.end()
@@ -35,12 +35,12 @@ def test_the_next_worker_waits_for_the_end_of_a_turn(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_forever_for_a_worker_that_was_stopped(tmp_path: Path) -> None:
-    first = wait_for_turn(tmp_path, 1)
-    second = wait_for_turn(tmp_path, 1, patience=0.1)
+    first = acquire_import_slot(tmp_path, 1)
+    second = acquire_import_slot(tmp_path, 1, patience=0.1)
     assert first.held
     assert not second.held
     second.end()
-    assert not wait_for_turn(tmp_path, 1, patience=0).held, "the first one still has it"
+    assert not acquire_import_slot(tmp_path, 1, patience=0).held, "the first one still has it"
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -52,10 +52,10 @@ def test_a_turn_ends_with_its_process(tmp_path: Path, kill: bool) -> None:
     assert holder.stdin is not None
     with holder:
         assert holder.stdout.readline() == "True\n"
-        assert not wait_for_turn(tmp_path, 1, patience=0).held
+        assert not acquire_import_slot(tmp_path, 1, patience=0).held
         if kill:
             holder.kill()
         else:
             holder.stdin.close()
         holder.wait(30)
-        assert wait_for_turn(tmp_path, 1, patience=0).held
+        assert acquire_import_slot(tmp_path, 1, patience=0).held

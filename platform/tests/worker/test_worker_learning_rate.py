@@ -8,8 +8,8 @@ import pytest
 from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
 
 from edl.keras.user_callbacks import NoCallbacks
-from edl.worker.gradient_push import Push
-from edl.worker.parameter_client import Parameters
+from edl.worker.gradient_push import GradientPush
+from edl.worker.parameter_client import ParameterClient
 from edl.worker.trainer import Trainer
 
 STEPS = 4
@@ -43,13 +43,13 @@ def rates(
 ) -> list[float]:
     """What the pushes of a few steps carry."""
     pushed: list[float] = []
-    push = Parameters.push
+    push = ParameterClient.push
 
-    def recording(self: Parameters, what: Push) -> object:
+    def recording(self: ParameterClient, what: GradientPush) -> object:
         pushed.append(what.learning_rate)
         return push(self, what)
 
-    monkeypatch.setattr(Parameters, "push", recording)
+    monkeypatch.setattr(ParameterClient, "push", recording)
     network = LinearNetwork()
     trainer = Trainer(
         network,

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from worker.loop_stage import LEASE, MEMBER, ScriptedMaster, task
 
 from edl.transport import edl_pb2 as pb
-from edl.worker.graceful_shutdown import Departure
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.master_session import MasterLostError, Session
-from edl.worker.shutdown_gate import Gate, LeavingError
+from edl.worker.graceful_shutdown import GracefulShutdown
+from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.master_session import MasterLostError, MasterSession
+from edl.worker.shutdown_gate import LeavingError, ShutdownGate
 
 
-def session(master: ScriptedMaster) -> Session:
-    return Session(MEMBER, master, lost_timeout=0, pause=lambda seconds: None)
+def session(master: ScriptedMaster) -> MasterSession:
+    return MasterSession(MEMBER, master, lost_timeout=0, pause=lambda seconds: None)
 
 
 def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
@@ -27,11 +27,11 @@ def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
     held: list[int] = []
     two, three = threading.Event(), threading.Event()
 
-    def hold(leased: Leased) -> None:
+    def hold(leased: LeasedTask) -> None:
         held.append(leased.lease - LEASE)
         {2: two, 3: three}.get(len(held), threading.Event()).set()
 
-    leases = Leases(session(master), hold, tuple, wait_seconds=0)
+    leases = LeaseClient(session(master), hold, tuple, wait_seconds=0)
     asking = threading.Thread(target=leases.run)
     asking.start()
     assert two.wait(5)
@@ -53,7 +53,7 @@ def test_waiting_is_asked_again() -> None:
     master = ScriptedMaster()
     master.answers.extend([pb.LeaseReply(incarnation=1, wait=pb.Wait(reason="no work"))] * 3)
     master.stop()
-    leases = Leases(session(master), lambda leased: None, tuple, wait_seconds=0)
+    leases = LeaseClient(session(master), lambda leased: None, tuple, wait_seconds=0)
     leases.run()
     assert leases.take() is None
     assert len(master.requests("Lease")) == 4
@@ -62,7 +62,7 @@ def test_waiting_is_asked_again() -> None:
 def test_a_lost_master_comes_out_where_tasks_are_taken() -> None:
     master = ScriptedMaster()
     master.away = 10
-    leases = Leases(session(master), lambda leased: None, tuple)
+    leases = LeaseClient(session(master), lambda leased: None, tuple)
     leases.run()
     with pytest.raises(MasterLostError):
         leases.take()
@@ -71,13 +71,13 @@ def test_a_lost_master_comes_out_where_tasks_are_taken() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 500), st.integers(1, 70))
 def test_the_windows_of_a_range_are_its_records_once(start: int, count: int, minibatch: int) -> None:
-    leased = Leased(1, "training", "s", start, start + count, minibatch)
+    leased = LeasedTask(1, "training", "s", start, start + count, minibatch)
     covered = [i for step in range(leased.steps) for i in range(*leased.window(step))]
     assert covered == list(range(start, start + count))
 
 
 def test_a_closed_gate_lets_nothing_begin() -> None:
-    gate = Gate()
+    gate = ShutdownGate()
     with gate.critical():
         assert not gate.close(0.0)
     with pytest.raises(LeavingError), gate.critical():
@@ -86,7 +86,7 @@ def test_a_closed_gate_lets_nothing_begin() -> None:
 
 
 def test_whoever_waits_for_the_gate_when_it_is_closed_does_not_enter() -> None:
-    gate = Gate()
+    gate = ShutdownGate()
     entered = []
     waiting = threading.Event()
 
@@ -109,8 +109,8 @@ def test_whoever_waits_for_the_gate_when_it_is_closed_does_not_enter() -> None:
 
 def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     order: list[str] = []
-    gate = Gate()
-    departure = Departure(gate, lambda code: order.append(f"exit {code}"))
+    gate = ShutdownGate()
+    departure = GracefulShutdown(gate, lambda code: order.append(f"exit {code}"))
     departure.prepare(lambda deadline: order.append("goodbye"))
     inside, go_on = threading.Event(), threading.Event()
 
@@ -136,5 +136,5 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
 
 def test_a_process_without_a_master_yet_just_ends() -> None:
     codes: list[int] = []
-    Departure(Gate(), codes.append).go()
+    GracefulShutdown(ShutdownGate(), codes.append).go()
     assert codes == [0]

@@ -16,10 +16,10 @@ import pytest
 from wording import unsaid
 
 from edl.core import shards
-from edl.jobfile.event_json import parse
-from edl.jobfile.loader import dump, load
-from edl.storage.checkpoint_shards import newest, read_shard, shard_path
-from edl.storage.run_directory import RunDir, create
+from edl.jobfile.event_json import parse_event_line
+from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.storage.checkpoint_shards import newest_intact_checkpoint, read_shard, shard_path
+from edl.storage.run_directory import RunDirectory, create_run
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -65,11 +65,16 @@ class Local:
         (folder / "data.csv").write_text("\n".join(lines) + "\n")
 
     def run(
-        self, run: RunDir | None = None, *, export: dict[str, Any] | None = None, plain: bool = False, **train: Any
-    ) -> tuple[RunDir, int]:
+        self,
+        run: RunDirectory | None = None,
+        *,
+        export: dict[str, Any] | None = None,
+        plain: bool = False,
+        **train: Any,
+    ) -> tuple[RunDirectory, int]:
         from edl.worker.local_strategy.local_main import main
 
-        run = run or create(self.folder / "runs" / "local" / "job")
+        run = run or create_run(self.folder / "runs" / "local" / "job")
         csv = str(self.folder / "data.csv")
         spec = {
             "apiVersion": "edl.dev/v1",
@@ -83,7 +88,7 @@ class Local:
         }
         path = self.folder / "job.json"
         path.write_text(json.dumps(spec))
-        run.spec.write_text(json.dumps(dump(load(path))))
+        run.spec.write_text(json.dumps(dump_job_spec(load_job_file(path))))
         return run, main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "0" if plain else "1"})
 
 
@@ -91,19 +96,19 @@ class Local:
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
     from edl.worker import worker_process
 
-    monkeypatch.setattr(worker_process, "set_threads", lambda workers: None)  # once a process only
+    monkeypatch.setattr(worker_process, "set_thread_counts", lambda workers: None)  # once a process only
     return lambda *arguments, **more: Local(tmp_path, *arguments, **more)
 
 
-def arrays(run: RunDir) -> dict[str, Any]:
-    found = newest(run.checkpoints)
+def arrays(run: RunDirectory) -> dict[str, Any]:
+    found = newest_intact_checkpoint(run.checkpoints)
     assert found is not None
     assert found.directory is not None
     return read_shard(shard_path(found.directory, 0))[0]
 
 
-def events(run: RunDir) -> Iterator[Any]:
-    return (parse(line) for line in run.events.read_text().splitlines())
+def events(run: RunDirectory) -> Iterator[Any]:
+    return (parse_event_line(line) for line in run.events.read_text().splitlines())
 
 
 def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
@@ -129,7 +134,7 @@ def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
     run, code = local().run(minibatch_size=51)
     assert code == 2
     assert not unsaid(capsys.readouterr().err, "train.minibatch_size", "51", "data.training", "50 records")
-    assert not newest(run.checkpoints)
+    assert not newest_intact_checkpoint(run.checkpoints)
 
 
 def test_a_job_that_evaluates_nothing_needs_no_metrics(local: Callable[..., Local]) -> None:
@@ -197,7 +202,7 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
     from edl.worker.local_strategy import local_training
 
     def older(*arguments: Any) -> Any:
-        found = newest(*arguments)
+        found = newest_intact_checkpoint(*arguments)
         assert found is not None
         assert found.ledger["window"] == 0
         return replace(found, ledger={name: value for name, value in found.ledger.items() if name != "window"})
@@ -205,7 +210,7 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
     job = local()
     whole, _ = job.run(shuffle={"window": 0})
     parted, _ = job.run(max_steps=11, shuffle={"window": 0})
-    monkeypatch.setattr(local_training.checkpoint_shards, "newest", older)
+    monkeypatch.setattr(local_training.checkpoint_shards, "newest_intact_checkpoint", older)
     job.run(parted)
     monkeypatch.undo()
     expected, found = arrays(whole), arrays(parted)
@@ -218,14 +223,14 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[...
 
     job = local()
     run, _ = job.run(max_steps=1)
-    spec = load(run.spec)
-    sources = [shards.Source("a", 30), shards.Source("b", 7)]
+    spec = load_job_file(run.spec)
+    sources = [shards.RecordSource("a", 30), shards.RecordSource("b", 7)]
     planned = list(steps(spec, sources))
     for epoch in range(2):
         windows = [(p.task.source, *p.task.window(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
-        order = [(s.source, s.start) for s in shards.plan(sources, 12, spec.train.seed, epoch)]
+        order = [(s.source, s.start) for s in shards.plan_epoch(sources, 12, spec.train.seed, epoch)]
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
 
 
@@ -439,13 +444,13 @@ def deciding(folder: Path, *, restore: bool) -> str:
     return model.replace("restore_best_weights=True", f"restore_best_weights={restore}") + STOPS
 
 
-def values(run: RunDir) -> list[Any]:
+def values(run: RunDirectory) -> list[Any]:
     """What evaluations gave, and what callbacks made of it."""
     told = {"evaluation_ended": "metrics", "callback_decided": "decision"}
     return [(event.step, getattr(event, told[event.kind])) for event in events(run) if event.kind in told]
 
 
-def assert_same(parted: RunDir, whole: RunDir) -> None:
+def assert_same(parted: RunDirectory, whole: RunDirectory) -> None:
     assert values(parted) == values(whole)
     assert len([event for event in events(whole) if event.kind == "callback_decided"]) > 2
     expected, found = arrays(whole), arrays(parted)

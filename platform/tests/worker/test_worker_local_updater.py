@@ -11,13 +11,13 @@ from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
-from edl.numerics.hyperparameters import RULES
+from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, Kind
-from edl.worker.gradient_push import Push
-from edl.worker.serial_executor import Lane
-from edl.worker.step_schedule import Overlapped, Schedule, in_turn
+from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.worker.gradient_push import GradientPush
+from edl.worker.serial_executor import SerialExecutor
+from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, run_sequentially
 
 STEPS = 3
 
@@ -30,9 +30,9 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
-def schedule(request: pytest.FixtureRequest) -> Iterator[Schedule]:
-    lane = Lane("test")
-    yield in_turn if request.param == "in turn" else Overlapped(lane)
+def schedule(request: pytest.FixtureRequest) -> Iterator[StepSchedule]:
+    lane = SerialExecutor("test")
+    yield run_sequentially if request.param == "in turn" else OverlappedSchedule(lane)
     lane.close()
 
 
@@ -40,17 +40,17 @@ def network(stage: Stage) -> LinearNetwork:
     return LinearNetwork(len(stage.servers.servers))
 
 
-def push(step: int, gradient: float = 1.0, **fields: Any) -> Push:
+def push(step: int, gradient: float = 1.0, **fields: Any) -> GradientPush:
     slab = np.full(FEATURES, gradient, np.float32)
-    return Push(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
+    return GradientPush(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
 
 
 def test_values_come_with_every_third_push(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     send = BulkClient.send
 
-    def watched(self: BulkClient, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
-        if kind is Kind.PUSH:
+    def watched(self: BulkClient, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
+        if kind is FrameKind.PUSH:
             asked.append(pb.Push.FromString(meta).pull)
         send(self, kind, meta, buffers)
 
@@ -72,12 +72,12 @@ def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(stage: Stag
         np.testing.assert_array_equal(parameters.slab(), onlooker.pull(0))
 
 
-@pytest.mark.parametrize("name", sorted(RULES.keys() - {"ftrl"}))
+@pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFINITIONS.keys() - {"ftrl"}))
 def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: Stage, name: str) -> None:
     """Its slot variables have seen nothing, and the values of others stay in its copy all the same."""
     early = stage.parameters(network(stage), optimizer=OptimizerSpec(name))
     for step in range(200):
-        early.push(Push(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
+        early.push(GradientPush(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
     late = stage.parameters(network(stage), optimizer=OptimizerSpec(name), get_model_steps=STEPS)
     pulled = late.slab().copy()
     late.push(push(0, gradient=1e-6))
@@ -93,7 +93,7 @@ def test_values_that_follow_from_slot_variables_alone_are_refused(stage: Stage) 
 def test_the_steps_of_others_are_seen_with_the_next_pull(stage: Stage) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
-    other.push(Push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
+    other.push(GradientPush(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
     seen = []
     for step in range(STEPS):
         one.push(push(step))
@@ -106,7 +106,7 @@ def test_own_steps_do_not_make_a_push_stale(stage: Stage) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
     one.push(push(0))
-    other.push(Push(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
+    other.push(GradientPush(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
     one.push(push(1))
     assert (set(one.versions), one.version) == ({2}, 3)
     one.push(push(2))
@@ -125,7 +125,7 @@ def test_after_a_refused_push_the_values_are_pulled(stage: Stage) -> None:
 def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
     parameters.slab()
-    parameters.push(Push(LEASE, 0))
+    parameters.push(GradientPush(LEASE, 0))
     np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
 
 
@@ -135,13 +135,13 @@ def test_statistics_move_by_their_weighed_deltas() -> None:
     model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
     parameters = stage.parameters(model, get_model_steps=STEPS)
     parameters.slab()
-    parameters.push(Push(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
+    parameters.push(GradientPush(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
     assert parameters.slab().tolist() == [-4, -4, 2]
     stage.close()
 
 
 @pytest.mark.parametrize("ps", [1, 2])
-def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, schedule: Schedule) -> None:
+def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, schedule: StepSchedule) -> None:
     ends = []
     for steps in (1, STEPS):
         stage = Stage(ps=ps)

@@ -16,15 +16,15 @@ from worker.loop_stage import LEASE, TOKEN, ScriptedMaster, Servers
 
 from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
-from edl.core.job import JobState
-from edl.core.job_settings import Settings
-from edl.core.shuffle import Blocks
-from edl.jobfile.loader import dump, load
-from edl.storage.run_directory import create
+from edl.core.job import JobStateMachine
+from edl.core.job_settings import JobSettings
+from edl.core.shuffle import BlockLayout
+from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.storage.run_directory import create_run
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
-from edl.transport.process_identity import Identity
-from edl.worker.shutdown_gate import Gate
+from edl.transport.process_identity import ProcessIdentity
+from edl.worker.shutdown_gate import ShutdownGate
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -85,7 +85,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             **spec,
         }
         Path("job.json").write_text(json.dumps(job))
-        Path("spec.json").write_text(json.dumps(dump(load("job.json"))))
+        Path("spec.json").write_text(json.dumps(dump_job_spec(load_job_file("job.json"))))
         code = main(Path("spec.json"), Path("result.json"))
         result: Result = json.loads(Path("result.json").read_text())
         assert code == result["exit_code"]
@@ -143,9 +143,11 @@ class Deciding(ScriptedMaster):
         blocks, train = described.pop("blocks", None), self._spec.train
         parts = {name: tuple(map(tuple, rows)) for name, rows in described.items()}
         records = train.minibatch_size * train.minibatches_per_task
-        state = JobState(Settings(minibatch=train.minibatch_size, task_records=records, shuffle=train.shuffle.window))
+        state = JobStateMachine(
+            JobSettings(minibatch=train.minibatch_size, task_records=records, shuffle=train.shuffle.window)
+        )
         state.new_incarnation(1)
-        events = (DatasetDescribed(**parts, blocks=blocks and Blocks.from_json(blocks)), PodsSynced(), Tick())
+        events = (DatasetDescribed(**parts, blocks=blocks and BlockLayout.from_json(blocks)), PodsSynced(), Tick())
         told = [command for event in events for command in state.handle(event, 0.0)]
         return [(end.reason, {"input": 2}[end.kind]) for end in told if isinstance(end, EndJob)]
 
@@ -153,15 +155,15 @@ class Deciding(ScriptedMaster):
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """A worker with parameter servers, up to its first minibatch."""
     from edl.worker import training_setup
-    from edl.worker.import_slots import Turn
-    from edl.worker.runtime import Coordination
-    from edl.worker.worker_process import _work
+    from edl.worker.import_slots import ImportSlot
+    from edl.worker.runtime import WorkerRuntime
+    from edl.worker.worker_process import _run_tasks
 
-    spec = load(folder / "spec.json")
+    spec = load_job_file(folder / "spec.json")
     servers, master = Servers(spec.ps.count), Deciding(spec)
     master.placement = servers.placement()
-    identity = Identity(folder, Role.WORKER, 0, "uid-0", TOKEN, folder, "unix:none")
-    coordination = Coordination(identity, spec, Gate(), Wire(master))  # type: ignore[arg-type]
+    identity = ProcessIdentity(folder, Role.WORKER, 0, "uid-0", TOKEN, folder, "unix:none")
+    coordination = WorkerRuntime(identity, spec, ShutdownGate(), Wire(master))  # type: ignore[arg-type]
     coordination.start()
     with ExitStack() as closing:
         closing.callback(servers.close)
@@ -170,7 +172,7 @@ def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
             return closing.enter_context(contextlib.closing(BulkClient(*arguments, **options)))
 
         monkeypatch.setattr(training_setup, "BulkClient", connect)  # a process that ends closes none
-        code = _work(coordination, Turn(None))
+        code = _run_tasks(coordination, ImportSlot(None))
         coordination.leases.stop()
         coordination.progress.stop()
     failed = [(request.message, code) for request in master.requests("Fail")]
@@ -182,8 +184,8 @@ def by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     from edl.worker import worker_process
     from edl.worker.local_strategy.local_main import main
 
-    monkeypatch.setattr(worker_process, "set_threads", lambda workers: None)  # once a process only
-    run = create(folder / "runs" / "local" / "job")
+    monkeypatch.setattr(worker_process, "set_thread_counts", lambda workers: None)  # once a process only
+    run = create_run(folder / "runs" / "local" / "job")
     run.spec.write_bytes((folder / "spec.json").read_bytes())
     code = main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"})
     return json.loads(run.status.read_text())["reason"], code

@@ -21,13 +21,13 @@ from worker.loop_stage import (
     task,
 )
 
-from edl.core.crashing_ranges import FED_AHEAD
+from edl.core.crashing_ranges import MAX_FED_AHEAD
 from edl.worker import feed_pipeline
-from edl.worker.corrupt_records import CorruptRecords, Window
-from edl.worker.lease_client import Leased
+from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
+from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import RecordStream
-from edl.worker.serial_executor import Lane
-from edl.worker.step_schedule import Overlapped, Schedule, in_turn
+from edl.worker.serial_executor import SerialExecutor
+from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, run_sequentially
 
 pytestmark = pytest.mark.tensorflow
 
@@ -41,7 +41,7 @@ class Fed:
         self.windows: list[int] = []
         self.changed = threading.Condition()
 
-    def minibatch(self, tag: int, window: Window) -> Minibatch:
+    def minibatch(self, tag: int, window: RecordWindow) -> Minibatch:
         rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
         rows = rows.reshape(-1, FEATURES + 1)
         with self.changed:
@@ -65,28 +65,28 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
-def schedule(request: pytest.FixtureRequest) -> Iterator[Schedule]:
+def schedule(request: pytest.FixtureRequest) -> Iterator[StepSchedule]:
     if request.param == "in turn":
-        yield in_turn
+        yield run_sequentially
         return
-    lane = Lane("test")
-    yield Overlapped(lane)
+    lane = SerialExecutor("test")
+    yield OverlappedSchedule(lane)
     lane.close()
 
 
 def with_pipeline(stage: Stage) -> Fed:
     """Have the stage's training records go through the real pipeline."""
     fed = Fed()
-    corrupt = CorruptRecords(0)
-    feed: Callable[[Any], Any] = lambda windows: feed_pipeline.fed(fed, windows)  # type: ignore[arg-type] # noqa: E731
+    corrupt = CorruptRecordSkipper(0)
+    feed: Callable[[Any], Any] = lambda windows: feed_pipeline.feed_in_background(fed, windows)  # type: ignore[arg-type] # noqa: E731
     stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.alive)
     return fed
 
 
-def train(stage: Stage, fed: Fed, schedule: Schedule, *tasks: Any) -> list[tuple[int, int]]:
+def train(stage: Stage, fed: Fed, schedule: StepSchedule, *tasks: Any) -> list[tuple[int, int]]:
     """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
     network = LinearNetwork()
-    parameters = stage.parameters(network, overlap=schedule is not in_turn)
+    parameters = stage.parameters(network, overlap=schedule is not run_sequentially)
     seen: list[tuple[int, int]] = []
     plain = network.train
 
@@ -101,7 +101,7 @@ def train(stage: Stage, fed: Fed, schedule: Schedule, *tasks: Any) -> list[tuple
     return seen
 
 
-def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(stage: Stage, schedule: Schedule) -> None:
+def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(stage: Stage, schedule: StepSchedule) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, schedule, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
     assert seen == [(first, first) for first in range(0, 28, MINIBATCH)]
@@ -109,16 +109,16 @@ def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(stage: Stage,
     assert stage.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
 
-def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, schedule: Schedule) -> None:
+def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, schedule: StepSchedule) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, schedule, task(1, 0, 40), task(2, 40, RECORDS))
     ahead = [(last - first) // MINIBATCH for first, last in seen]
     assert max(ahead) > 1
-    assert max(ahead) <= FED_AHEAD
+    assert max(ahead) <= MAX_FED_AHEAD
 
 
 def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
-    stage: Stage, schedule: Schedule
+    stage: Stage, schedule: StepSchedule
 ) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, schedule, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
@@ -130,7 +130,7 @@ def test_a_lease_that_is_lost_holds_up_nobody(stage: Stage) -> None:
     """Whoever waits to be asked for its next minibatch goes on with the range after it."""
     fed = with_pipeline(stage)
     stream = stage.streams["training"]
-    first, second = (Leased.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
+    first, second = (LeasedTask.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
     stream.add(first)
     stream.add(second)
     assert next(iter(stream.minibatches(first))).step == 0

@@ -17,13 +17,13 @@ from edl.api.errors import RetryableError
 from edl.keras.user_callbacks import NoCallbacks
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, Frame, Kind
+from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
 from edl.worker.finite_check import NotFiniteError
-from edl.worker.gradient_push import Push
-from edl.worker.parameter_client import STALE_SECONDS
-from edl.worker.serial_executor import Lane
+from edl.worker.gradient_push import GradientPush
+from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
+from edl.worker.serial_executor import SerialExecutor
 from edl.worker.shutdown_gate import LeavingError
-from edl.worker.step_schedule import Overlapped
+from edl.worker.step_schedule import OverlappedSchedule
 
 RATE = 0.01
 
@@ -36,15 +36,15 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def overlapped() -> Iterator[Overlapped]:
+def overlapped() -> Iterator[OverlappedSchedule]:
     with schedule() as made:
         yield made
 
 
 @contextmanager
-def schedule() -> Iterator[Overlapped]:
-    lane = Lane("test")
-    yield Overlapped(lane)
+def schedule() -> Iterator[OverlappedSchedule]:
+    lane = SerialExecutor("test")
+    yield OverlappedSchedule(lane)
     lane.close()
 
 
@@ -70,7 +70,7 @@ def computed_from(network: LinearNetwork) -> list[np.ndarray]:
     ("optimizer", "missed"), [(SGD, 0), (OptimizerSpec("momentum"), 1), (OptimizerSpec("adam"), 1)], ids=str
 )
 def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
-    stage: Stage, overlapped: Overlapped, optimizer: OptimizerSpec, missed: int
+    stage: Stage, overlapped: OverlappedSchedule, optimizer: OptimizerSpec, missed: int
 ) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     seen = computed_from(network)
@@ -78,7 +78,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
     onlooker = stage.parameters(network, optimizer=optimizer)
     push, after = parameters.push, [onlooker.pull(0)]
 
-    def watched(step: Push) -> Any:
+    def watched(step: GradientPush) -> Any:
         result = push(step)
         after.append(onlooker.pull(0))
         return result
@@ -97,7 +97,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
 
 
 def test_values_have_what_others_pushed_while_the_step_before_was_computed(
-    stage: Stage, overlapped: Overlapped
+    stage: Stage, overlapped: OverlappedSchedule
 ) -> None:
     """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
     network = LinearNetwork(len(stage.servers.servers))
@@ -106,7 +106,7 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
     def train(slab: np.ndarray, *_: Any) -> LinearStep:
         seen.append(float(slab[0]))
-        other.push(Push(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
+        other.push(GradientPush(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
         return LinearStep(0.0, np.zeros(3, np.float32))
 
     network.train = train  # type: ignore[method-assign]
@@ -118,12 +118,12 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
     assert computed[1:] == [2, 3, 4, 5, 6]
 
 
-def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: Overlapped) -> None:
+def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: OverlappedSchedule) -> None:
     stage, asked = Stage(), []
 
     class Watched(BulkClient):
-        def send(self, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
-            asked.append((kind, kind is Kind.PUSH and pb.Push.FromString(meta).pull))
+        def send(self, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
+            asked.append((kind, kind is FrameKind.PUSH and pb.Push.FromString(meta).pull))
             super().send(kind, meta, buffers)
 
     network, now = LinearNetwork(), [0.0]
@@ -134,14 +134,14 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: Overl
         stage.trainer(network, parameters, schedule=overlapped).run(leased)
     stage.close()
 
-    assert asked.count((Kind.PUSH, False)) == asked.count((Kind.PULL, False)) == 4
-    assert (Kind.PUSH, True) not in asked
+    assert asked.count((FrameKind.PUSH, False)) == asked.count((FrameKind.PULL, False)) == 4
+    assert (FrameKind.PUSH, True) not in asked
 
 
 def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
-    foreseen = parameters.slab(Push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    foreseen = parameters.slab(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     np.testing.assert_array_equal(foreseen, np.full(3, -1))
     np.testing.assert_array_equal(parameters.slab(), np.zeros(3))
 
@@ -153,7 +153,7 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
     other = stage.parameters(network, optimizer=optimizer)
-    mine, theirs = (Push(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
+    mine, theirs = (GradientPush(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
     parameters.slab(mine)
     parameters_of_next = parameters.versions
     other.push(theirs)
@@ -161,7 +161,9 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     assert {parameters.version - known for known in parameters_of_next} == {staleness}
 
 
-def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage, overlapped: Overlapped) -> None:
+def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
+    stage: Stage, overlapped: OverlappedSchedule
+) -> None:
     """Every minibatch needs rows that the one before it has just moved."""
     network = LinearNetwork(len(stage.servers.servers), table=True)
     parameters = stage.parameters(network, overlap=True)
@@ -183,7 +185,7 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage
     assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
 
 
-def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlapped) -> None:
+def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: OverlappedSchedule) -> None:
     """What was fetched ahead goes with its range: another worker trained while this one did something else."""
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
@@ -193,9 +195,9 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     trainer.run(first)
 
     other = stage.parameters(network)
-    other.push(Push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    other.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     expected = other.slab().copy()
-    now[0] += 2 * STALE_SECONDS
+    now[0] += 2 * MAX_VALUE_AGE_SECONDS
     seen: list[np.ndarray] = []
     train = network.train
     network.train = lambda slab, *rest: seen.append(slab.copy()) or train(slab, *rest)  # type: ignore
@@ -204,7 +206,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     np.testing.assert_array_equal(seen[0], expected)
 
 
-def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> None:
+def test_nan_stops_after_the_step_before_it_is_in(overlapped: OverlappedSchedule) -> None:
     stage = Stage()
     network = LinearNetwork(poison=9.0)
     trainer = stage.trainer(network, stage.parameters(network, overlap=True), schedule=overlapped)
@@ -216,7 +218,9 @@ def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> Non
     stage.close()
 
 
-def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(stage: Stage, overlapped: Overlapped) -> None:
+def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
+    stage: Stage, overlapped: OverlappedSchedule
+) -> None:
     """The one that is on its way counts, though no PS has answered it."""
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
@@ -276,14 +280,14 @@ class FaultyClient(BulkClient):
         self._script = script
         self._lost_answer = False
 
-    def send(self, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
-        fault = self._script.next() if kind in (Kind.PUSH, Kind.PULL, Kind.PULL_ROWS) else ""
+    def send(self, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
+        fault = self._script.next() if kind in (FrameKind.PUSH, FrameKind.PULL, FrameKind.PULL_ROWS) else ""
         if fault == "request lost":
             self._lose()
         super().send(kind, meta, buffers)
         self._lost_answer = fault == "answer lost"
 
-    def receive(self, into: memoryview | None = None) -> Frame:
+    def receive(self, into: memoryview | None = None) -> ReceivedFrame:
         frame = super().receive(into)
         if self._lost_answer:
             self._lose()

@@ -11,10 +11,10 @@ import pytest
 from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
 
 from edl.api.errors import BadInputError, StorageError
-from edl.keras.user_code import ModuleError
-from edl.worker.lease_client import Leased
-from edl.worker.predictor import Files, Output, Predictor, Processed, named_outputs
-from edl.worker.stored_weights import PredictRun, StoredWeights
+from edl.keras.user_code import UserCodeError
+from edl.worker.lease_client import LeasedTask
+from edl.worker.predictor import NpzOutput, PredictionOutput, Predictor, ProcessorOutput, outputs_by_name
+from edl.worker.stored_weights import PredictionRun, StoredWeights
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def stage() -> Iterator[Stage]:
 SLAB = np.array([1, 10, 100], np.float32)
 
 
-def predictor(stage: Stage, output: Output) -> Predictor:
+def predictor(stage: Stage, output: PredictionOutput) -> Predictor:
     return Predictor(
         LinearNetwork(),
         SLAB,
@@ -46,7 +46,7 @@ def expected(start: int, end: int) -> np.ndarray:
 
 def test_each_range_gives_one_file_with_its_outputs(stage: Stage, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    predict = predictor(stage, Files(out, ["s"]))
+    predict = predictor(stage, NpzOutput(out, ["s"]))
     for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
         predict.run(leased)
     stage.progress.send()
@@ -59,7 +59,7 @@ def test_each_range_gives_one_file_with_its_outputs(stage: Stage, tmp_path: Path
 
 
 def test_a_task_that_is_done_twice_leaves_one_file(stage: Stage, tmp_path: Path) -> None:
-    predict = predictor(stage, Files(tmp_path, ["s"]))
+    predict = predictor(stage, NpzOutput(tmp_path, ["s"]))
     for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 0, 10, "prediction")):
         predict.run(leased)
     assert [path.name for path in tmp_path.iterdir()] == ["s-0-10.npz"]
@@ -67,11 +67,11 @@ def test_a_task_that_is_done_twice_leaves_one_file(stage: Stage, tmp_path: Path)
 
 def test_files_say_nothing_before_the_range_is_complete(stage: Stage, tmp_path: Path) -> None:
     """What was computed is in this process only: a range that is given back must be predicted as a whole."""
-    files = Files(tmp_path, ["s"])
+    files = NpzOutput(tmp_path, ["s"])
     (leased,) = stage.take(task(1, 0, 12, "prediction"))
     end = files.end
 
-    def ended(leased: Leased) -> None:
+    def ended(leased: LeasedTask) -> None:
         stage.progress.send()
         assert stage.master.requests("Progress")[-1].leases[0].through == 0
         end(leased)
@@ -92,7 +92,7 @@ class Recording:
 def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: Stage) -> None:
     processor = Recording()
     for leased in stage.take(task(1, 0, 10, "prediction")):
-        predictor(stage, Processed(processor, 3, Path(__file__).parent)).run(leased)
+        predictor(stage, ProcessorOutput(processor, 3, Path(__file__).parent)).run(leased)
     assert processor.calls == [(4, 3), (4, 3), (2, 3)]
     told = [r.leases[0].through for r in stage.master.requests("Progress")]
     assert told == [1, 2, 3]
@@ -104,28 +104,28 @@ class Raising:
 
 
 def test_a_processor_that_raises_is_the_users_error() -> None:
-    with pytest.raises(ModuleError) as error:
-        Processed(Raising(), 0, Path(__file__).parent).add(np.zeros(3))
+    with pytest.raises(UserCodeError) as error:
+        ProcessorOutput(Raising(), 0, Path(__file__).parent).add(np.zeros(3))
     assert "PredictionOutputsProcessor.process() raised KeyError: 'table'" in str(error.value)
     assert 'raise KeyError("table")' in error.value.detail
 
 
 def test_a_processor_without_process_is_named() -> None:
     with pytest.raises(BadInputError, match="has no method process"):
-        Processed(object(), 0, Path(__file__).parent)  # type: ignore[arg-type]
+        ProcessorOutput(object(), 0, Path(__file__).parent)  # type: ignore[arg-type]
 
 
 def test_equal_file_names_in_different_folders_do_not_meet(tmp_path: Path) -> None:
-    files = Files(tmp_path, ["/a/part", "/b/part", "/b/other"])
-    names = {files.path(Leased(LEASE, "prediction", source, 0, 4)).name for source in ("/a/part", "/b/part")}
+    files = NpzOutput(tmp_path, ["/a/part", "/b/part", "/b/other"])
+    names = {files.path(LeasedTask(LEASE, "prediction", source, 0, 4)).name for source in ("/a/part", "/b/part")}
     assert len(names) == 2
-    assert files.path(Leased(LEASE, "prediction", "/b/other", 0, 4)).name == "other-0-4.npz"
+    assert files.path(LeasedTask(LEASE, "prediction", "/b/other", 0, 4)).name == "other-0-4.npz"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    files = Files(tmp_path / "file", ["s"])
-    leased = Leased(LEASE, "prediction", "s", 0, 4)
+    files = NpzOutput(tmp_path / "file", ["s"])
+    leased = LeasedTask(LEASE, "prediction", "s", 0, 4)
     files.begin(leased)
     with pytest.raises(StorageError, match="predictions"):
         files.end(leased)
@@ -140,14 +140,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_several_outputs_have_several_names(outputs: Any, names: list[str]) -> None:
-    assert list(named_outputs(outputs)) == names
+    assert list(outputs_by_name(outputs)) == names
 
 
 def test_a_run_directory_says_whether_it_predicts(tmp_path: Path) -> None:
-    assert PredictRun.of(tmp_path) is None
+    assert PredictionRun.of(tmp_path) is None
     (tmp_path / "predict.json").write_text('{"from": "/m.keras", "output": "/out"}')
-    found = PredictRun.of(tmp_path)
-    assert found == PredictRun(Path("/m.keras"), Path("/out"))
+    found = PredictionRun.of(tmp_path)
+    assert found == PredictionRun(Path("/m.keras"), Path("/out"))
     (tmp_path / "predict.json").write_text('{"output": "/out"}')
     with pytest.raises(BadInputError, match="from"):
-        PredictRun.of(tmp_path)
+        PredictionRun.of(tmp_path)

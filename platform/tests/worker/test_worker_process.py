@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from worker.loop_stage import LEASE, TOKEN, Servers
 
-from edl.jobfile.loader import dump, load
+from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import serve
+from edl.transport.control_client import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 pytestmark = [
@@ -125,7 +125,7 @@ class Job:
         self.servers = Servers(2)
         self.master = Master(self.servers)
         self.address = f"unix:{self._sockets.name}/m"
-        self.server = serve(partial(add_MasterServicer_to_server, self.master), self.address, TOKEN, 8)
+        self.server = start_control_server(partial(add_MasterServicer_to_server, self.master), self.address, TOKEN, 8)
 
     def write(self, **sections: Any) -> None:
         spec = {
@@ -143,7 +143,7 @@ class Job:
         }
         path = self.folder / "job.json"
         path.write_text(json.dumps(spec))
-        (self.folder / "run" / "spec.json").write_text(json.dumps(dump(load(path))))
+        (self.folder / "run" / "spec.json").write_text(json.dumps(dump_job_spec(load_job_file(path))))
 
     def start(self) -> subprocess.Popen[str]:
         environment = {

@@ -9,9 +9,9 @@ from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
-from edl.worker.lease_client import Leased
-from edl.worker.master_session import MasterLostError, Session
-from edl.worker.progress_reporter import Progress
+from edl.worker.lease_client import LeasedTask
+from edl.worker.master_session import MasterLostError, MasterSession
+from edl.worker.progress_reporter import ProgressReporter
 
 
 class Talk:
@@ -21,8 +21,8 @@ class Talk:
         self.now = 0.0
         self.master = ScriptedMaster()
         self.lost: list[int] = []
-        self.session = Session(MEMBER, self.master, lost_timeout=10, clock=lambda: self.now, pause=self.advance)
-        self.progress = Progress(self.session, self.lost.extend, clock=lambda: self.now)
+        self.session = MasterSession(MEMBER, self.master, lost_timeout=10, clock=lambda: self.now, pause=self.advance)
+        self.progress = ProgressReporter(self.session, self.lost.extend, clock=lambda: self.now)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -30,7 +30,7 @@ class Talk:
 
 def test_sums_are_of_the_steps_since_the_last_message() -> None:
     talk = Talk()
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     talk.progress.stepped(1, 1, loss=2.0)
     talk.progress.stepped(1, 2, loss=4.0, skipped=3)
     talk.progress.send()
@@ -48,7 +48,7 @@ def test_sums_are_of_the_steps_since_the_last_message() -> None:
 @given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
 def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:
     talk = Talk()
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     steps = skipped = 0
     for action in actions:
         if action == "send":
@@ -73,13 +73,13 @@ def test_a_lease_wakes_the_sending_thread_which_may_have_had_nothing_to_wait_for
 ) -> None:
     talk, calls = Talk(), list[str]()
     monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     assert calls == ["woken"], "its heartbeat would be due long before the thread looks again"
 
 
 def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     talk, calls = Talk(), list[str]()
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
     for step in range(1, 7):
         calls.append(f"step {step}")
@@ -91,8 +91,8 @@ def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatc
 
 def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
     talk = Talk()
-    talk.progress.hold(Leased(1, "training"))
-    talk.progress.hold(Leased(2, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.hold(LeasedTask(2, "training"))
     talk.progress.send()
     assert [m.lease for m in talk.master.requests("Progress")[0].leases] == [1, 2]
 
@@ -100,15 +100,15 @@ def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
 def test_a_heartbeat_is_due_after_a_quarter_of_the_expiry() -> None:
     talk = Talk()
     assert talk.progress._heartbeat() == float("inf")
-    talk.progress.hold(Leased(1, "training", expires_seconds=8))
-    talk.progress.hold(Leased(2, "training", expires_seconds=60))
+    talk.progress.hold(LeasedTask(1, "training", expires_seconds=8))
+    talk.progress.hold(LeasedTask(2, "training", expires_seconds=60))
     assert talk.progress._heartbeat() == 2
 
 
 def test_lost_leases_are_forgotten_and_passed_on() -> None:
     talk = Talk()
-    talk.progress.hold(Leased(1, "training"))
-    talk.progress.hold(Leased(2, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.hold(LeasedTask(2, "training"))
     talk.master.lost = [1]
     talk.progress.send()
     talk.progress.finish(1)
@@ -121,7 +121,7 @@ def test_lost_leases_are_forgotten_and_passed_on() -> None:
 def test_the_goodbye_names_everything_that_is_in() -> None:
     talk = Talk()
     for lease in (1, 2):
-        talk.progress.hold(Leased(lease, "training"))
+        talk.progress.hold(LeasedTask(lease, "training"))
     talk.progress.stepped(1, 4, loss=1.0)
     talk.progress.finish(1)
     talk.progress.stepped(2, 1, loss=1.0)
@@ -133,7 +133,7 @@ def test_the_goodbye_names_everything_that_is_in() -> None:
 
 def test_a_master_that_was_away_is_told_who_this_is_before_anything_else() -> None:
     talk = Talk()
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     talk.master.away = 3
     talk.progress.send()
     assert [method for method, _ in talk.master.log] == ["Register", "Progress"]
@@ -143,7 +143,7 @@ def test_a_new_master_is_followed_and_an_old_one_is_not_believed() -> None:
     talk = Talk()
     talk.session.register()
     talk.master.incarnation = 2
-    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(LeasedTask(1, "training"))
     talk.progress.send()
     assert talk.session.incarnation == 2
     talk.master.incarnation = 1

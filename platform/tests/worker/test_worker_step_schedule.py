@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.worker.serial_executor import Lane
-from edl.worker.step_schedule import Overlapped, Schedule, Steps, in_turn
+from edl.worker.serial_executor import SerialExecutor
+from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, StepStages, run_sequentially
 
 
 class ScriptedError(Exception):
@@ -59,8 +59,8 @@ class ScriptedSteps:
         self._happens("end", ready)
 
     @property
-    def parts(self) -> Steps[int, int, str]:
-        return Steps(self.prepare, self.values, self.compute, self.send, self.end)
+    def parts(self) -> StepStages[int, int, str]:
+        return StepStages(self.prepare, self.values, self.compute, self.send, self.end)
 
     @property
     def sent(self) -> list[int]:
@@ -73,7 +73,7 @@ class ScriptedSteps:
             raise ScriptedError(what, step)
 
 
-class WatchedLane(Lane):
+class WatchedLane(SerialExecutor):
     """Remembers what it was given."""
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class WatchedLane(Lane):
 
 
 @contextmanager
-def overlapped() -> Iterator[Overlapped]:
-    lane = Lane("test")
-    yield Overlapped(lane)
+def overlapped() -> Iterator[OverlappedSchedule]:
+    lane = SerialExecutor("test")
+    yield OverlappedSchedule(lane)
     lane.close()
 
 
-def outcome(schedule: Schedule, steps: ScriptedSteps) -> bool | tuple[str, int]:
+def outcome(schedule: StepSchedule, steps: ScriptedSteps) -> bool | tuple[str, int]:
     try:
         return schedule(steps.parts)
     except ScriptedError as error:
@@ -111,7 +111,7 @@ def test_the_same_steps_are_sent_in_order_as_without_overlap(count: int, fault: 
     with overlapped() as schedule:
         ended = outcome(schedule, together)
 
-    assert ended == outcome(in_turn, alone)
+    assert ended == outcome(run_sequentially, alone)
     assert together.sent == alone.sent
     assert together.sent == list(range(len(together.sent)))
 
@@ -150,7 +150,7 @@ def test_a_step_gets_its_values_once_the_one_before_it_is_computed() -> None:
 def test_nothing_is_under_way_at_the_end(count: int, fault: tuple[str, int] | None) -> None:
     """What comes next may use the connections, on whatever thread: an evaluation, an export, another range."""
     steps, lane = ScriptedSteps(count, fault), WatchedLane()
-    outcome(Overlapped(lane), steps)
+    outcome(OverlappedSchedule(lane), steps)
     assert all(future.done() for future in lane.given)
     lane.close()
     if fault is not None and fault[0] in ("send", "refuse"):
@@ -205,7 +205,7 @@ def test_callbacks_see_one_step_after_the_other() -> None:
 
 @pytest.mark.parametrize("jobs", [0, 1, 3])
 def test_a_lane_can_be_drained_at_any_time(jobs: int) -> None:
-    lane, done = Lane("test"), []
+    lane, done = SerialExecutor("test"), []
     for number in range(jobs):
         lane.submit(lambda number=number: done.append(number))  # type: ignore[misc]
     lane.drain()

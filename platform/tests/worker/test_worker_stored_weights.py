@@ -16,10 +16,10 @@ from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.initializers import initial_rows
-from edl.numerics.model_declaration import Declaration
+from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage import checkpoint_shards
-from edl.worker.failure_report import describe
+from edl.worker.failure_report import describe_failure
 from edl.worker.stored_weights import StoredWeights
 
 UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
@@ -46,20 +46,22 @@ def written(folder: Path, *shards: Arrays, tables: Sequence[TableSpec] | None = 
     for index, arrays in enumerate(shards):
         meta = None if tables is None else {"declaration": declared(arrays, tables)}
         infos.append(checkpoint_shards.write_shard(directory, index, arrays, meta))
-    checkpoint_shards.commit(directory, checkpoint_shards.Manifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {}))
+    checkpoint_shards.commit_checkpoint(
+        directory, checkpoint_shards.CheckpointManifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {})
+    )
     return directory
 
 
 def declared(arrays: Arrays, tables: Sequence[TableSpec]) -> str:
     dense = [VariableSpec(name[6:], array.shape) for name, array in arrays.items() if name.startswith("dense/")]
-    return Declaration(tuple(dense), tuple(tables), OptimizerSpec("sgd"), "model").to_json()
+    return ModelDeclaration(tuple(dense), tuple(tables), OptimizerSpec("sgd"), "model").to_json()
 
 
 def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequence[VariableSpec] = ()) -> BadInputError:
     """What is said to a model; the job ends with it at once, with code 2."""
     with pytest.raises(BadInputError) as caught:
         StoredWeights.read(directory, tables).slab(variables)
-    assert (describe(caught.value).kind, describe(caught.value).exit_code) == ("input", 2)
+    assert (describe_failure(caught.value).kind, describe_failure(caught.value).exit_code) == ("input", 2)
     assert caught.value.where == str(directory)
     assert "Give back the model as it was when the run began" in str(caught.value.hint)
     assert "edl predict --from RUN" in str(caught.value.hint)
@@ -179,6 +181,8 @@ def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> No
 def test_strings_that_are_no_declaration_are_no_crash(tmp_path: Path) -> None:
     directory = checkpoint_shards.cut_directory(tmp_path, 1)
     info = checkpoint_shards.write_shard(directory, 0, {"dense/a": floats(1)}, {"declaration": json.dumps([1])})
-    checkpoint_shards.commit(directory, checkpoint_shards.Manifest(1, 1, "2026-01-01T00:00:00Z", (info,), {}))
+    checkpoint_shards.commit_checkpoint(
+        directory, checkpoint_shards.CheckpointManifest(1, 1, "2026-01-01T00:00:00Z", (info,), {})
+    )
     with pytest.raises(StorageError, match="not the shard of a checkpoint"):
         StoredWeights.read(directory, [])

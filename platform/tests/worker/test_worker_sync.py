@@ -10,8 +10,8 @@ import pytest
 from worker.loop_stage import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 from edl.api.job import Strategy
-from edl.worker.gradient_push import Push
-from edl.worker.parameter_client import Parameters
+from edl.worker.gradient_push import GradientPush
+from edl.worker.parameter_client import ParameterClient
 
 SECOND = LEASE + 9
 
@@ -40,7 +40,7 @@ def gradient(network: LinearNetwork, factor: float) -> np.ndarray:
     return factor * np.arange(1, FEATURES + 1, dtype=np.float32)[network.order]
 
 
-def pushes(parameters: Parameters, lease: int, gradients: list[np.ndarray]) -> list[bool]:
+def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray]) -> list[bool]:
     """One step after another, each at the newest values; whether each was in at the first try."""
     found = []
     for step, values in enumerate(gradients):
@@ -49,7 +49,9 @@ def pushes(parameters: Parameters, lease: int, gradients: list[np.ndarray]) -> l
         while True:
             parameters.slab()
             versions = parameters.versions
-            sent = Push(lease, step, learning_rate=1, weight=1, slab=values, versions=versions, following=following)
+            sent = GradientPush(
+                lease, step, learning_rate=1, weight=1, slab=values, versions=versions, following=following
+            )
             if parameters.push(sent).is_in:
                 break
             first = False
@@ -83,7 +85,9 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
         result = train(slab, *minibatch)
         calls.append(slab.copy())
         if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
-            push = Push(SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count)
+            push = GradientPush(
+                SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count
+            )
             assert rival.push(push).is_in
         return result
 
@@ -111,7 +115,7 @@ def test_pushes_say_what_follows() -> None:
     parameters = stage.parameters(network)
     said, push = [], parameters.push
 
-    def observed(step: Push) -> object:
+    def observed(step: GradientPush) -> object:
         said.append(step.following - LEASE if step.following else 0)
         return push(step)
 

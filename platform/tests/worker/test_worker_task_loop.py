@@ -17,10 +17,10 @@ from edl.keras.user_callbacks import NoCallbacks
 from edl.transport import edl_pb2 as pb
 from edl.worker.evaluator import Evaluator
 from edl.worker.finite_check import NotFiniteError
-from edl.worker.lease_client import PLACEMENT, Leased
-from edl.worker.model_redeclaration import follow_placement
+from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
+from edl.worker.model_redeclaration import watch_placement
 from edl.worker.shutdown_gate import LeavingError
-from edl.worker.task_loop import Loop
+from edl.worker.task_loop import TaskLoop
 
 
 @pytest.fixture
@@ -230,14 +230,14 @@ def test_metrics_turns_sums_into_values(stage: Stage) -> None:
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", rb'{"a": "\ud800"}', b"[" * 100_000, b"9" * 400], ids=len)
 def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
     with pytest.raises(RefusedError, match="says of the task 'metrics' is not JSON"):
-        Leased(1, "metrics", payload=payload).told()
+        LeasedTask(1, "metrics", payload=payload).told()
 
 
 # ------------------------------------------------------------------------------------------------ the loop itself
 
 
-def loop(stage: Stage, **handlers: Any) -> Loop:
-    return Loop(stage.session, stage.leases, stage.progress, stage.gate, handlers)
+def loop(stage: Stage, **handlers: Any) -> TaskLoop:
+    return TaskLoop(stage.session, stage.leases, stage.progress, stage.gate, handlers)
 
 
 def start(stage: Stage, *tasks: pb.Task) -> None:
@@ -250,7 +250,7 @@ def start(stage: Stage, *tasks: pb.Task) -> None:
 def test_the_loop_does_every_kind_and_ends_with_the_work(stage: Stage) -> None:
     done: list[str] = []
 
-    def do(leased: Leased) -> None:
+    def do(leased: LeasedTask) -> None:
         done.append(leased.kind)
         stage.progress.finish(leased.lease)
 
@@ -272,7 +272,7 @@ def test_the_loop_does_every_kind_and_ends_with_the_work(stage: Stage) -> None:
 def test_a_failure_is_told_to_the_master(
     stage: Stage, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(leased: Leased) -> None:
+    def fail(leased: LeasedTask) -> None:
         raise error
 
     start(stage, task(1, 0, 4))
@@ -288,7 +288,7 @@ def test_a_failure_is_told_to_the_master(
 def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: Stage) -> None:
     done: list[int] = []
 
-    def do(leased: Leased) -> None:
+    def do(leased: LeasedTask) -> None:
         if leased.lease == LEASE + 1:
             raise BadInputError("this one")
         done.append(leased.lease)
@@ -346,7 +346,7 @@ def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced
     network = LinearNetwork(len(replaced.servers.servers))
     parameters = replaced.parameters(network)
     trainer = replaced.trainer(network, parameters)
-    handlers = {PLACEMENT: follow_placement(replaced.session, replaced.leases, parameters)}
+    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replaced.session, replaced.leases, parameters)}
     replace(replaced)
     declared = no_work_until_declared(replaced)
     start(replaced, task(1, 0, 16))
@@ -364,7 +364,7 @@ def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(rep
     parameters = replaced.parameters(network)
     replace(replaced)
     replaced.session.register(ready=True)
-    handlers = {PLACEMENT: follow_placement(replaced.session, replaced.leases, parameters)}
+    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replaced.session, replaced.leases, parameters)}
     declared = no_work_until_declared(replaced)
     start(replaced)
 
@@ -374,8 +374,8 @@ def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(rep
 
 def test_a_ps_that_this_worker_knows_is_told_nothing(stage: Stage) -> None:
     parameters = stage.parameters(LinearNetwork())
-    look = follow_placement(stage.session, stage.leases, parameters)
+    look = watch_placement(stage.session, stage.leases, parameters)
     before = len(stage.master.requests("Register"))
-    look(Leased(0, PLACEMENT))
+    look(LeasedTask(0, PLACEMENT_CHECK_KIND))
     assert not parameters.declare_to_strangers()
     assert len(stage.master.requests("Register")) == before

@@ -18,28 +18,28 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from edl.cluster.kubernetes.api_errors import AwayError, BusyError, translate
-from edl.cluster.kubernetes.resource_kinds import PODS, Kind, Manifest, kind_of
-from edl.cluster.kubernetes.response_stream import Stream, said
+from edl.cluster.kubernetes.api_errors import NoResponseError, ServerBusyError, error_from_response
+from edl.cluster.kubernetes.resource_kinds import PODS, Manifest, ResourceKind, manifest_kind
+from edl.cluster.kubernetes.response_stream import ResponseStream, connection_error_text
 
-MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"
+MERGE_PATCH, STRATEGIC_MERGE_PATCH, JSON_PATCH = "merge", "strategic", "json"
 _PATCH_TYPES = {
-    MERGE: "application/merge-patch+json",
-    STRATEGIC: "application/strategic-merge-patch+json",
+    MERGE_PATCH: "application/merge-patch+json",
+    STRATEGIC_MERGE_PATCH: "application/strategic-merge-patch+json",
     JSON_PATCH: "application/json-patch+json",
 }
-EVERYWHERE = ""
+ALL_NAMESPACES = ""
 """Instead of a namespace: all of them."""
-TIMEOUT_SECONDS = 10.0
+REQUEST_TIMEOUT_SECONDS = 10.0
 """How long one answer may take."""
 
 
-_NOT_DONE = (429, 503)
+_RETRYABLE_POST_STATUSES = (429, 503)
 """Answers that say that the server did not begin."""
 
 
-class Pacing(Protocol):
-    """How fast requests may follow each other; see ``edl.cluster.kubernetes.rate_limiter.Pace``."""
+class RateLimiter(Protocol):
+    """How fast requests may follow each other; see ``edl.cluster.kubernetes.rate_limiter.TokenBucketLimiter``."""
 
     def __call__(self) -> None:
         """Return when the next request may be sent."""
@@ -48,15 +48,15 @@ class Pacing(Protocol):
         """The server asks to be left alone for that long."""
 
 
-Meanwhile = Callable[[str], AbstractContextManager[object]]
+RequestHook = Callable[[str], AbstractContextManager[object]]
 """Of a server's address: what goes on while a request to it is on its way, such as telling people that it is silent."""
 
 
-def _nothing(_: str) -> AbstractContextManager[object]:
+def _no_request_hook(_: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Unpaced:
+class NoRateLimiter:
     """As fast as they come."""
 
     def __call__(self) -> None:
@@ -67,7 +67,7 @@ class Unpaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class KubeConnection:
     """A way to one API server.
 
     Attributes:
@@ -86,7 +86,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """What the server said.
 
     Attributes:
@@ -99,7 +99,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ResourceList:
     """Objects of one moment; a watch that begins at ``resource_version`` misses nothing."""
 
     items: tuple[Manifest, ...]
@@ -107,40 +107,40 @@ class Listing:
     server_time: float | None = None
 
 
-class Api:
+class KubeClient:
     """Requests over one connection.
 
     Args:
-        connection: from ``edl.cluster.kubernetes.kubeconfig.connect``.
+        connection: from ``edl.cluster.kubernetes.kubeconfig.load_connection``.
         pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
         retries: of urllib3; see the module's docstring.
-        may: asked right before each request that changes something; one that may not be sent raises AwayError.
+        may: asked right before each request that changes something; one that may not be sent raises NoResponseError.
         meanwhile: entered for each request, left when its answer begins, with the error if there is none.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KubeConnection,
         *,
-        pace: Pacing | None = None,
+        pace: RateLimiter | None = None,
         retries: urllib3.Retry | None = None,
         may: Callable[[], bool] = lambda: True,
-        meanwhile: Meanwhile = _nothing,
+        meanwhile: RequestHook = _no_request_hook,
     ) -> None:
-        self._connection, self._pace, self._retries, self._may = connection, pace or Unpaced(), retries, may
+        self._connection, self._pace, self._retries, self._may = connection, pace or NoRateLimiter(), retries, may
         self._meanwhile = meanwhile
 
-    def fenced(self, may: Callable[[], bool]) -> Api:
+    def fenced(self, may: Callable[[], bool]) -> KubeClient:
         """The same server, asked for changes only while ``may`` says so.
 
         For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
         then must not be carried out when the network is back. A request that was sent in time is over, also for the
-        network, ``TIMEOUT_SECONDS`` later.
+        network, ``REQUEST_TIMEOUT_SECONDS`` later.
         """
-        return Api(self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._meanwhile)
+        return KubeClient(self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._meanwhile)
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> KubeConnection:
         """The way to the server, for what is no plain request."""
         return self._connection
 
@@ -161,18 +161,20 @@ class Api:
 
     # ------------------------------------------------------------------ objects
 
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
+    def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Manifest:
         """One object; raises NotFoundError."""
         return self.ask("GET", kind.path(self._in(namespace), name)).body
 
-    def list(self, kind: Kind, *, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
+    def list(
+        self, kind: ResourceKind, *, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> ResourceList:
         """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
         path = kind.path(self._in(namespace))
         answer = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
         body = answer.body
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         items = tuple({**head, **item} for item in body.get("items") or ())
-        return Listing(items, str(body.get("metadata", {}).get("resourceVersion", "")), answer.server_time)
+        return ResourceList(items, str(body.get("metadata", {}).get("resourceVersion", "")), answer.server_time)
 
     def create(self, manifest: Manifest, *, namespace: str | None = None, dry_run: bool = False) -> Manifest:
         """Create an object and return it as the server has it; ConflictError if its name is taken.
@@ -183,31 +185,31 @@ class Api:
             dry_run: admission only; nothing is stored.
         """
         where = manifest.get("metadata", {}).get("namespace") or self._in(namespace)
-        path = kind_of(manifest).path(where)
-        return self.ask("POST", path, query=_dry(dry_run), body=manifest).body
+        path = manifest_kind(manifest).path(where)
+        return self.ask("POST", path, query=_dry_run_query(dry_run), body=manifest).body
 
     def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
         """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
         where = manifest["metadata"].get("namespace") or self._in(namespace)
-        return self.ask("PUT", kind_of(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
+        return self.ask("PUT", manifest_kind(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
 
     def patch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         name: str,
         body: Manifest | Sequence[Manifest],
         *,
         namespace: str | None = None,
-        style: str = MERGE,
+        style: str = MERGE_PATCH,
         dry_run: bool = False,
     ) -> Manifest:
         """Change parts of an object: a merge patch, a strategic one, or a list of JSON patch operations."""
         path = kind.path(self._in(namespace), name)
-        return self.ask("PATCH", path, query=_dry(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
+        return self.ask("PATCH", path, query=_dry_run_query(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
 
     def delete(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         name: str,
         *,
         namespace: str | None = None,
@@ -240,7 +242,7 @@ class Api:
 
     def watch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         *,
         resource_version: str,
         namespace: str | None = None,
@@ -248,11 +250,12 @@ class Api:
         fields: str = "",
         seconds: int = 300,
         silence: float = 90.0,
-    ) -> Stream:
+    ) -> ResponseStream:
         """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``seconds``.
 
         Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; ``Stream.events``
-        turns an ERROR into the error that it means. A stream that is silent for ``silence`` seconds raises AwayError.
+        turns an ERROR into the error that it means. A stream that is silent for ``silence`` seconds raises
+        NoResponseError.
         """
         query = {
             "watch": "true",
@@ -273,7 +276,7 @@ class Api:
         follow: bool = False,
         tail: int | None = None,
         previous: bool = False,
-    ) -> Stream:
+    ) -> ResponseStream:
         """What a container printed; ``follow`` goes on with what it prints."""
         query = {
             "container": container,
@@ -281,7 +284,7 @@ class Api:
             "previous": "true" if previous else "",
             "tailLines": "" if tail is None else str(tail),
         }
-        silence = None if follow else TIMEOUT_SECONDS
+        silence = None if follow else REQUEST_TIMEOUT_SECONDS
         return self._stream(PODS.path(self._in(namespace), pod, "log"), query, silence)
 
     # ------------------------------------------------------------------ any request
@@ -294,11 +297,11 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
-    ) -> Answer:
+    ) -> ApiResponse:
         """Send a request and read the answer whole.
 
         Raises:
-            ApiError: one of its subclasses; AwayError when there was no answer.
+            ApiError: one of its subclasses; NoResponseError when there was no answer.
         """
         response = self._send(
             method,
@@ -306,17 +309,17 @@ class Api:
             query,
             body=None if body is None else json.dumps(body).encode(),
             content_type=content_type,
-            timeout=urllib3.Timeout(total=TIMEOUT_SECONDS),
+            timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_SECONDS),
             retries=self._retries_of(method),
             preload_content=True,
         )
         where = f"{method} {self.host}{path}"
-        return Answer(_object(response.data, where), _time(response.headers.get("Date")))
+        return ApiResponse(_parse_object(response.data, where), _parse_http_date(response.headers.get("Date")))
 
-    def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> Stream:
-        timeout = urllib3.Timeout(connect=TIMEOUT_SECONDS, read=silence)
+    def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> ResponseStream:
+        timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=silence)
         response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
-        return Stream(response, f"GET {self.host}{path}")
+        return ResponseStream(response, f"GET {self.host}{path}")
 
     def _send(
         self,
@@ -333,16 +336,16 @@ class Api:
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
         url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
         if method != "GET" and not self._may():
-            raise AwayError("Not sent: the right to decide for this job was not renewed in time", where=where)
+            raise NoResponseError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:
             with self._meanwhile(self.host):
                 response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
-            raise AwayError(said(error), where=where, hint=self._who_answers()) from error
+            raise NoResponseError(connection_error_text(error), where=where, hint=self._who_answers()) from error
         if response.status >= 300:
             after = response.headers.get("Retry-After")
-            refusal = translate(response.status, _rest(response), where=where, retry_after=after)
-            if isinstance(refusal, BusyError) and refusal.retry_after:
+            refusal = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
+            if isinstance(refusal, ServerBusyError) and refusal.retry_after:
                 self._pace.hold(refusal.retry_after)
             raise refusal
         return response
@@ -359,17 +362,21 @@ class Api:
     def _retries_of(self, method: str) -> urllib3.Retry | bool:
         if self._retries is None:
             return False
-        return self._retries.new(read=False, status_forcelist=_NOT_DONE) if method == "POST" else self._retries
+        return (
+            self._retries.new(read=False, status_forcelist=_RETRYABLE_POST_STATUSES)
+            if method == "POST"
+            else self._retries
+        )
 
     def _in(self, namespace: str | None) -> str:
         return self._connection.namespace if namespace is None else namespace
 
 
-def _dry(dry_run: bool) -> dict[str, str]:
+def _dry_run_query(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
 
 
-def _rest(response: urllib3.BaseHTTPResponse) -> bytes:
+def _error_body(response: urllib3.BaseHTTPResponse) -> bytes:
     """The body of a refusal; empty when it breaks off: the code says enough."""
     try:
         return response.data
@@ -379,15 +386,15 @@ def _rest(response: urllib3.BaseHTTPResponse) -> bytes:
         response.close()
 
 
-def _object(text: bytes, where: str) -> Manifest:
+def _parse_object(text: bytes, where: str) -> Manifest:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise AwayError("What answers there is no API server, or was cut off", where=where) from error
+        raise NoResponseError("What answers there is no API server, or was cut off", where=where) from error
     return value if isinstance(value, dict) else {"items": value}
 
 
-def _time(header: str | None) -> float | None:
+def _parse_http_date(header: str | None) -> float | None:
     if header is None:
         return None
     try:

@@ -16,24 +16,28 @@ from typing import Any
 
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.install_hints import install_hint
 
-_GRANTS = (
+_NAMESPACE_ROLE_HINT = (
     "Rights in a namespace are granted by its admin, who binds the ClusterRole edl-data-scientist; "
     "`edl doctor` lists what is missing."
 )
-_GRANTS_TO_ALL = (
+_CLUSTER_ROLE_HINT = (
     "That belongs to the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
     "`edl doctor` lists what is missing."
 )
-_GRANTED_TO_NOBODY = (
+_NO_ROLE_HINT = (
     "No ClusterRole of EDL's allows that in all namespaces: ask about one namespace, with -n, "
     "or an admin of the cluster."
 )
-_VIEWED = re.compile(r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"')
+_CLUSTER_VIEWER_RESOURCES = re.compile(
+    r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"'
+)
 """What edl-cluster-viewer allows."""
-_MASTER_ASKS = re.compile(rf'User "system:serviceaccount:(?P<namespace>[^":]+):{names.MASTER_ACCOUNT}" cannot ')
-_NO_ROOM = re.compile(
+_MASTER_ACCOUNT_DENIED = re.compile(
+    rf'User "system:serviceaccount:(?P<namespace>[^":]+):{names.MASTER_ACCOUNT}" cannot '
+)
+_QUOTA_EXCEEDED = re.compile(
     r"(?:exceeded|failed) quota: "
     r"|(?:maximum|minimum) \S+ usage per \S+ is "
     r"|\S+ max limit to request ratio per \S+ is "
@@ -53,23 +57,23 @@ class ApiError(EdlError):
     reason: str = ""
 
 
-class UnreachableError(ApiError, BadInputError):
+class ClusterConfigError(ApiError, BadInputError):
     """No cluster is configured, or what is configured cannot be used (exit code 2)."""
 
     exit_code = 2
 
 
-class NoKubeconfigError(UnreachableError):
+class NoKubeconfigError(ClusterConfigError):
     """There is no kubeconfig at all: whoever asks may have no cluster, and mean a run on this machine."""
 
 
-class AwayError(ApiError, RetryableError):
+class NoResponseError(ApiError, RetryableError):
     """The API server did not answer."""
 
     exit_code = 2
 
 
-class BusyError(ApiError, RetryableError):
+class ServerBusyError(ApiError, RetryableError):
     """The API server asks to come back later (429) or has an error of its own (5xx).
 
     Attributes:
@@ -92,13 +96,13 @@ class ConflictError(ApiError, RefusedError):
     exit_code = 2
 
 
-class GoneError(ApiError, RetryableError):
+class ResourceExpiredError(ApiError, RetryableError):
     """The resourceVersion is too old (410): list again."""
 
     exit_code = 2
 
 
-class InvalidError(ApiError, BadInputError):
+class InvalidObjectError(ApiError, BadInputError):
     """The object is not valid (400, 415, 422)."""
 
     exit_code = 2
@@ -110,15 +114,15 @@ class ForbiddenError(ApiError, BadInputError):
     exit_code = 2
 
 
-class LoginError(ForbiddenError):
+class UnauthorizedError(ForbiddenError):
     """The server does not know us (401): the token or certificate is not valid, or not any more."""
 
 
-class NoRightError(ForbiddenError):
+class RbacDeniedError(ForbiddenError):
     """RBAC does not allow it; the message names verb, resource and namespace."""
 
 
-class QuotaError(ForbiddenError):
+class QuotaExceededError(ForbiddenError):
     """A ResourceQuota or LimitRange has no room for it."""
 
 
@@ -126,22 +130,22 @@ class PodSecurityError(ForbiddenError):
     """The pod violates the namespace's Pod Security level."""
 
 
-class PolicyError(ForbiddenError):
+class AdmissionPolicyError(ForbiddenError):
     """One of EDL's own admission policies refuses it; the message ends with what is allowed."""
 
 
-_BY_CODE: Mapping[int, type[ApiError]] = {
-    400: InvalidError,
+_ERROR_BY_STATUS: Mapping[int, type[ApiError]] = {
+    400: InvalidObjectError,
     404: NotFoundError,
     409: ConflictError,
-    410: GoneError,
-    413: InvalidError,
-    415: InvalidError,
-    422: InvalidError,
+    410: ResourceExpiredError,
+    413: InvalidObjectError,
+    415: InvalidObjectError,
+    422: InvalidObjectError,
 }
 
 
-def translate(code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
+def error_from_response(code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
     """The error of an answer.
 
     Args:
@@ -150,19 +154,21 @@ def translate(code: int, body: bytes, *, where: str, retry_after: str | None = N
         where: the request, for people.
         retry_after: the header of that name, in seconds.
     """
-    status = _status(body)
+    status = _parse_status(body)
     message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
-    kind = _kind(code, message)
-    error = kind(message, where=where, hint=granted_by(message) if kind is NoRightError else _HINTS.get(kind))
+    kind = _error_class(code, message)
+    error = kind(
+        message, where=where, hint=permission_hint(message) if kind is RbacDeniedError else _HINT_BY_ERROR.get(kind)
+    )
     error.code, error.reason = code, str(status.get("reason", ""))
-    if isinstance(error, BusyError):
+    if isinstance(error, ServerBusyError):
         details = status.get("details") or {}
         seconds = retry_after if retry_after is not None else details.get("retryAfterSeconds")
         error.retry_after = float(seconds) if seconds is not None and str(seconds).isdigit() else None
     return error
 
 
-def _status(body: bytes) -> dict[str, Any]:
+def _parse_status(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except ValueError:
@@ -170,46 +176,52 @@ def _status(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _kind(code: int, message: str) -> type[ApiError]:
+def _error_class(code: int, message: str) -> type[ApiError]:
     if code == 429 or code >= 500:
-        return BusyError
+        return ServerBusyError
     if code == 401:
-        return LoginError
+        return UnauthorizedError
     if code == 403:
-        return _forbidden(message)
-    return _BY_CODE.get(code, InvalidError)
+        return _forbidden_class(message)
+    return _ERROR_BY_STATUS.get(code, InvalidObjectError)
 
 
-def _forbidden(message: str) -> type[ForbiddenError]:
+def _forbidden_class(message: str) -> type[ForbiddenError]:
     if "violates PodSecurity" in message:
         return PodSecurityError
     if "ValidatingAdmissionPolicy 'edl-" in message:
-        return PolicyError
-    if _NO_ROOM.search(message):
-        return QuotaError
+        return AdmissionPolicyError
+    if _QUOTA_EXCEEDED.search(message):
+        return QuotaExceededError
     if " cannot " in message:
-        return NoRightError
+        return RbacDeniedError
     return ForbiddenError
 
 
-def granted_by(message: str) -> str:
+def permission_hint(message: str) -> str:
     """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
-    if asked := _MASTER_ASKS.search(message):
+    if asked := _MASTER_ACCOUNT_DENIED.search(message):
         return (
             f"This is the account of jobs' masters, bound to the ClusterRole {names.MASTER_ACCOUNT} where EDL is "
-            f"installed for the namespace. {installed(asked['namespace'])} `edl doctor` looks at that."
+            f"installed for the namespace. {install_hint(asked['namespace'])} `edl doctor` looks at that."
         )
-    if _VIEWED.search(message):
-        return _GRANTS_TO_ALL
-    return _GRANTED_TO_NOBODY if "at the cluster scope" in message else _GRANTS
+    if _CLUSTER_VIEWER_RESOURCES.search(message):
+        return _CLUSTER_ROLE_HINT
+    return _NO_ROLE_HINT if "at the cluster scope" in message else _NAMESPACE_ROLE_HINT
 
 
-_HINTS: Mapping[type[ApiError], str] = {
-    LoginError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
-    QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
-    PodSecurityError: "EDL's own pods pass `restricted`: "
-    "look at pod.overrides, host_path volumes and security.run_as in the job file.",
-    PolicyError: "An admin of the cluster can allow further Secrets, volumes, PriorityClasses and accounts: "
-    "`admission` in the values of helm/edl.",
+_HINT_BY_ERROR: Mapping[type[ApiError], str] = {
+    UnauthorizedError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
+    QuotaExceededError: (
+        "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
+    ),
+    PodSecurityError: (
+        "EDL's own pods pass `restricted`: "
+        "look at pod.overrides, host_path volumes and security.run_as in the job file."
+    ),
+    AdmissionPolicyError: (
+        "An admin of the cluster can allow further Secrets, volumes, PriorityClasses and accounts: "
+        "`admission` in the values of helm/edl."
+    ),
     ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
 }

@@ -8,44 +8,44 @@ from dataclasses import replace
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ConflictError
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.cluster.status_port import Desired
+from edl.cluster.status_port import DesiredState
 from edl.core.strict_json import decode_json
 
-_ATTEMPTS = 5
-_SHOWN = 80
-ANY = (0, 2**31 - 1)
+_MAX_ATTEMPTS = 5
+_MAX_SHOWN_CHARS = 80
+ANY_BOUNDS = (0, 2**31 - 1)
 """Bounds of a spec that is not looked at."""
 
 
-def desired_of(job: Manifest) -> Desired:
+def read_desired_state(job: Manifest) -> DesiredState:
     """What is wanted of a Job, or what is wrong with it."""
-    return read(job["metadata"].get("annotations", {}).get(names.DESIRED, ""))
+    return parse_desired_state(job["metadata"].get("annotations", {}).get(names.DESIRED_ANNOTATION, ""))
 
 
-def read(text: str) -> Desired:
+def parse_desired_state(text: str) -> DesiredState:
     """The wish that an annotation holds; anybody may write one. One that is wrong changes no number of workers."""
     try:
         value = decode_json(text or "{}")
     except ValueError as error:
-        return _unreadable(text, f"it is not JSON: {error}")
+        return _unreadable_state(text, f"it is not JSON: {error}")
     if not isinstance(value, dict):
-        return _unreadable(text, "it is not a JSON object")
-    wrong = next((why for name, what in value.items() if (why := _wrong(name, what))), "")
+        return _unreadable_state(text, "it is not a JSON object")
+    wrong = next((why for name, what in value.items() if (why := _member_error(name, what))), "")
     if wrong:
-        return replace(_unreadable(text, wrong), stop=value.get("stop") is True)
-    return Desired(value.get("min"), value.get("max"), value.get("stop") is True)
+        return replace(_unreadable_state(text, wrong), stop=value.get("stop") is True)
+    return DesiredState(value.get("min"), value.get("max"), value.get("stop") is True)
 
 
-def write(desired: Desired) -> str:
+def format_desired_state(desired: DesiredState) -> str:
     """The annotation; ``read`` gives an equal value back."""
     stop = {"stop": True} if desired.stop else {}
     return json.dumps({name: n for name, n in (("min", desired.min), ("max", desired.max)) if n is not None} | stop)
 
 
-def merged(known: Desired, wanted: Desired, spec: tuple[int, int]) -> Desired:
+def merge_desired_state(known: DesiredState, wanted: DesiredState, spec: tuple[int, int]) -> DesiredState:
     """``known`` with what ``wanted`` changes of it.
 
     Args:
@@ -76,42 +76,49 @@ def merged(known: Desired, wanted: Desired, spec: tuple[int, int]) -> Desired:
     return found
 
 
-def pin(api: Api, job: str, wanted: Desired, spec: tuple[int, int], *, namespace: str | None = None) -> Desired:
+def update_desired_state(
+    api: KubeClient, job: str, wanted: DesiredState, spec: tuple[int, int], *, namespace: str | None = None
+) -> DesiredState:
     """Want something of a job, beside what is wanted already; returns all that is wanted now.
 
     Raises:
         BadInputError: see ``merged``.
-        NoRightError: the user may not patch Jobs here.
+        RbacDeniedError: the user may not patch Jobs here.
     """
-    for attempt in range(_ATTEMPTS):
-        found = api.get(JOBS, names.master(job), namespace)
-        desired = merged(desired_of(found), wanted, spec)
-        meta = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {names.DESIRED: write(desired)}}
+    for attempt in range(_MAX_ATTEMPTS):
+        found = api.get(JOBS, names.master_name(job), namespace)
+        desired = merge_desired_state(read_desired_state(found), wanted, spec)
+        meta = {
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "annotations": {names.DESIRED_ANNOTATION: format_desired_state(desired)},
+        }
         try:
-            api.patch(JOBS, names.master(job), {"metadata": meta}, namespace=namespace)
+            api.patch(JOBS, names.master_name(job), {"metadata": meta}, namespace=namespace)
         except ConflictError:  # the Job controller counts pods in the same object
-            if attempt == _ATTEMPTS - 1:
+            if attempt == _MAX_ATTEMPTS - 1:
                 raise
         else:
             return desired
     raise AssertionError("unreachable")
 
 
-def _wrong(name: str, value: object) -> str:
+def _member_error(name: str, value: object) -> str:
     """What is wrong with one member of a wish; empty if nothing is."""
     if name == "stop":
         return "" if isinstance(value, bool) else "stop is true or false"
     if name not in ("min", "max"):
-        return f"nobody knows {_shown(name)}: min, max and stop can be wanted"
+        return f"nobody knows {_shorten_text(name)}: min, max and stop can be wanted"
     least = 0 if name == "min" else 1
     if value is None or (type(value) is int and least <= value <= MOST_WORKERS):
         return ""
     return f"{name} is a whole number from {least} to {MOST_WORKERS}"
 
 
-def _unreadable(text: str, why: str) -> Desired:
-    return Desired(unreadable=f"the annotation {names.DESIRED} of the Job is ignored, {why}: {_shown(text)}")
+def _unreadable_state(text: str, why: str) -> DesiredState:
+    return DesiredState(
+        unreadable=f"the annotation {names.DESIRED_ANNOTATION} of the Job is ignored, {why}: {_shorten_text(text)}"
+    )
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+def _shorten_text(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import math
 
-from edl.api.cluster_port import PLAIN, Role, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.pod_template import Place, template
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest
-from edl.cluster.kubernetes.spec_validation import notes as notes
-from edl.cluster.kubernetes.spec_validation import problems as problems
+from edl.cluster.kubernetes.pod_template import PodIdentity, render_pod_template
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Manifest, ResourceKind
+from edl.cluster.kubernetes.spec_validation import find_spec_problems as find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_spec_warnings as find_spec_warnings
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import dump
-from edl.jobfile.problems import Problem, SpecError
+from edl.jobfile.loader import dump_job_spec
+from edl.jobfile.problems import SpecError, SpecProblem
 
-BACKOFF_LIMIT = 2**31 - 1
+MASTER_BACKOFF_LIMIT = 2**31 - 1
 """Restarts of the master that Kubernetes allows: all there can be, since the master ends the job by its own rules."""
 
 
@@ -41,16 +41,16 @@ def render_job(
         suspend: whether the Job waits before it starts its master.
 
     Raises:
-        SpecError: the spec is unfit for a cluster; see ``problems``.
+        SpecError: the spec is unfit for a cluster; see ``find_spec_problems``.
     """
     assert (token is None) != (token_secret is None), "either a token or the name of the Secret that holds it"
-    if found := problems(spec):
-        raise SpecError([Problem(f"job {spec.name}", each.path, each.message, each.hint) for each in found])
-    secrets = [_secret(spec.name, token)] if token is not None else []
-    place = Place(Role.MASTER, 0, token_secret or names.token(spec.name), run=run)
-    job = _job(spec, place, suspend)
-    manifests = [_spec(spec), _status(spec.name), *secrets, _service(spec.name), job]
-    return [_placed(manifest, namespace) for manifest in manifests]
+    if found := find_spec_problems(spec):
+        raise SpecError([SpecProblem(f"job {spec.name}", each.path, each.message, each.hint) for each in found])
+    secrets = [_token_secret(spec.name, token)] if token is not None else []
+    place = PodIdentity(Role.MASTER, 0, token_secret or names.token_secret(spec.name), run=run)
+    job = _job_manifest(spec, place, suspend)
+    manifests = [_spec_configmap(spec), _status_configmap(spec.name), *secrets, _master_service(spec.name), job]
+    return [_with_namespace(manifest, namespace) for manifest in manifests]
 
 
 def render_pod(
@@ -61,7 +61,7 @@ def render_pod(
     namespace: str,
     job_uid: str,
     run_dir: str,
-    wish: Wish = PLAIN,
+    wish: PodOptions = DEFAULT_OPTIONS,
     token_secret: str | None = None,
     spec_uid: str = "",
 ) -> Manifest:
@@ -74,21 +74,21 @@ def render_pod(
         token_secret: name of the Secret that holds the token; by default the one that ``render_job`` renders.
         spec_uid: uid of the job's ConfigMap; empty while it is not known, then ``kubectl drain`` needs ``--force``.
     """
-    place = Place(role, index, token_secret or names.token(spec.name), namespace, run_dir)
-    pod = _object(PODS, names.pod(spec.name, role, index), template(spec, place, wish))
+    place = PodIdentity(role, index, token_secret or names.token_secret(spec.name), namespace, run_dir)
+    pod = _make_object(PODS, names.pod_name(spec.name, role, index), render_pod_template(spec, place, wish))
     if job_uid:
-        controllers = [controller(spec.name, spec_uid)] if spec_uid else []
-        pod["metadata"]["ownerReferences"] = [owner(spec.name, job_uid), *controllers]
-    return _placed(pod, namespace)
+        controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
+        pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
+    return _with_namespace(pod, namespace)
 
 
-def master_pod(job: Manifest) -> Manifest:
+def render_master_pod(job: Manifest) -> Manifest:
     """The pod that the Job controller will make of a rendered Job, to be shown to an API server beforehand."""
-    pod = _object(PODS, job["metadata"]["name"], job["spec"]["template"])
-    return _placed(pod, job["metadata"].get("namespace"))
+    pod = _make_object(PODS, job["metadata"]["name"], job["spec"]["template"])
+    return _with_namespace(pod, job["metadata"].get("namespace"))
 
 
-def owner(job: str, uid: str) -> Manifest:
+def owner_reference(job: str, uid: str) -> Manifest:
     """The reference by which an object is deleted with the job's Job.
 
     Not as a controller, and without blocking the deletion: the Job controller strips the reference otherwise.
@@ -96,14 +96,14 @@ def owner(job: str, uid: str) -> Manifest:
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.name,
-        "name": names.master(job),
+        "name": names.master_name(job),
         "uid": uid,
         "controller": False,
         "blockOwnerDeletion": False,
     }
 
 
-def controller(job: str, spec_uid: str) -> Manifest:
+def controller_reference(job: str, spec_uid: str) -> Manifest:
     """The reference that ``kubectl drain`` and cluster autoscalers ask a pod for: to what would make it anew.
 
     They look for ``controller: true`` of whatever kind, and the Job cannot be that: its controller strips the
@@ -112,68 +112,70 @@ def controller(job: str, spec_uid: str) -> Manifest:
     return {
         "apiVersion": CONFIGMAPS.api_version,
         "kind": CONFIGMAPS.name,
-        "name": names.spec(job),
+        "name": names.spec_configmap(job),
         "uid": spec_uid,
         "controller": True,
         "blockOwnerDeletion": False,
     }
 
 
-def _job(spec: JobSpec, place: Place, suspend: bool) -> Manifest:
+def _job_manifest(spec: JobSpec, place: PodIdentity, suspend: bool) -> Manifest:
     ttl = spec.ttl_after_finished
     content: Manifest = {
         "metadata": {
-            "labels": names.labels(spec.name, Role.MASTER),
-            "annotations": {} if place.run is None else {names.RUN: place.run},
+            "labels": names.object_labels(spec.name, Role.MASTER),
+            "annotations": {} if place.run is None else {names.RUN_ANNOTATION: place.run},
         },
         "spec": {
             "suspend": suspend,
             "completions": 1,
             "parallelism": 1,
-            "backoffLimit": BACKOFF_LIMIT,
+            "backoffLimit": MASTER_BACKOFF_LIMIT,
             "podReplacementPolicy": "TerminatingOrFailed",
             **({} if ttl is None else {"ttlSecondsAfterFinished": math.ceil(ttl)}),
-            "template": template(spec, place),
+            "template": render_pod_template(spec, place),
         },
     }
-    return _object(JOBS, names.master(spec.name), content)
+    return _make_object(JOBS, names.master_name(spec.name), content)
 
 
-def _spec(spec: JobSpec) -> Manifest:
-    text = json.dumps(dump(spec), indent=2, ensure_ascii=False) + "\n"
-    return _object(CONFIGMAPS, names.spec(spec.name), {**_labelled(spec.name), "data": {names.SPEC_KEY: text}})
+def _spec_configmap(spec: JobSpec) -> Manifest:
+    text = json.dumps(dump_job_spec(spec), indent=2, ensure_ascii=False) + "\n"
+    return _make_object(
+        CONFIGMAPS, names.spec_configmap(spec.name), {**_labelled_metadata(spec.name), "data": {names.SPEC_KEY: text}}
+    )
 
 
-def _status(job: str) -> Manifest:
-    return _object(CONFIGMAPS, names.status(job), {**_labelled(job), "data": {}})
+def _status_configmap(job: str) -> Manifest:
+    return _make_object(CONFIGMAPS, names.status_configmap(job), {**_labelled_metadata(job), "data": {}})
 
 
-def _secret(job: str, token: str) -> Manifest:
+def _token_secret(job: str, token: str) -> Manifest:
     content = {"type": "Opaque", "immutable": True, "stringData": {names.TOKEN_KEY: token}}
-    return _object(SECRETS, names.token(job), _labelled(job) | content)
+    return _make_object(SECRETS, names.token_secret(job), _labelled_metadata(job) | content)
 
 
-def _service(job: str) -> Manifest:
+def _master_service(job: str) -> Manifest:
     content: Manifest = {
         "type": "ClusterIP",
-        "selector": {names.JOB: job, names.ROLE: Role.MASTER.value},
+        "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: Role.MASTER.value},
         "ports": [{"name": "control", "port": names.CONTROL_PORT, "targetPort": "control"}],
     }
-    metadata = {"metadata": {"labels": names.labels(job, Role.MASTER)}}
-    return _object(SERVICES, names.master(job), {**metadata, "spec": content})
+    metadata = {"metadata": {"labels": names.object_labels(job, Role.MASTER)}}
+    return _make_object(SERVICES, names.master_name(job), {**metadata, "spec": content})
 
 
-def _labelled(job: str) -> Manifest:
-    return {"metadata": {"labels": names.labels(job)}}
+def _labelled_metadata(job: str) -> Manifest:
+    return {"metadata": {"labels": names.object_labels(job)}}
 
 
-def _object(kind: Kind, name: str, content: Manifest) -> Manifest:
+def _make_object(kind: ResourceKind, name: str, content: Manifest) -> Manifest:
     metadata = {key: value for key, value in content["metadata"].items() if value}
     head = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {"name": name, **metadata}}
     return head | {key: value for key, value in content.items() if key != "metadata"}
 
 
-def _placed(manifest: Manifest, namespace: str | None) -> Manifest:
+def _with_namespace(manifest: Manifest, namespace: str | None) -> Manifest:
     if namespace is None:
         return manifest
     name, rest = manifest["metadata"]["name"], manifest["metadata"]

@@ -7,21 +7,27 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Synced, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
-from edl.cluster.kubernetes.pod_cache import Register
-from edl.cluster.kubernetes.pod_garbage_collector import ROUND_SECONDS, Undertaker, witnesses
-from edl.cluster.kubernetes.pod_watch import Manners, Watching
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import (
+    ConflictError,
+    ForbiddenError,
+    NoResponseError,
+    NotFoundError,
+    ServerBusyError,
+)
+from edl.cluster.kubernetes.pod_cache import PodCache
+from edl.cluster.kubernetes.pod_garbage_collector import GC_INTERVAL_SECONDS, PodGarbageCollector, newest_crashed_pods
+from edl.cluster.kubernetes.pod_watch import PodWatch, WatchSettings
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 
-Render = Callable[[Role, int, Wish], Manifest]
+PodRenderer = Callable[[Role, int, PodOptions], Manifest]
 """The manifest of a pod, with the Job as its owner."""
 
 
-class Taken(Enum):
+class NameConflict(Enum):
     """What to do about a pod that has the name already."""
 
     USE = auto()
@@ -29,7 +35,7 @@ class Taken(Enum):
     WAIT = auto()
 
 
-def taken(holder: PodSeen | None) -> Taken:
+def resolve_name_conflict(holder: PodStatus | None) -> NameConflict:
     """Decide what becomes of the pod that holds a wanted name; None: it is none of this job's.
 
     Ours and alive: it is the pod that is asked for, from before a restart or from a request whose answer was lost.
@@ -37,10 +43,10 @@ def taken(holder: PodSeen | None) -> Taken:
     so. Leaving, or somebody else's: the name will be free when they are gone.
     """
     if holder is None:
-        return Taken.WAIT
+        return NameConflict.WAIT
     if holder.ended:
-        return Taken.REPLACE
-    return Taken.WAIT if holder.leaving else Taken.USE
+        return NameConflict.REPLACE
+    return NameConflict.WAIT if holder.leaving else NameConflict.USE
 
 
 class KubeCluster:
@@ -58,25 +64,25 @@ class KubeCluster:
 
     def __init__(
         self,
-        api: Api,
+        api: KubeClient,
         job: str,
         job_uid: str,
         namespace: str,
-        render: Render,
+        render: PodRenderer,
         *,
-        manners: Manners | None = None,
-        round_seconds: float = ROUND_SECONDS,
+        manners: WatchSettings | None = None,
+        round_seconds: float = GC_INTERVAL_SECONDS,
     ) -> None:
         self._api, self._namespace, self._render, self._manners = api, namespace, render, manners
-        self._selector = f"{names.selector(job)},{names.ROLE}!={Role.MASTER}"
-        self._register = Register(job_uid)
-        self._undertaker = Undertaker(self._register, self._remove_known, every=round_seconds)
+        self._selector = f"{names.label_selector(job)},{names.ROLE_LABEL}!={Role.MASTER}"
+        self._register = PodCache(job_uid)
+        self._undertaker = PodGarbageCollector(self._register, self._remove_known, every=round_seconds)
         self._lock = threading.Lock()
         self._closed = False
-        self._watches: set[Watching] = set()
+        self._watches: set[PodWatch] = set()
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
-        """Ask for a pod; see ``edl.api.cluster_port.Cluster.start``."""
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+        """Ask for a pod; see ``edl.api.cluster_port.JobCluster.start``."""
         if role == Role.MASTER or index < 0:
             raise BadInputError(f"A master cannot start {role} {index}")
         self._require_open()
@@ -95,16 +101,16 @@ class KubeCluster:
         seconds = math.ceil(max(grace, 0.0))
         try:
             self._remove_known(uid, seconds)
-        except (AwayError, BusyError, ForbiddenError):
+        except (NoResponseError, ServerBusyError, ForbiddenError):
             self._undertaker.put_off(uid, seconds)
 
-    def watch(self) -> Iterator[PodSeen | Synced]:
-        """Yield pods and changes; see ``edl.api.cluster_port.Cluster.watch``.
+    def watch(self) -> Iterator[PodStatus | WatchSynced]:
+        """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
 
         Raises:
             ForbiddenError: pods may not be listed here.
         """
-        watching = Watching(self._api, self._namespace, self._selector, self._register, self._manners)
+        watching = PodWatch(self._api, self._namespace, self._selector, self._register, self._manners)
         with self._lock:
             if self._closed:
                 return
@@ -140,7 +146,7 @@ class KubeCluster:
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
         bodies = [body for body in self._register.bodies() if body.uid in there]
-        kept = witnesses(bodies) if keep_crashed else []
+        kept = newest_crashed_pods(bodies) if keep_crashed else []
         removed = [body for body in bodies if body not in kept]
         for body in removed:
             self._remove(body.uid, body.name, 0)
@@ -162,13 +168,13 @@ class KubeCluster:
         except NotFoundError as error:
             raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
         seen = self._register.note(holder)
-        match taken(seen):
-            case Taken.USE:
+        match resolve_name_conflict(seen):
+            case NameConflict.USE:
                 return str(holder["metadata"]["uid"])
-            case Taken.WAIT:
+            case NameConflict.WAIT:
                 why = "is still leaving" if seen else "belongs to somebody else"
                 raise RetryableError(f"Pod {name} {why}", where=self._namespace)
-            case Taken.REPLACE:
+            case NameConflict.REPLACE:
                 self._remove(holder["metadata"]["uid"], name, 0)
         try:
             return self._create(manifest)

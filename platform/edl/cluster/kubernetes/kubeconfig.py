@@ -20,18 +20,18 @@ from urllib3.exceptions import MaxRetryError
 from urllib3.exceptions import TimeoutError as SilenceError
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
-from edl.cluster.kubernetes.api_client import Api, Connection, Meanwhile
-from edl.cluster.kubernetes.api_errors import AwayError, NoKubeconfigError, UnreachableError
-from edl.cluster.kubernetes.socket_options import SOCKET_OPTIONS
+from edl.cluster.kubernetes.api_client import KubeClient, KubeConnection, RequestHook
+from edl.cluster.kubernetes.api_errors import ClusterConfigError, NoKubeconfigError, NoResponseError
+from edl.cluster.kubernetes.socket_options import KEEPALIVE_OPTIONS
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_UNUSABLE = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
+_KUBECONFIG_ERRORS = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
 """What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
-SILENCES = 2
+MAX_TIMEOUTS = 2
 """After so many requests that nobody answered a command line gives up: it has waited 20 s for its first answer."""
 
 
-class Asking(urllib3.Retry):
+class CommandRetry(urllib3.Retry):
     """Asks a server that is busy or hangs up as often as told, and one that is silent SILENCES times at most."""
 
     def increment(
@@ -45,12 +45,12 @@ class Asking(urllib3.Retry):
     ) -> Self:
         """See ``urllib3.Retry.increment``."""
         before = sum(isinstance(each.error, SilenceError) for each in self.history)
-        if isinstance(error, SilenceError) and before + 1 >= SILENCES:
+        if isinstance(error, SilenceError) and before + 1 >= MAX_TIMEOUTS:
             raise MaxRetryError(_pool, url or "", error) from error
         return super().increment(method, url, response, error, _pool, _stacktrace)
 
 
-RETRIES = Asking(
+COMMAND_RETRIES = CommandRetry(
     total=4,
     backoff_factor=0.2,
     backoff_jitter=0.2,
@@ -64,7 +64,7 @@ RETRIES = Asking(
 """For the command line: a busy server is asked a few times within seconds."""
 
 
-def connect(context: str | None = None, namespace: str | None = None, *, pool_size: int = 8) -> Connection:
+def load_connection(context: str | None = None, namespace: str | None = None, *, pool_size: int = 8) -> KubeConnection:
     """The connection that kubectl would use: ``KUBECONFIG`` or ``~/.kube/config``; in a pod, its service account.
 
     Args:
@@ -74,10 +74,10 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
 
     Raises:
         NoKubeconfigError: there is none, and this is no pod.
-        UnreachableError: what is configured cannot be used.
+        ClusterConfigError: what is configured cannot be used.
     """
     settings = Configuration()
-    as_pod = context is None and in_pod() and not _configured()
+    as_pod = context is None and runs_in_pod() and not _has_kubeconfig()
     if not as_pod:
         _require_kubeconfig()
     try:
@@ -86,40 +86,46 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
             own, chosen = _POD_NAMESPACE.read_text().strip(), None
         else:
             config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
-            found = _kubeconfig()
+            found = _merged_kubeconfig()
             chosen = context or str(found["current-context"])
-            own = _named(found)[chosen].get("namespace") or "default"
-    except _UNUSABLE as error:
-        raise UnreachableError(
+            own = _contexts_by_name(found)[chosen].get("namespace") or "default"
+    except _KUBECONFIG_ERRORS as error:
+        raise ClusterConfigError(
             f"No cluster can be used: {error}",
             where=os.environ.get("KUBECONFIG", "~/.kube/config"),
             hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
         ) from error
     settings.connection_pool_maxsize = pool_size
-    settings.socket_options = list(SOCKET_OPTIONS)
+    settings.socket_options = list(KEEPALIVE_OPTIONS)
     client = ApiClient(settings)
 
     def headers() -> Mapping[str, str]:
         try:
             proof = settings.auth_settings().get("BearerToken")
         except (ConfigException, OSError) as error:  # the token is read again from its file or plugin
-            raise AwayError(f"The token cannot be renewed: {error}", where=settings.host) from error
+            raise NoResponseError(f"The token cannot be renewed: {error}", where=settings.host) from error
         return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
 
-    return Connection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
+    return KubeConnection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
 
 
-def connected(context: str | None = None, namespace: str | None = None, *, meanwhile: Meanwhile | None = None) -> Api:
-    """The API server for a command line: patient with a busy server; ``meanwhile``: see ``Api``."""
-    way = connect(context, namespace)
-    return Api(way, retries=RETRIES, meanwhile=meanwhile) if meanwhile else Api(way, retries=RETRIES)
+def make_client(
+    context: str | None = None, namespace: str | None = None, *, meanwhile: RequestHook | None = None
+) -> KubeClient:
+    """The API server for a command line: patient with a busy server; ``meanwhile``: see ``KubeClient``."""
+    way = load_connection(context, namespace)
+    return (
+        KubeClient(way, retries=COMMAND_RETRIES, meanwhile=meanwhile)
+        if meanwhile
+        else KubeClient(way, retries=COMMAND_RETRIES)
+    )
 
 
-def contexts() -> list[str]:
+def list_contexts() -> list[str]:
     """Names of the kubeconfig's contexts, for completion; empty when there is none."""
     try:
-        return list(_named(_kubeconfig()))
-    except _UNUSABLE:
+        return list(_contexts_by_name(_merged_kubeconfig()))
+    except _KUBECONFIG_ERRORS:
         return []
 
 
@@ -134,7 +140,7 @@ def _require_kubeconfig() -> None:
         )
 
 
-def _kubeconfig() -> Mapping[str, Any]:
+def _merged_kubeconfig() -> Mapping[str, Any]:
     """All files of the kubeconfig as one; unlike the client's list of contexts, also when none of them is current."""
     merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
     if merged is None:
@@ -143,15 +149,15 @@ def _kubeconfig() -> Mapping[str, Any]:
     return value
 
 
-def _named(found: Mapping[str, Any]) -> dict[str, Any]:
+def _contexts_by_name(found: Mapping[str, Any]) -> dict[str, Any]:
     """The contexts of a kubeconfig by name."""
     return {str(entry.value["name"]): entry.value["context"] for entry in found["contexts"]}
 
 
-def in_pod() -> bool:
+def runs_in_pod() -> bool:
     """Whether this process runs in a pod with a service account."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and _POD_NAMESPACE.exists()
 
 
-def _configured() -> bool:
+def _has_kubeconfig() -> bool:
     return bool(os.environ.get("KUBECONFIG")) or os.path.exists(os.path.expanduser("~/.kube/config"))

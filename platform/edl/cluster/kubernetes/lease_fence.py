@@ -18,20 +18,26 @@ from typing import Any
 
 from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS, Manifest
 from edl.core.decision import Decision
-from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaseSeen, decide
+from edl.core.leader_election import (
+    LEASE_SECONDS,
+    RENEW_DEADLINE_SECONDS,
+    RENEW_INTERVAL_SECONDS,
+    LeaseSnapshot,
+    may_acquire_lease,
+)
 
 log = logging.getLogger(__name__)
 
-_BETWEEN = "_"
-_NUMBER = re.compile(r"\b\d+\b")
+_HOLDER_SEPARATOR = "_"
+_NUMBER_PATTERN = re.compile(r"\b\d+\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LeaseCandidate:
     """The pod that wants to decide for a job.
 
     Attributes:
@@ -49,11 +55,11 @@ class Candidate:
     @property
     def holder(self) -> str:
         """How the Lease calls it."""
-        return f"{self.pod}{_BETWEEN}{self.uid}"
+        return f"{self.pod}{_HOLDER_SEPARATOR}{self.uid}"
 
 
 class LeaseFence:
-    """The Lease of a job, as one candidate has it; see ``edl.core.leader_election.Fence``.
+    """The Lease of a job, as one candidate has it; see ``edl.core.leader_election.MasterFence``.
 
     Args:
         api: with a pace of its own: a renewal must not wait for other requests.
@@ -61,9 +67,11 @@ class LeaseFence:
         clock: monotonic seconds.
     """
 
-    def __init__(self, api: Api, candidate: Candidate, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, api: KubeClient, candidate: LeaseCandidate, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._api, self._me, self._clock = api, candidate, clock
-        self._name = names.master(candidate.job)
+        self._name = names.master_name(candidate.job)
         self._lock = threading.Lock()  # one request at a time: each needs the resourceVersion of the one before
         self._version = ""
         self._since = 0.0
@@ -84,7 +92,7 @@ class LeaseFence:
     def holds(self) -> bool:
         """Whether the Lease cannot have passed to another yet."""
         renewed = self._renewed
-        return renewed is not None and not self._lost and self._clock() - renewed < DECIDE_SECONDS
+        return renewed is not None and not self._lost and self._clock() - renewed < RENEW_DEADLINE_SECONDS
 
     def lost(self) -> bool:
         """Whether another master has it."""
@@ -129,7 +137,7 @@ class LeaseFence:
                 self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
                 self._thread.start()
                 return True
-            wait(RENEW_SECONDS / 2)
+            wait(RENEW_INTERVAL_SECONDS / 2)
         return False
 
     def attempt(self) -> Decision[bool]:
@@ -140,7 +148,7 @@ class LeaseFence:
                 found, server_now = self._read()
                 seen = None if found is None else self._seen(found)
                 ended = seen is not None and self._holder_ended(seen.holder)
-                answer = decide(seen, self._me.holder, server_now, holder_ended=ended)
+                answer = may_acquire_lease(seen, self._me.holder, server_now, holder_ended=ended)
                 if answer.value:
                     self._take(found, began)
             except ConflictError:
@@ -152,31 +160,31 @@ class LeaseFence:
             return answer
 
     def _take(self, found: Manifest | None, began: float) -> None:
-        self._incarnation = _incarnation(found) + 1
-        self._write({"acquireTime": _micro_time(), **self._fresh()}, new=found is None)
+        self._incarnation = _parse_incarnation(found) + 1
+        self._write({"acquireTime": _format_micro_time(), **self._fresh()}, new=found is None)
         self._renewed = began
 
-    def _seen(self, found: Manifest) -> LeaseSeen:
+    def _seen(self, found: Manifest) -> LeaseSnapshot:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
         if version != self._version:
             self._version, self._since = version, self._clock()
-        return LeaseSeen(
+        return LeaseSnapshot(
             holder=spec.get("holderIdentity") or "",
-            renewed=_changed(found),
+            renewed=_last_change_time(found),
             duration=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
             unchanged=self._clock() - self._since,
         )
 
     def _holder_ended(self, holder: str) -> bool:
         """Whether a kubelet has seen the holder's container end. A pod that is merely gone may run on a lost node."""
-        pod, _, uid = holder.rpartition(_BETWEEN)
+        pod, _, uid = holder.rpartition(_HOLDER_SEPARATOR)
         if not pod or holder == self._me.holder:
             return False
         try:
             found = self._api.get(PODS, pod)
         except NotFoundError:
             return False
-        return str(found["metadata"]["uid"]) == uid and has_ended(found)
+        return str(found["metadata"]["uid"]) == uid and has_pod_ended(found)
 
     # ------------------------------------------------------------------ keeping it
 
@@ -211,19 +219,19 @@ class LeaseFence:
         if self._ending.is_set():
             return True
         try:
-            meta = self._api.get(JOBS, names.master(self._me.job))["metadata"]
+            meta = self._api.get(JOBS, names.master_name(self._me.job))["metadata"]
         except NotFoundError:
             return True
         known = {owner["uid"] for owner in self._me.owners}
         return "deletionTimestamp" in meta or meta["uid"] not in known
 
     def _keep(self) -> None:
-        while not self._ending.wait(RENEW_SECONDS) and not self._lost:
+        while not self._ending.wait(RENEW_INTERVAL_SECONDS) and not self._lost:
             self.renew()
 
     def _say(self, what: Decision[bool]) -> None:
         """Log what changed; that seconds pass is no change."""
-        said = _NUMBER.sub("", what.reason)
+        said = _NUMBER_PATTERN.sub("", what.reason)
         if said != self._said:
             log.log(logging.INFO if what.value else logging.WARNING, "Lease %s: %s", self._name, what.reason)
         self._said = said
@@ -232,7 +240,7 @@ class LeaseFence:
 
     def _fresh(self) -> Manifest:
         duration = int(LEASE_SECONDS)
-        return {"holderIdentity": self._me.holder, "renewTime": _micro_time(), "leaseDurationSeconds": duration}
+        return {"holderIdentity": self._me.holder, "renewTime": _format_micro_time(), "leaseDurationSeconds": duration}
 
     def _read(self) -> tuple[Manifest | None, float | None]:
         """The Lease, None if there is none, and the server's clock."""
@@ -244,8 +252,8 @@ class LeaseFence:
 
     def _write(self, spec: Manifest, *, new: bool = False) -> None:
         meta: Manifest = {
-            "labels": names.labels(self._me.job),
-            "annotations": {names.INCARNATION: str(self._incarnation)},
+            "labels": names.object_labels(self._me.job),
+            "annotations": {names.INCARNATION_ANNOTATION: str(self._incarnation)},
             "ownerReferences": [dict(owner) for owner in self._me.owners],
         }
         if new:
@@ -257,7 +265,7 @@ class LeaseFence:
         self._version = written["metadata"]["resourceVersion"]
 
 
-def has_ended(pod: Manifest) -> bool:
+def has_pod_ended(pod: Manifest) -> bool:
     """Whether a kubelet says that every container of a pod has ended, for good.
 
     The phase alone does not: pods of a node that is gone are called Failed by a controller that cannot see them.
@@ -268,16 +276,16 @@ def has_ended(pod: Manifest) -> bool:
     return status.get("phase") in ("Failed", "Succeeded") and terminated
 
 
-def _incarnation(found: Manifest | None) -> int:
-    text = "" if found is None else found["metadata"].get("annotations", {}).get(names.INCARNATION, "")
+def _parse_incarnation(found: Manifest | None) -> int:
+    text = "" if found is None else found["metadata"].get("annotations", {}).get(names.INCARNATION_ANNOTATION, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _changed(found: Manifest) -> float | None:
+def _last_change_time(found: Manifest) -> float | None:
     """When the server changed the object last, in its own unix seconds."""
     times = [entry["time"] for entry in found["metadata"].get("managedFields") or () if entry.get("time")]
     return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
 
 
-def _micro_time() -> str:
+def _format_micro_time() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edl.api.cluster_port import Role, Wish
+from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api, Pacing
+from edl.cluster.kubernetes.api_client import KubeClient, RateLimiter
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
-from edl.cluster.kubernetes.job_manifests import owner, render_pod
+from edl.cluster.kubernetes.job_manifests import owner_reference, render_pod
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
-from edl.cluster.kubernetes.lease_fence import Candidate, LeaseFence
-from edl.cluster.kubernetes.owner_references import adopt, take_token_along
-from edl.cluster.kubernetes.rate_limiter import Pace
+from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence
+from edl.cluster.kubernetes.owner_references import adopt_objects, delete_unowned_token
+from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
-from edl.cluster.kubernetes.service_account import connect_in_pod
-from edl.cluster.kubernetes.status_publisher import KubeBoard
+from edl.cluster.kubernetes.service_account import connect_service_account
+from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.path_resolution import is_shared
+from edl.jobfile.path_resolution import has_shared_storage
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ CONCLUDE_SECONDS = 20.0
 LEAVE_SECONDS = 5.0
 """How long a master that goes tries to hear whether its Job is still there: its pod has 30 s in all."""
 _CONCLUDE_PAUSE_SECONDS = 0.5
-_CONNECTIONS = 8
+_POOL_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MasterPodInfo:
     """Where a master is, as its pod tells it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
     token_secret: str
 
     @classmethod
-    def from_environment(cls, job: str, variables: Mapping[str, str]) -> Place:
+    def from_environment(cls, job: str, variables: Mapping[str, str]) -> MasterPodInfo:
         """Read what ``edl.cluster.kubernetes.job_manifests`` put into the master's pod.
 
         Raises:
@@ -74,10 +74,12 @@ class Place:
         if missing:
             raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
         job_uid, namespace, pod, uid, run_dir = (variables[name] for name in wanted)
-        return cls(job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token(job))
+        return cls(
+            job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token_secret(job)
+        )
 
 
-class Platform:
+class KubeMasterBackend:
     """A job on Kubernetes, as its master has it.
 
     Args:
@@ -89,29 +91,31 @@ class Platform:
         durable: what is in the run directory outlives the master's pod.
     """
 
-    def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
-        owners = (owner(place.job, place.job_uid),)
+    def __init__(
+        self, spec: JobSpec, place: MasterPodInfo, connect: Callable[[RateLimiter | None], KubeClient]
+    ) -> None:
+        owners = (owner_reference(place.job, place.job_uid),)
         self._place = place
-        self.durable = is_shared(spec)
-        self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
-        self._api = connect(Pace()).fenced(self.fence.holds)
+        self.durable = has_shared_storage(spec)
+        self.fence = LeaseFence(connect(None), LeaseCandidate(place.job, place.pod, place.pod_uid, owners))
+        self._api = connect(TokenBucketLimiter()).fenced(self.fence.holds)
         render = partial(self._render, spec)
         self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
-        self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
+        self.board = KubeStatusPublisher(connect(None).fenced(self.fence.holds), place.job)
         self._unfenced = connect(None)
         self._concluded = False
         self._spec_uid: str | None = None
 
     @classmethod
-    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
+    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> KubeMasterBackend:
         """The platform of this pod.
 
         Raises:
             BadInputError: this is no master's pod, or it has no service account.
         """
-        place = Place.from_environment(spec.name, variables)
-        connection = connect_in_pod(variables, place.namespace, pool_size=_CONNECTIONS)
-        return cls(spec, place, lambda pace: Api(connection, pace=pace))
+        place = MasterPodInfo.from_environment(spec.name, variables)
+        connection = connect_service_account(variables, place.namespace, pool_size=_POOL_SIZE)
+        return cls(spec, place, lambda pace: KubeClient(connection, pace=pace))
 
     def acquire(self, stopping: threading.Event) -> bool:
         """Wait for the right to decide; then what was applied by hand is made the Job's own.
@@ -141,9 +145,9 @@ class Platform:
         steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
         if failed:
             steps.append(self._fail_job)
-        done = [_done(step, until) for step in steps]
+        done = [_retry_until(step, until) for step in steps]
         if all(done):  # otherwise another master may come, and its pod mounts the token
-            self._concluded = _done(partial(self._take_token_along, over=True), until)
+            self._concluded = _retry_until(partial(self._take_token_along, over=True), until)
 
     def close(self) -> None:
         """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
@@ -154,9 +158,9 @@ class Platform:
         self.board.close()
         self.fence.release()
         if not self._concluded:
-            _done(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
+            _retry_until(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
 
-    def _render(self, spec: JobSpec, role: Role, index: int, wish: Wish) -> Manifest:
+    def _render(self, spec: JobSpec, role: Role, index: int, wish: PodOptions) -> Manifest:
         place = self._place
         return render_pod(
             spec,
@@ -176,7 +180,7 @@ class Platform:
         A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
         """
         if self._spec_uid is None:
-            name = names.spec(self._place.job)
+            name = names.spec_configmap(self._place.job)
             try:
                 self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
             except NotFoundError:
@@ -190,13 +194,13 @@ class Platform:
 
     def _adopt(self) -> None:
         try:
-            adopt(self._api, self._place.job, self._place.job_uid)
+            adopt_objects(self._api, self._place.job, self._place.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
 
     def _take_token_along(self, *, over: bool) -> bool:
         place = self._place
-        return take_token_along(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
+        return delete_unowned_token(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
 
     def _clear(self, *, keep_crashed: bool) -> bool:
         """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
@@ -208,7 +212,7 @@ class Platform:
 
     def _fail_job(self) -> bool:
         """Whether the Job knows, or never will."""
-        name = names.master(self._place.job)
+        name = names.master_name(self._place.job)
         test: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": self._place.job_uid},
             {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
@@ -221,7 +225,7 @@ class Platform:
         return True
 
 
-def _done(step: Callable[[], bool], until: float) -> bool:
+def _retry_until(step: Callable[[], bool], until: float) -> bool:
     """Try a step until it has succeeded, or it is too late; whether it has."""
     while not step():
         if time.monotonic() >= until:

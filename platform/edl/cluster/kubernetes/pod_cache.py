@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edl.api.cluster_port import PodSeen
+from edl.api.cluster_port import PodStatus
 from edl.cluster.kubernetes import pod_status
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class PodRecord:
     """The object of a pod, without what does not matter after it was read.
 
     Attributes:
@@ -29,7 +29,7 @@ class Body:
     """
 
     name: str
-    seen: PodSeen
+    seen: PodStatus
     born: str = ""
     leaving_since: float | None = None
     grace: float = 0.0
@@ -40,12 +40,12 @@ class Body:
         return self.seen.uid
 
 
-class Register:
+class PodCache:
     """The pods of one job that exist as objects. Safe to use from several threads."""
 
     def __init__(self, job_uid: str, now: Callable[[], float] = time.monotonic) -> None:
         self._job_uid, self._now = job_uid, now
-        self._bodies: dict[str, Body] = {}
+        self._bodies: dict[str, PodRecord] = {}
         self._asked: set[str] = set()
         self._gone: set[str] = set()
         self._lock = threading.Lock()
@@ -55,14 +55,14 @@ class Register:
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self._job_uid for owner in owners)
 
-    def note(self, pod: Manifest) -> PodSeen | None:
+    def note(self, pod: Manifest) -> PodStatus | None:
         """Note an object and say what it means; None if it is no pod that a master of this job started."""
         if not self.owns(pod):
             return None
         meta = pod["metadata"]
         with self._lock:
             try:
-                seen = pod_status.read(pod, asked=meta["uid"] in self._asked)
+                seen = pod_status.read_pod_status(pod, asked=meta["uid"] in self._asked)
             except ValueError:
                 return None
             known = self._bodies.get(seen.uid)
@@ -71,7 +71,7 @@ class Register:
                 since = self._now()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet writes 0 when it is done
             if seen.uid not in self._gone:  # the answer to a creation may come after the end that a watch told
-                self._bodies[seen.uid] = Body(
+                self._bodies[seen.uid] = PodRecord(
                     meta["name"],
                     seen,
                     meta.get("creationTimestamp") or "",
@@ -80,7 +80,7 @@ class Register:
                 )
         return seen
 
-    def listed(self, pods: Iterable[Manifest], before: Iterable[Body]) -> list[PodSeen]:
+    def listed(self, pods: Iterable[Manifest], before: Iterable[PodRecord]) -> list[PodStatus]:
         """Note a full list; return what is in it and the ends of those that are not any more.
 
         Args:
@@ -94,7 +94,7 @@ class Register:
             self._forget(body.uid)
         return [*seen, *(self.end(body.seen) for body in vanished)]
 
-    def deleted(self, pod: Manifest) -> PodSeen | None:
+    def deleted(self, pod: Manifest) -> PodStatus | None:
         """Forget an object that is gone and say how it ended."""
         seen = self.note(pod)
         if seen is None:
@@ -107,10 +107,10 @@ class Register:
             self._bodies.pop(uid, None)
             self._gone.add(uid)
 
-    def end(self, last: PodSeen) -> PodSeen:
+    def end(self, last: PodStatus) -> PodStatus:
         """The end of a pod whose object is gone."""
         with self._lock:
-            return pod_status.gone(last, asked=last.uid in self._asked)
+            return pod_status.removed_pod_status(last, asked=last.uid in self._asked)
 
     def name(self, uid: str) -> str | None:
         """Name of the object; None if it is not known."""
@@ -125,7 +125,7 @@ class Register:
             if body is None or body.leaving_since is None:
                 self._asked.add(uid)
 
-    def bodies(self) -> tuple[Body, ...]:
+    def bodies(self) -> tuple[PodRecord, ...]:
         """All objects that are known to exist."""
         with self._lock:
             return tuple(self._bodies.values())

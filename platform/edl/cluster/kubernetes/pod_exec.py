@@ -19,18 +19,18 @@ import urllib3
 from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Connection
-from edl.cluster.kubernetes.api_errors import AwayError, translate
+from edl.cluster.kubernetes.api_client import KubeConnection
+from edl.cluster.kubernetes.api_errors import NoResponseError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import PODS
 
-SILENCE_SECONDS = 30.0
+EXEC_IDLE_SECONDS = 30.0
 """How long the other end may say nothing while something is waited for."""
-_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-_INPUT, _OUTPUT, _ERRORS, _END = range(4)
-_LAST_WORDS = 4096
+_SUBPROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_STDIN_CHANNEL, _STDOUT_CHANNEL, _STDERR_CHANNEL, _STATUS_CHANNEL = range(4)
+_STDERR_TAIL_BYTES = 4096
 
 
-class Execution:
+class PodExec:
     """A program that runs; a context manager that ends the connection, and the program with its standard input.
 
     Args:
@@ -40,18 +40,18 @@ class Execution:
         namespace: of the pod; the connection's by default.
 
     Raises:
-        NoRightError: pods/exec is not allowed.
-        ApiError: the pod is not there or does not run; AwayError when there is no answer.
+        RbacDeniedError: pods/exec is not allowed.
+        ApiError: the pod is not there or does not run; NoResponseError when there is no answer.
     """
 
     def __init__(
-        self, connection: Connection, pod: str, command: Sequence[str], *, namespace: str | None = None
+        self, connection: KubeConnection, pod: str, command: Sequence[str], *, namespace: str | None = None
     ) -> None:
-        options = [("container", names.CONTAINER), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+        options = [("container", names.ROLE_CONTAINER), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
         query = urlencode([*options, *(("command", word) for word in command)])
         path = PODS.path(namespace or connection.namespace, pod, "exec")
         self._where = f"exec in pod {pod}"
-        self._socket = _connected(connection, f"{connection.host}{path}?{query}", self._where)
+        self._socket = _connect_websocket(connection, f"{connection.host}{path}?{query}", self._where)
         self._unread, self._errors, self._ended = bytearray(), b"", False
 
     def __enter__(self) -> Self:
@@ -69,9 +69,9 @@ class Execution:
         return self._errors.decode(errors="replace").strip()
 
     def write(self, data: bytes) -> None:
-        """To the program's standard input; raises AwayError when the connection broke."""
+        """To the program's standard input; raises NoResponseError when the connection broke."""
         try:
-            self._socket.send(bytes([_INPUT]) + data, ABNF.OPCODE_BINARY)
+            self._socket.send(bytes([_STDIN_CHANNEL]) + data, ABNF.OPCODE_BINARY)
         except (OSError, WebSocketException) as error:
             raise self._broken(error) from error
 
@@ -79,14 +79,14 @@ class Execution:
         """Exactly ``size`` bytes of its standard output; fewer only when the program has ended.
 
         Raises:
-            AwayError: the connection broke, or nothing was said for SILENCE_SECONDS.
+            NoResponseError: the connection broke, or nothing was said for SILENCE_SECONDS.
         """
         spoke = time.monotonic()
         while len(self._unread) < size and not self._ended:
             if self._receive():
                 spoke = time.monotonic()
-            elif time.monotonic() - spoke > SILENCE_SECONDS:  # the connection lives, the program says nothing
-                raise self._broken(TimeoutError(f"nothing was said for {SILENCE_SECONDS:g} s"))
+            elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # the connection lives, the program says nothing
+                raise self._broken(TimeoutError(f"nothing was said for {EXEC_IDLE_SECONDS:g} s"))
         taken = bytes(self._unread[:size])
         del self._unread[:size]
         return taken
@@ -119,11 +119,11 @@ class Execution:
         if kind in (ABNF.OPCODE_PING, ABNF.OPCODE_PONG) or not message:
             return False
         channel, data = message[0], message[1:]
-        if channel == _OUTPUT:
+        if channel == _STDOUT_CHANNEL:
             self._unread += data
-        elif channel == _ERRORS:
-            self._errors = (self._errors + data)[-_LAST_WORDS:]
-        elif channel == _END:
+        elif channel == _STDERR_CHANNEL:
+            self._errors = (self._errors + data)[-_STDERR_TAIL_BYTES:]
+        elif channel == _STATUS_CHANNEL:
             self._end(data)
         return True
 
@@ -133,31 +133,31 @@ class Execution:
         if status.get("status") == "Failure" and not self._errors:
             self._errors = str(status.get("message", "")).encode()
 
-    def _broken(self, error: Exception) -> AwayError:
-        return AwayError(f"The connection broke: {error or type(error).__name__}", where=self._where)
+    def _broken(self, error: Exception) -> NoResponseError:
+        return NoResponseError(f"The connection broke: {error or type(error).__name__}", where=self._where)
 
 
-def _connected(connection: Connection, url: str, where: str) -> WebSocket:
-    websocket: Any = WebSocket(sslopt=_tls(connection.pool), enable_multithread=False)
+def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebSocket:
+    websocket: Any = WebSocket(sslopt=_tls_options(connection.pool), enable_multithread=False)
     head = [f"{name}: {value}" for name, value in connection.headers().items()]
     try:
         websocket.connect(
             url.replace("http", "ws", 1),
             header=head,
-            subprotocols=list(_PROTOCOLS),
-            timeout=SILENCE_SECONDS,
+            subprotocols=list(_SUBPROTOCOLS),
+            timeout=EXEC_IDLE_SECONDS,
             suppress_origin=True,
-            **_proxy(connection.pool),
+            **_proxy_options(connection.pool),
         )
     except WebSocketBadStatusException as error:
-        raise translate(error.status_code, error.resp_body or b"", where=where) from error
+        raise error_from_response(error.status_code, error.resp_body or b"", where=where) from error
     except (OSError, WebSocketException) as error:
-        raise AwayError(f"The API server does not answer: {error}", where=where) from error
+        raise NoResponseError(f"The API server does not answer: {error}", where=where) from error
     found: WebSocket = websocket
     return found
 
 
-def _tls(pool: urllib3.PoolManager) -> dict[str, Any]:
+def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
     """What the websocket library calls the pool's own settings."""
     told: Mapping[str, Any] = pool.connection_pool_kw
     names_of = {
@@ -173,7 +173,7 @@ def _tls(pool: urllib3.PoolManager) -> dict[str, Any]:
     return found
 
 
-def _proxy(pool: urllib3.PoolManager) -> dict[str, Any]:
+def _proxy_options(pool: urllib3.PoolManager) -> dict[str, Any]:
     proxy = pool.proxy
     if proxy is None:
         return {}

@@ -12,50 +12,52 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from edl.api.cluster_port import Cause, Phase, Role
+from edl.api.cluster_port import PodPhase, Role, TerminationCause
 from edl.api.errors import EdlError
-from edl.cluster.kubernetes.pod_cache import Body, Register
+from edl.cluster.kubernetes.pod_cache import PodCache, PodRecord
 
 log = logging.getLogger(__name__)
 
-KEPT = 5
+KEPT_ENDED_PODS = 5
 """Ended pods of a role that stay, for `kubectl logs` and `kubectl describe`."""
-LOST_SECONDS, STUCK_SECONDS = 5.0, 30.0
+LOST_NODE_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """How long past its grace a pod may stay: when its node is known to be lost, and otherwise."""
-ROUND_SECONDS = 2.0
+GC_INTERVAL_SECONDS = 2.0
 
 
-def overdue(bodies: Iterable[Body], now: float) -> list[Body]:
+def stuck_deletions(bodies: Iterable[PodRecord], now: float) -> list[PodRecord]:
     """Pods that were told to go and are still there, long after their grace."""
-    return [body for body in bodies if body.leaving_since is not None and now > body.leaving_since + _allowed(body)]
+    return [
+        body for body in bodies if body.leaving_since is not None and now > body.leaving_since + _allowed_seconds(body)
+    ]
 
 
-def surplus(bodies: Iterable[Body], kept: int = KEPT) -> list[Body]:
+def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> list[PodRecord]:
     """Ended pods that are not among the newest of their role."""
-    ended: defaultdict[Role, list[Body]] = defaultdict(list)
+    ended: defaultdict[Role, list[PodRecord]] = defaultdict(list)
     for body in bodies:
         if body.seen.ended and body.leaving_since is None:
             ended[body.seen.role].append(body)
-    by_age = (sorted(found, key=_age) for found in ended.values())
+    by_age = (sorted(found, key=_age_key) for found in ended.values())
     return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
 
 
-def witnesses(bodies: Iterable[Body]) -> list[Body]:
+def newest_crashed_pods(bodies: Iterable[PodRecord]) -> list[PodRecord]:
     """The newest pod of each role that crashed: where no volume has its log, nobody else can say why."""
-    crashed = [body for body in bodies if body.seen.phase is Phase.FAILED and body.leaving_since is None]
-    newest = {body.seen.role: body for body in sorted(crashed, key=_age)}
+    crashed = [body for body in bodies if body.seen.phase is PodPhase.FAILED and body.leaving_since is None]
+    newest = {body.seen.role: body for body in sorted(crashed, key=_age_key)}
     return list(newest.values())
 
 
-def _age(body: Body) -> tuple[str, int]:
+def _age_key(body: PodRecord) -> tuple[str, int]:
     return body.born, body.seen.index
 
 
-def _allowed(body: Body) -> float:
-    return body.grace + (LOST_SECONDS if body.seen.cause == Cause.NODE_LOST else STUCK_SECONDS)
+def _allowed_seconds(body: PodRecord) -> float:
+    return body.grace + (LOST_NODE_SECONDS if body.seen.cause == TerminationCause.NODE_LOST else STUCK_SECONDS)
 
 
-class Undertaker:
+class PodGarbageCollector:
     """Looks at the pods every few seconds, on a thread of its own, and carries out deletions that were put off.
 
     Args:
@@ -65,11 +67,11 @@ class Undertaker:
 
     def __init__(
         self,
-        register: Register,
+        register: PodCache,
         remove: Callable[[str, int], None],
         *,
         now: Callable[[], float] = time.monotonic,
-        every: float = ROUND_SECONDS,
+        every: float = GC_INTERVAL_SECONDS,
     ) -> None:
         self._register, self._remove, self._now, self._every = register, remove, now, every
         self._put_off: dict[str, int] = {}
@@ -104,12 +106,12 @@ class Undertaker:
                 with self._lock:
                     self._put_off.pop(uid, None)
         bodies = self._register.bodies()
-        late = overdue(bodies, self._now())
+        late = stuck_deletions(bodies, self._now())
         for body in late:
             self._tell(
                 body.uid, f"pod {body.name} is still there after its grace ({body.seen.cause or 'leaving'}): removed"
             )
-        for body in (*late, *surplus(bodies)):
+        for body in (*late, *excess_pods(bodies)):
             self._deleted(body.uid, 0)
 
     def _go_round(self) -> None:

@@ -14,24 +14,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from edl.api.cluster_port import PodSeen, Synced
+from edl.api.cluster_port import PodStatus, WatchSynced
 from edl.api.errors import RetryableError
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import BusyError, ForbiddenError
-from edl.cluster.kubernetes.pod_cache import Register
-from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ForbiddenError, ServerBusyError
+from edl.cluster.kubernetes.pod_cache import PodCache
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
-from edl.cluster.kubernetes.response_stream import Stream
-from edl.cluster.watch_cache import Sightings
+from edl.cluster.kubernetes.response_stream import ResponseStream
+from edl.cluster.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
 
-STEADY_SECONDS = 5.0
+STABLE_WATCH_SECONDS = 5.0
 """A watch that lasted as long worked, whether or not anything happened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class WatchSettings:
     """How a watch behaves.
 
     Attributes:
@@ -46,13 +46,13 @@ class Manners:
     seconds: int = 60
     silence: float = 75.0
     forbidden: float = 60.0
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     chance: Callable[[], float] = random.random
     now: Callable[[], float] = time.monotonic
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _FailureState:
     """Failures in a row, and whether the last watch worked."""
 
     failures: int = 0
@@ -64,7 +64,7 @@ class _Trouble:
         self.failures, self.worked, self.forbidden_since = 0, True, None
 
 
-class Watching:
+class PodWatch:
     """Follows the pods that a selector chooses, until ``close``.
 
     Args:
@@ -76,15 +76,15 @@ class Watching:
     """
 
     def __init__(
-        self, api: Api, namespace: str, selector: str, register: Register, manners: Manners | None = None
+        self, api: KubeClient, namespace: str, selector: str, register: PodCache, manners: WatchSettings | None = None
     ) -> None:
         self._api, self._namespace, self._selector, self._register = api, namespace, selector, register
-        self._manners = manners or Manners()
-        self._sightings = Sightings(register.end)
-        self._trouble = _Trouble()
+        self._manners = manners or WatchSettings()
+        self._sightings = WatchCache(register.end)
+        self._trouble = _FailureState()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self._stream: ResponseStream | None = None
 
     def close(self) -> None:
         """End it, also while it waits. Safe to call from another thread."""
@@ -93,8 +93,8 @@ class Watching:
             if self._stream is not None:
                 self._stream.close()
 
-    def pods(self) -> Iterator[PodSeen | Synced]:
-        """Yield every pod, ``Synced``, then changes.
+    def pods(self) -> Iterator[PodStatus | WatchSynced]:
+        """Yield every pod, ``WatchSynced``, then changes.
 
         Raises:
             ForbiddenError: pods may not be listed here, for longer than a server needs to start.
@@ -107,7 +107,7 @@ class Watching:
                 yield from listed
                 if not synced:
                     synced = True
-                    yield Synced()
+                    yield WatchSynced()
                 for seen in self._follow(version):
                     yield from seen
             except (RetryableError, ForbiddenError) as error:
@@ -115,14 +115,14 @@ class Watching:
             else:
                 self._go_on()
 
-    def _list(self) -> tuple[str, list[PodSeen]]:
+    def _list(self) -> tuple[str, list[PodStatus]]:
         """Where a watch begins, and what changed until there."""
         before = self._register.bodies()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         self._trouble.forbidden_since = None
         return listing.resource_version, self._sightings.listed(self._register.listed(listing.items, before))
 
-    def _follow(self, version: str) -> Iterator[list[PodSeen]]:
+    def _follow(self, version: str) -> Iterator[list[PodStatus]]:
         """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""
         stream = self._open(version)
         if stream is None:
@@ -133,13 +133,13 @@ class Watching:
                 self._trouble.over()
                 yield self._sightings.changed(seen) if (seen := self._meant(kind, item)) is not None else []
         finally:
-            if self._manners.now() - began >= STEADY_SECONDS:
+            if self._manners.now() - began >= STABLE_WATCH_SECONDS:
                 self._trouble.over()
             with self._lock:
                 self._stream = None
             stream.release()
 
-    def _open(self, version: str) -> Stream | None:
+    def _open(self, version: str) -> ResponseStream | None:
         stream = self._api.watch(
             PODS,
             resource_version=version,
@@ -155,7 +155,7 @@ class Watching:
         stream.release()
         return None
 
-    def _meant(self, kind: str, item: Manifest) -> PodSeen | None:
+    def _meant(self, kind: str, item: Manifest) -> PodStatus | None:
         if kind in ("ADDED", "MODIFIED"):
             return self._register.note(item)
         return self._register.deleted(item) if kind == "DELETED" else None
@@ -170,7 +170,7 @@ class Watching:
                 raise error
         if self._trouble.failures == 0:
             log.info("the watch of the pods begins again: %s", error.message)
-        self._pause(error.retry_after if isinstance(error, BusyError) else None)
+        self._pause(error.retry_after if isinstance(error, ServerBusyError) else None)
 
     def _go_on(self) -> None:
         """A watch ended as watches do; a server that ends each at once is not asked without a pause."""

@@ -1,7 +1,7 @@
 """How fast to ask the API server: a rate for all requests, and longer and longer pauses after failures.
 
 A job that loses a thousand pods at once asks for a thousand others; the server has other users. Decisions are values
-(``Bucket``, ``Backoff``); ``Pace`` puts a clock to them.
+(``TokenBucket``, ``Backoff``); ``TokenBucketLimiter`` puts a clock to them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-RATE, BURST = 50.0, 100.0
+REQUESTS_PER_SECOND, REQUEST_BURST = 50.0, 100.0
 """Requests a second in the long run, and at once."""
-LONGEST_HOLD = 60.0
+MAX_PAUSE_SECONDS = 60.0
 """Seconds that a server may ask for; one that asks for more is asked again sooner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class TokenBucket:
     """Tokens that flow in at ``rate`` a second up to ``burst``; below zero are those promised to requests that wait.
 
     Attributes:
@@ -34,25 +34,25 @@ class Bucket:
     at: float
 
     @classmethod
-    def full(cls, rate: float, burst: float, now: float) -> Bucket:
+    def full(cls, rate: float, burst: float, now: float) -> TokenBucket:
         """A bucket that nobody has used."""
         return cls(rate, burst, burst, now)
 
-    def take(self, now: float) -> tuple[Bucket, float]:
+    def take(self, now: float) -> tuple[TokenBucket, float]:
         """Take a token, first come first served; return the bucket after it and the seconds to wait for it."""
         earned = max(now - self.at, 0.0) * self.rate
         left = min(self.burst, self.tokens + earned) - 1
         return replace(self, tokens=left, at=max(now, self.at)), max(-left / self.rate, 0.0)
 
-    def hold(self, now: float, seconds: float) -> Bucket:
+    def hold(self, now: float, seconds: float) -> TokenBucket:
         """Have every later request wait until ``seconds`` from now, because the server asked for it."""
         earned = max(now - self.at, 0.0) * self.rate
         tokens = min(self.burst, self.tokens + earned)
-        return replace(self, tokens=min(tokens, -min(seconds, LONGEST_HOLD) * self.rate), at=max(now, self.at))
+        return replace(self, tokens=min(tokens, -min(seconds, MAX_PAUSE_SECONDS) * self.rate), at=max(now, self.at))
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class ExponentialBackoff:
     """Pauses between attempts: doubled each time, with jitter, so that many who fail together do not return together.
 
     Attributes:
@@ -69,28 +69,28 @@ class Backoff:
         Args:
             failures: in a row, 1 or more.
             chance: evenly distributed over 0-1.
-            asked: what the server asks for, in seconds; never less than that, up to ``LONGEST_HOLD``.
+            asked: what the server asks for, in seconds; never less than that, up to ``MAX_PAUSE_SECONDS``.
         """
         whole = min(self.first * 2.0 ** min(failures - 1, 32), self.longest)
-        return min(max(asked or 0.0, 0.0), LONGEST_HOLD) + whole * (0.5 + chance / 2)
+        return min(max(asked or 0.0, 0.0), MAX_PAUSE_SECONDS) + whole * (0.5 + chance / 2)
 
 
-class Pace:
+class TokenBucketLimiter:
     """Holds requests back to a rate, for ``Api(pace=...)``. Safe to use from several threads.
 
-    What must not wait (a Lease that is renewed) asks through an ``Api`` of its own.
+    What must not wait (a Lease that is renewed) asks through an ``KubeClient`` of its own.
     """
 
     def __init__(
         self,
-        rate: float = RATE,
-        burst: float = BURST,
+        rate: float = REQUESTS_PER_SECOND,
+        burst: float = REQUEST_BURST,
         *,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._now, self._sleep = now, sleep
-        self._bucket = Bucket.full(rate, burst, now())
+        self._bucket = TokenBucket.full(rate, burst, now())
         self._lock = threading.Lock()
 
     def __call__(self) -> None:

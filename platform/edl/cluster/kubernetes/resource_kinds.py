@@ -10,7 +10,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """One resource of the API.
 
     Attributes:
@@ -36,27 +36,29 @@ class Kind:
         return root + where + "".join(f"/{part}" for part in (self.plural, name, subresource) if part)
 
 
-PODS = Kind("v1", "Pod", "pods")
-CONFIGMAPS = Kind("v1", "ConfigMap", "configmaps")
-SECRETS = Kind("v1", "Secret", "secrets")
-SERVICES = Kind("v1", "Service", "services")
-SERVICE_ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
-CLAIMS = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-EVENTS = Kind("v1", "Event", "events")
-QUOTAS = Kind("v1", "ResourceQuota", "resourcequotas")
-LIMIT_RANGES = Kind("v1", "LimitRange", "limitranges")
-NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
-NODES = Kind("v1", "Node", "nodes", namespaced=False)
-JOBS = Kind("batch/v1", "Job", "jobs")
-LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
-PRIORITY_CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
-STORAGE_CLASSES = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
-ACCESS_REVIEWS = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False)
-LOCAL_ACCESS_REVIEWS = Kind("authorization.k8s.io/v1", "LocalSubjectAccessReview", "localsubjectaccessreviews")
-ROLE_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
-POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
+PODS = ResourceKind("v1", "Pod", "pods")
+CONFIGMAPS = ResourceKind("v1", "ConfigMap", "configmaps")
+SECRETS = ResourceKind("v1", "Secret", "secrets")
+SERVICES = ResourceKind("v1", "Service", "services")
+SERVICE_ACCOUNTS = ResourceKind("v1", "ServiceAccount", "serviceaccounts")
+VOLUME_CLAIMS = ResourceKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENTS = ResourceKind("v1", "Event", "events")
+RESOURCE_QUOTAS = ResourceKind("v1", "ResourceQuota", "resourcequotas")
+LIMIT_RANGES = ResourceKind("v1", "LimitRange", "limitranges")
+NAMESPACES = ResourceKind("v1", "Namespace", "namespaces", namespaced=False)
+NODES = ResourceKind("v1", "Node", "nodes", namespaced=False)
+JOBS = ResourceKind("batch/v1", "Job", "jobs")
+LEASES = ResourceKind("coordination.k8s.io/v1", "Lease", "leases")
+PRIORITY_CLASSES = ResourceKind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
+STORAGE_CLASSES = ResourceKind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+SELF_ACCESS_REVIEWS = ResourceKind(
+    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False
+)
+LOCAL_ACCESS_REVIEWS = ResourceKind("authorization.k8s.io/v1", "LocalSubjectAccessReview", "localsubjectaccessreviews")
+ROLE_BINDINGS = ResourceKind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+POD_METRICS = ResourceKind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
 
-BY_NAME = {
+KIND_BY_NAME = {
     kind.name: kind
     for kind in (
         PODS,
@@ -64,9 +66,9 @@ BY_NAME = {
         SECRETS,
         SERVICES,
         SERVICE_ACCOUNTS,
-        CLAIMS,
+        VOLUME_CLAIMS,
         EVENTS,
-        QUOTAS,
+        RESOURCE_QUOTAS,
         LIMIT_RANGES,
         NAMESPACES,
         NODES,
@@ -80,6 +82,6 @@ BY_NAME = {
 """Kinds by the name that manifests use."""
 
 
-def kind_of(manifest: Manifest) -> Kind:
+def manifest_kind(manifest: Manifest) -> ResourceKind:
     """The kind of a manifest that EDL rendered."""
-    return BY_NAME[manifest["kind"]]
+    return KIND_BY_NAME[manifest["kind"]]

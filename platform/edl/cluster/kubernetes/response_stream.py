@@ -11,16 +11,16 @@ from contextlib import suppress
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from edl.cluster.kubernetes.api_errors import AwayError, translate
+from edl.cluster.kubernetes.api_errors import NoResponseError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-_LARGEST_LINE = 32 << 20
+_MAX_LINE_BYTES = 32 << 20
 """Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
-_WHOSE = re.compile(r"^HTTPS?Connection(?:Pool)?\(.*?\): ")
+_URLLIB3_PREFIX = re.compile(r"^HTTPS?Connection(?:Pool)?\(.*?\): ")
 """How urllib3 begins: with its own object."""
 
 
-class Stream:
+class ResponseStream:
     """Lines that arrive; ``close`` may be called from another thread and ends the iteration."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, where: str) -> None:
@@ -31,20 +31,20 @@ class Stream:
         """Yield each line without its end, until the server ends the stream.
 
         Raises:
-            AwayError: it fell silent or broke off.
+            NoResponseError: it fell silent or broke off.
         """
         rest = b""
         try:
             for chunk in self._response.stream(1 << 16):
                 *whole, rest = (rest + chunk).split(b"\n")
-                if len(rest) > _LARGEST_LINE:
-                    raise AwayError("The server sends a line without an end", where=self._where)
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise NoResponseError("The server sends a line without an end", where=self._where)
                 yield from whole
             if rest:
                 yield rest
         except (HTTPError, OSError, ValueError) as error:
             if not self._closed.is_set():
-                raise AwayError(said(error), where=self._where) from error
+                raise NoResponseError(connection_error_text(error), where=self._where) from error
         finally:
             self._response.close()
 
@@ -58,7 +58,7 @@ class Stream:
 
         Raises:
             GoneError: the server cannot go on from there: list again.
-            AwayError: as ``lines``; also for a line that cannot be read.
+            NoResponseError: as ``lines``; also for a line that cannot be read.
         """
         for line in self.lines():
             if not line:
@@ -67,10 +67,10 @@ class Stream:
                 event = json.loads(line)
                 kind, value = str(event["type"]), event["object"]
             except (ValueError, KeyError, TypeError) as error:
-                raise AwayError("The server sends what is no watch event", where=self._where) from error
+                raise NoResponseError("The server sends what is no watch event", where=self._where) from error
             if kind == "ERROR":
                 code = int(value.get("code") or 500)
-                raise translate(code, json.dumps(value).encode(), where=self._where)
+                raise error_from_response(code, json.dumps(value).encode(), where=self._where)
             yield kind, value
 
     def close(self) -> None:
@@ -80,14 +80,14 @@ class Stream:
             with suppress(HTTPError, OSError, RuntimeError, ValueError):  # it had ended by itself
                 self._response.shutdown()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ResponseStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def said(error: BaseException) -> str:
+def connection_error_text(error: BaseException) -> str:
     """What urllib3 says of a server that does not answer."""
     cause = getattr(error, "reason", None) or error
-    return f"The API server does not answer: {_WHOSE.sub('', str(cause))}"
+    return f"The API server does not answer: {_URLLIB3_PREFIX.sub('', str(cause))}"

@@ -6,10 +6,10 @@ Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 from __future__ import annotations
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.pod_spec import RunAs
+from edl.jobfile.pod_spec import RunAsSpec
 
 
-def of_pod(run_as: RunAs) -> Manifest:
+def pod_security_context(run_as: RunAsSpec) -> Manifest:
     """Security context of a pod: one user for all of it, which owns what its volumes let it own."""
     return {
         "runAsNonRoot": True,
@@ -22,7 +22,7 @@ def of_pod(run_as: RunAs) -> Manifest:
     }
 
 
-def of_container() -> Manifest:
+def container_security_context() -> Manifest:
     """Security context of a container."""
     return {
         "allowPrivilegeEscalation": False,

@@ -13,25 +13,25 @@ from pathlib import Path
 import urllib3
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes.api_client import Connection
-from edl.cluster.kubernetes.api_errors import AwayError
-from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.api_client import KubeConnection
+from edl.cluster.kubernetes.api_errors import NoResponseError
+from edl.cluster.kubernetes.install_hints import install_hint
 from edl.cluster.kubernetes.names import MASTER_ACCOUNT
-from edl.cluster.kubernetes.socket_options import FORGETFUL
+from edl.cluster.kubernetes.socket_options import NO_LINGER_OPTIONS
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-TOKEN_SECONDS = 60.0
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_CACHE_SECONDS = 60.0
 """How long a token is used before it is read again: the kubelet replaces it long before it expires."""
 
 
-def connect_in_pod(
+def connect_service_account(
     variables: Mapping[str, str],
     namespace: str,
     *,
     pool_size: int,
-    account: Path = ACCOUNT,
+    account: Path = SERVICE_ACCOUNT_DIR,
     clock: Callable[[], float] = time.monotonic,
-) -> Connection:
+) -> KubeConnection:
     """The connection of this pod's service account.
 
     Args:
@@ -50,14 +50,14 @@ def connect_in_pod(
         raise BadInputError(
             "This pod has no service account",
             where=str(account),
-            hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {installed(namespace)}",
+            hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {install_hint(namespace)}",
         )
-    pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=FORGETFUL)
+    pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=NO_LINGER_OPTIONS)
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Connection(server, pool, _Proof(account / "token", clock), namespace)
+    return KubeConnection(server, pool, _BearerToken(account / "token", clock), namespace)
 
 
-class _Proof:
+class _BearerToken:
     """Who asks, as a header; several threads may read the token at once, which does no harm."""
 
     def __init__(self, token: Path, clock: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class _Proof:
 
     def __call__(self) -> Mapping[str, str]:
         read, now = self._read, self._clock()
-        if read is None or now - read[0] >= TOKEN_SECONDS:
+        if read is None or now - read[0] >= TOKEN_CACHE_SECONDS:
             read = now, self._header()
             self._read = read
         return read[1]
@@ -75,4 +75,4 @@ class _Proof:
         try:
             return {"authorization": f"Bearer {self._token.read_text().strip()}"}
         except OSError as error:
-            raise AwayError(f"The token cannot be read: {error.strerror}", where=str(self._token)) from error
+            raise NoResponseError(f"The token cannot be read: {error.strerror}", where=str(self._token)) from error

@@ -6,155 +6,163 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from edl.cluster.kubernetes import names, volume_mounts
-from edl.cluster.kubernetes.pod_additions import added
-from edl.jobfile.consistency_rules import Broken
+from edl.cluster.kubernetes.pod_additions import check_pod_additions
+from edl.jobfile.consistency_rules import RuleViolation
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.path_resolution import UNSHARED_STORAGE, is_shared, pod_storage, volume_of
-from edl.jobfile.pod_spec import SecretKey, Volume
+from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
+from edl.jobfile.pod_spec import SecretKeyRef, VolumeSpec
 
-_LARGEST_ID = 2**31 - 1
-SHORTEST_TTL = 60
+_MAX_USER_ID = 2**31 - 1
+MIN_TTL_SECONDS = 60
 """Seconds that the objects of an ended job stay at least."""
-_IN_A_VOLUME = (
+_VOLUME_HINT = (
     "give the volume that holds it, such as volumes: [{claim: NAME, mount: /data}], and a path below its mount"
 )
 
 
-def problems(spec: JobSpec) -> list[Broken]:
+def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
     """What of the spec cannot be on a cluster: the field to change, what is wrong with it, what can be done."""
     return [
-        *_image(spec),
-        *_strategy(spec),
-        *_data(spec),
-        *_export(spec),
-        *_volumes(spec),
-        *_storage(spec),
-        *_user(spec),
-        *added(spec.pod),
-        *_tokens(spec),
-        *_kept_for(spec),
+        *_check_image(spec),
+        *_check_strategy(spec),
+        *_check_data(spec),
+        *_check_export(spec),
+        *_check_volumes(spec),
+        *_check_storage(spec),
+        *_check_user(spec),
+        *check_pod_additions(spec.pod),
+        *_check_token_use(spec),
+        *_check_ttl(spec),
     ]
 
 
-def notes(spec: JobSpec) -> list[str]:
+def find_spec_warnings(spec: JobSpec) -> list[str]:
     """What works, and costs something that is easily overlooked."""
-    return [*_without_volume(spec), *_host_paths(spec), *_data_elsewhere(spec), *_unkept_export(spec)]
+    return [*_warn_without_volume(spec), *_warn_host_paths(spec), *_warn_data_outside(spec), *_warn_export_lost(spec)]
 
 
-def _image(spec: JobSpec) -> Iterator[Broken]:
+def _check_image(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.image is None:
-        yield Broken(
+        yield RuleViolation(
             "image", "is missing", "name the image that every role runs; edl zoo build makes one with your model"
         )
 
 
-def _strategy(spec: JobSpec) -> Iterator[Broken]:
+def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.strategy.name == "Local":
-        yield Broken("strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer")
+        yield RuleViolation(
+            "strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer"
+        )
 
 
-def _data(spec: JobSpec) -> Iterator[Broken]:
-    for name, path in _data_paths(spec):
+def _check_data(spec: JobSpec) -> Iterator[RuleViolation]:
+    for name, path in _local_data_paths(spec):
         if not path.startswith("/"):
-            yield Broken(name, _misplaced(path), _IN_A_VOLUME)
+            yield RuleViolation(name, _misplaced_path_text(path), _VOLUME_HINT)
 
 
-def _data_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def _local_data_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name in ("training", "validation", "prediction"):
         yield from ((f"data.{name}", path) for path in getattr(spec.data, name) if "://" not in path)
 
 
-def _export(spec: JobSpec) -> Iterator[Broken]:
+def _check_export(spec: JobSpec) -> Iterator[RuleViolation]:
     path = spec.export and spec.export.path
-    if path and not (_kept(path, spec) or _scratch(path, spec)):
-        yield Broken("export.path", f"{_misplaced(path)}: pods can write nowhere else", _IN_A_VOLUME)
+    if path and not (_is_in_volume(path, spec) or _is_in_scratch(path, spec)):
+        yield RuleViolation("export.path", f"{_misplaced_path_text(path)}: pods can write nowhere else", _VOLUME_HINT)
 
 
-def _misplaced(path: str) -> str:
+def _misplaced_path_text(path: str) -> str:
     if not path.startswith("/"):
         return f"found '{path}', must be an absolute path on a cluster"
     return f"found '{path}', which is not in a volume"
 
 
-def _kept(path: str, spec: JobSpec) -> bool:
-    return path.startswith("/") and volume_of(path, volume_mounts.shared_volumes(spec)) is not None
+def _is_in_volume(path: str, spec: JobSpec) -> bool:
+    return path.startswith("/") and find_volume(path, volume_mounts.shared_volumes(spec)) is not None
 
 
-def _scratch(path: str, spec: JobSpec) -> bool:
-    return any(PurePosixPath(path).is_relative_to(folder) for folder in volume_mounts.scratch(spec).values())
+def _is_in_scratch(path: str, spec: JobSpec) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in volume_mounts.scratch_dirs(spec).values())
 
 
-def _volumes(spec: JobSpec) -> Iterator[Broken]:
+def _check_volumes(spec: JobSpec) -> Iterator[RuleViolation]:
     for index, volume in enumerate(spec.volumes):
         where = f"volumes[{index}]"
         if volume.claim is None and volume.host_path is None:
             hint = "name a PersistentVolumeClaim of the job's namespace; edl data cp brings data into it"
-            yield Broken(f"{where}.claim", "is missing", hint)
+            yield RuleViolation(f"{where}.claim", "is missing", hint)
         if volume.claim is not None and volume.host_path is not None:
-            yield Broken(f"{where}.host_path", f"found '{volume.host_path}', but claim is given too", "leave one out")
+            yield RuleViolation(
+                f"{where}.host_path", f"found '{volume.host_path}', but claim is given too", "leave one out"
+            )
         if ":" in volume.mount:
-            yield Broken(f"{where}.mount", f"found '{volume.mount}', which Kubernetes cannot mount at for its ':'")
-        for ours in _hidden(volume):
-            yield Broken(f"{where}.mount", f"found '{volume.mount}', which would hide {ours}, where EDL mounts its own")
+            yield RuleViolation(
+                f"{where}.mount", f"found '{volume.mount}', which Kubernetes cannot mount at for its ':'"
+            )
+        for ours in _hidden_mounts(volume):
+            yield RuleViolation(
+                f"{where}.mount", f"found '{volume.mount}', which would hide {ours}, where EDL mounts its own"
+            )
 
 
-def _hidden(volume: Volume) -> list[str]:
-    return [ours for ours in volume_mounts.RESERVED if PurePosixPath(ours).is_relative_to(volume.mount)]
+def _hidden_mounts(volume: VolumeSpec) -> list[str]:
+    return [ours for ours in volume_mounts.RESERVED_MOUNTS if PurePosixPath(ours).is_relative_to(volume.mount)]
 
 
-def _storage(spec: JobSpec) -> Iterator[Broken]:
-    claim, path = spec.storage.claim, pod_storage(spec)
+def _check_storage(spec: JobSpec) -> Iterator[RuleViolation]:
+    claim, path = spec.storage.claim, pod_storage_path(spec)
     if not path.startswith("/"):
-        yield Broken("storage.path", f"found '{path}', must be an absolute path on a cluster", _IN_A_VOLUME)
-    elif not is_shared(spec):
-        if path != UNSHARED_STORAGE:
-            yield Broken("storage.path", f"found '{path}', but the job has no volume", _IN_A_VOLUME)
+        yield RuleViolation("storage.path", f"found '{path}', must be an absolute path on a cluster", _VOLUME_HINT)
+    elif not has_shared_storage(spec):
+        if path != UNSHARED_STORAGE_DIR:
+            yield RuleViolation("storage.path", f"found '{path}', but the job has no volume", _VOLUME_HINT)
     elif claim is not None and claim not in {volume.claim for volume in spec.volumes}:
-        yield from _own_mount(path, claim, spec)
+        yield from _check_storage_mount(path, claim, spec)
     else:
-        volume = volume_of(path, spec.volumes)
+        volume = find_volume(path, spec.volumes)
         if volume is None or claim not in (None, volume.claim):
             wanted = f"a path on the claim '{claim}'" if claim else "a path in a volume"
-            yield Broken("storage.path", f"found '{path}', must be {wanted}", _IN_A_VOLUME)
+            yield RuleViolation("storage.path", f"found '{path}', must be {wanted}", _VOLUME_HINT)
 
 
-def _own_mount(path: str, claim: str, spec: JobSpec) -> Iterator[Broken]:
+def _check_storage_mount(path: str, claim: str, spec: JobSpec) -> Iterator[RuleViolation]:
     """A claim that only holds storage is mounted at its path."""
     taken = [volume.mount for volume in spec.volumes if PurePosixPath(volume.mount) == PurePosixPath(path)]
-    hidden = _hidden(Volume(mount=path))
+    hidden = _hidden_mounts(VolumeSpec(mount=path))
     if taken or hidden or ":" in path:
-        yield Broken(
+        yield RuleViolation(
             "storage.path", f"found '{path}', where the claim '{claim}' cannot be mounted", "choose another path"
         )
 
 
-def _user(spec: JobSpec) -> Iterator[Broken]:
+def _check_user(spec: JobSpec) -> Iterator[RuleViolation]:
     user, group = spec.security.run_as.user, spec.security.run_as.group
     if user == 0:
-        yield Broken("security.run_as.user", "found 0, which is root; pods must not run as root")
+        yield RuleViolation("security.run_as.user", "found 0, which is root; pods must not run as root")
     for name, number in (("user", user), ("group", group)):
-        if number > _LARGEST_ID:
-            yield Broken(f"security.run_as.{name}", f"found {number}, must be at most {_LARGEST_ID}")
+        if number > _MAX_USER_ID:
+            yield RuleViolation(f"security.run_as.{name}", f"found {number}, must be at most {_MAX_USER_ID}")
 
 
-def _kept_for(spec: JobSpec) -> Iterator[Broken]:
+def _check_ttl(spec: JobSpec) -> Iterator[RuleViolation]:
     ttl = spec.ttl_after_finished
-    if ttl is not None and ttl < SHORTEST_TTL:
+    if ttl is not None and ttl < MIN_TTL_SECONDS:
         hint = "Who waits for the job's end, edl wait or a release's submitter, must be able to read it."
-        yield Broken("ttl_after_finished", f"found {ttl:g} seconds, must be at least {SHORTEST_TTL}", hint)
+        yield RuleViolation("ttl_after_finished", f"found {ttl:g} seconds, must be at least {MIN_TTL_SECONDS}", hint)
 
 
-def _tokens(spec: JobSpec) -> Iterator[Broken]:
+def _check_token_use(spec: JobSpec) -> Iterator[RuleViolation]:
     """A job's token proves its roles to each other: it is mounted as a file, and no variable of the user's code."""
     for name, value in spec.pod.env.items():
-        if isinstance(value, SecretKey) and value.secret == names.token(spec.name):
-            yield Broken(
+        if isinstance(value, SecretKeyRef) and value.secret == names.token_secret(spec.name):
+            yield RuleViolation(
                 f"pod.env.{name}.secret", f"found '{value.secret}', which is the job's own token", "leave it out"
             )
 
 
-def _without_volume(spec: JobSpec) -> Iterator[str]:
-    if not is_shared(spec):
+def _warn_without_volume(spec: JobSpec) -> Iterator[str]:
+    if not has_shared_storage(spec):
         yield (
             "the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing a parameter server "
             "takes training back to its start, losing the master's pod begins the job anew, and logs and the exported "
@@ -162,7 +170,7 @@ def _without_volume(spec: JobSpec) -> Iterator[str]:
         )
 
 
-def _host_paths(spec: JobSpec) -> Iterator[str]:
+def _warn_host_paths(spec: JobSpec) -> Iterator[str]:
     for index, volume in enumerate(spec.volumes):
         if volume.host_path is not None:
             yield (
@@ -172,14 +180,14 @@ def _host_paths(spec: JobSpec) -> Iterator[str]:
             )
 
 
-def _data_elsewhere(spec: JobSpec) -> Iterator[str]:
+def _warn_data_outside(spec: JobSpec) -> Iterator[str]:
     """What the image holds, or pod.overrides mount, can be known by nobody before the pods run."""
-    for name, path in _data_paths(spec):
-        if path.startswith("/") and not _kept(path, spec):
+    for name, path in _local_data_paths(spec):
+        if path.startswith("/") and not _is_in_volume(path, spec):
             yield f"{name}: {path} is not in a volume of the job, so the image or pod.overrides must bring it"
 
 
-def _unkept_export(spec: JobSpec) -> Iterator[str]:
+def _warn_export_lost(spec: JobSpec) -> Iterator[str]:
     path = spec.export and spec.export.path
-    if path and not _kept(path, spec) and _scratch(path, spec):
+    if path and not _is_in_volume(path, spec) and _is_in_scratch(path, spec):
         yield f"export.path: {path} is not in a volume, the exported model goes with the worker that writes it"

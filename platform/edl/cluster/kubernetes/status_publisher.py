@@ -11,26 +11,26 @@ from typing import Any
 
 from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.api_errors import ApiError, BusyError, NotFoundError
-from edl.cluster.kubernetes.desired_state import desired_of
-from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError, ServerBusyError
+from edl.cluster.kubernetes.desired_state import read_desired_state
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
-from edl.cluster.kubernetes.response_stream import Stream
-from edl.cluster.status_port import Desired
+from edl.cluster.kubernetes.response_stream import ResponseStream
+from edl.cluster.status_port import DesiredState
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS = 1.0
+PUBLISH_PERIOD_SECONDS = 1.0
 """The least time between two publications."""
-LAST_SECONDS = 5.0
+FINAL_PUBLISH_SECONDS = 5.0
 """How long the last publication may take."""
-_LAST_PAUSE_SECONDS = 0.2
-_BACKOFF = Backoff(first=0.5, longest=30.0)
+_FINAL_RETRY_SECONDS = 0.2
+_BACKOFF = ExponentialBackoff(first=0.5, longest=30.0)
 
 
-class KubeBoard:
-    """See ``edl.cluster.status_port.Board``.
+class KubeStatusPublisher:
+    """See ``edl.cluster.status_port.StatusPublisher``.
 
     Args:
         api: of the job's namespace.
@@ -38,14 +38,14 @@ class KubeBoard:
         clock: monotonic seconds.
     """
 
-    def __init__(self, api: Api, job: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: KubeClient, job: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._job, self._clock = api, job, clock
         self._pages: Mapping[str, str] | None = None
         self._shown: frozenset[str] = frozenset()
         self._closing = False
         self._until = float("inf")
         self._changed = threading.Condition()
-        self._stream: Stream | None = None
+        self._stream: ResponseStream | None = None
         self._thread = threading.Thread(target=self._publish, name="board", daemon=True)
         self._thread.start()
 
@@ -61,11 +61,11 @@ class KubeBoard:
         """Show what was published last, as far as the server answers in time; end ``desired``."""
         with self._changed:
             self._closing = True
-            self._until = self._clock() + LAST_SECONDS
+            self._until = self._clock() + FINAL_PUBLISH_SECONDS
             self._changed.notify_all()
         if self._stream is not None:
             self._stream.close()
-        self._thread.join(LAST_SECONDS)
+        self._thread.join(FINAL_PUBLISH_SECONDS)
 
     def _publish(self) -> None:
         failures = 0
@@ -73,7 +73,7 @@ class KubeBoard:
             began = self._clock()
             error = self._show(pages, quiet=failures > 0)
             failures = failures + 1 if error else 0
-            pause = _pause(failures, error) if error else PERIOD_SECONDS - (self._clock() - began)
+            pause = _retry_delay(failures, error) if error else PUBLISH_PERIOD_SECONDS - (self._clock() - began)
             again = pages if isinstance(error, RetryableError) else None
             if not self._rest(again, pause):
                 return
@@ -94,7 +94,7 @@ class KubeBoard:
             self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
             if not (self._closing and again):
                 return True
-            self._changed.wait(_LAST_PAUSE_SECONDS)
+            self._changed.wait(_FINAL_RETRY_SECONDS)
             return self._clock() < self._until
 
     def _next(self) -> Mapping[str, str] | None:
@@ -108,7 +108,7 @@ class KubeBoard:
         """Replace the pages; the ConfigMap itself was made by whoever made the Job, and goes with it."""
         gone: dict[str, Any] = dict.fromkeys(self._shown - pages.keys())
         try:
-            self._api.patch(CONFIGMAPS, names.status(self._job), {"data": {**gone, **pages}})
+            self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**gone, **pages}})
         except ApiError as error:
             job_goes = self._closing and isinstance(error, NotFoundError)
             if not (quiet or job_goes):
@@ -119,15 +119,15 @@ class KubeBoard:
 
     # ------------------------------------------------------------------ wishes
 
-    def desired(self) -> Iterator[Desired]:
+    def desired(self) -> Iterator[DesiredState]:
         """Yield what is wanted now, then every change, until ``close``; a server that is away is asked again."""
-        last: Desired | None = None
+        last: DesiredState | None = None
         failures = 0
         while not self._closing:
             try:
                 for job in self._jobs():
                     failures = 0
-                    wanted = desired_of(job)
+                    wanted = read_desired_state(job)
                     if wanted != last:
                         last = wanted
                         yield wanted
@@ -135,11 +135,11 @@ class KubeBoard:
                 failures += 1
                 if not isinstance(error, RetryableError):
                     log.warning("wishes cannot be read: %s", error)
-                self._wait(_pause(failures, error))
+                self._wait(_retry_delay(failures, error))
 
     def _jobs(self) -> Iterator[Manifest]:
         """The Job as it is, then as it becomes, until the stream ends."""
-        only = f"metadata.name={names.master(self._job)}"
+        only = f"metadata.name={names.master_name(self._job)}"
         listing = self._api.list(JOBS, fields=only)
         yield from listing.items
         self._stream = self._api.watch(JOBS, resource_version=listing.resource_version, fields=only)
@@ -153,6 +153,6 @@ class KubeBoard:
             self._changed.wait_for(lambda: self._closing, seconds)
 
 
-def _pause(failures: int, error: ApiError) -> float:
-    asked = error.retry_after if isinstance(error, BusyError) else None
+def _retry_delay(failures: int, error: ApiError) -> float:
+    asked = error.retry_after if isinstance(error, ServerBusyError) else None
     return _BACKOFF.pause(failures, random.random(), asked)  # noqa: S311 - jitter

@@ -19,7 +19,7 @@ Source: patchMergeKey in the API's types, https://github.com/kubernetes/api/blob
 """
 
 
-def merge(base: Any, patch: Any, field: str = "") -> Any:
+def apply_strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
     """``base`` with ``patch`` in it: mappings are merged, null takes a field away, anything else is replaced.
 
     Args:
@@ -27,22 +27,22 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     """
     if isinstance(patch, Mapping):
         old = base if isinstance(base, Mapping) else {}
-        merged = {**old, **{name: merge(old.get(name), value, name) for name, value in patch.items()}}
+        merged = {**old, **{name: apply_strategic_merge(old.get(name), value, name) for name, value in patch.items()}}
         return {name: value for name, value in merged.items() if value is not None}
     key = MERGE_KEYS.get(field)
-    if key is not None and told_apart(patch, key):  # an annotation may have such a name, and any value
-        return _merge_items(base if told_apart(base, key) else [], patch, key)
+    if key is not None and has_unique_keys(patch, key):  # an annotation may have such a name, and any value
+        return _merge_items(base if has_unique_keys(base, key) else [], patch, key)
     return patch
 
 
 def _merge_items(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     items = {item[key]: item for item in base}
     for item in patch:
-        items[item[key]] = merge(items.get(item[key]), item)
+        items[item[key]] = apply_strategic_merge(items.get(item[key]), item)
     return list(items.values())
 
 
-def told_apart(value: Any, key: str) -> bool:
+def has_unique_keys(value: Any, key: str) -> bool:
     """Whether a list's items are mappings, each with its own text under ``key``."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return False

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edl.cluster.local.event_loop import Loop
+from edl.cluster.local.event_loop import EventLoop
 from edl.cluster.local.parent_death import die_with_parent
 from edl.cluster.local.role_environment import RoleCommand, role_command
-from edl.cluster.local.runtime_directory import RuntimeDir
+from edl.cluster.local.runtime_directory import RuntimeDirectory
 from edl.cluster.local.supervisor import Supervisor
 
 
@@ -29,19 +29,19 @@ def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:
     if options.parent is not None:
         die_with_parent(options.parent)
     run_dir = options.run_dir.resolve()
-    loop = Loop()
-    runtime = RuntimeDir()
+    loop = EventLoop()
+    runtime = RuntimeDirectory()
     try:
         supervisor = Supervisor(loop, run_dir, runtime, command)
         if options.parent is not None:
-            loop.watch(sys.stdin.fileno(), selectors.EVENT_READ, lambda _: _lifeline(supervisor))
+            loop.watch(sys.stdin.fileno(), selectors.EVENT_READ, lambda _: _abandon_without_parent(supervisor))
         return supervisor.run()
     finally:
         runtime.close()
         loop.close()
 
 
-def _lifeline(supervisor: Supervisor) -> None:
+def _abandon_without_parent(supervisor: Supervisor) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         supervisor.abandon()
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-Ready = Callable[[int], None]
+ReadyCallback = Callable[[int], None]
 """Called with the selector's event mask."""
 
 
-class Loop:
+class EventLoop:
     """Calls back what is due. Must live in the main thread, where signals arrive."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Loop:
         self._previous_wakeup = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         self.watch(self._wakeup, selectors.EVENT_READ, lambda _: self._drain())
 
-    def watch(self, file: socket.socket | int, events: int, ready: Ready) -> None:
+    def watch(self, file: socket.socket | int, events: int, ready: ReadyCallback) -> None:
         """Call ``ready`` whenever the file is ready; again with other ``events`` to change them."""
         if file in self._selector.get_map():
             self._selector.modify(file, events, ready)

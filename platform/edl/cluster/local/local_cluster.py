@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Synced, Wish
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import supervisor_protocol
-from edl.cluster.watch_cache import Sightings
+from edl.cluster.watch_cache import WatchCache
 
 ANSWER_SECONDS = 10.0
 """How long one answer may take; starting a process takes milliseconds."""
-PATIENCE_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 """How long to go on connecting to a supervisor that does not answer."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.5
@@ -25,15 +25,15 @@ _LONGEST_PAUSE_SECONDS = 0.5
 class LocalCluster:
     """The pods of one run on this machine. Safe to use from several threads."""
 
-    def __init__(self, path: Path, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, path: Path, token: str, *, patience: float = CONNECT_SECONDS) -> None:
         self._path = path
         self._token = token
         self._patience = patience
         self._asking = threading.Lock()
-        self._desk: _Connection | None = None
+        self._desk: _SupervisorConnection | None = None
         self._closed = threading.Event()
         self._state = threading.Lock()
-        self._open: set[_Connection] = set()
+        self._open: set[_SupervisorConnection] = set()
 
     @classmethod
     def from_environment(cls, token: str, variables: Mapping[str, str] | None = None) -> LocalCluster:
@@ -49,39 +49,39 @@ class LocalCluster:
             )
         return cls(Path(path), token)
 
-    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
-        """Start a pod; see ``edl.api.cluster_port.Cluster.start``. A call cut off half-way is made again.
+    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+        """Start a pod; see ``edl.api.cluster_port.JobCluster.start``. A call cut off half-way is made again.
 
         Processes of one machine have no memory limit and no priority: wishes change nothing.
         """
         return str(self._ask({"op": "start", "role": role.value, "index": index})["uid"])
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell a pod to go; see ``edl.api.cluster_port.Cluster.delete``."""
+        """Tell a pod to go; see ``edl.api.cluster_port.JobCluster.delete``."""
         self._ask({"op": "delete", "uid": uid, "grace": grace})
 
-    def watch(self) -> Iterator[PodSeen | Synced]:
-        """Yield pods and changes; see ``edl.api.cluster_port.Cluster.watch``.
+    def watch(self) -> Iterator[PodStatus | WatchSynced]:
+        """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
 
         Raises:
             RetryableError: the supervisor cannot be reached any more.
             RefusedError: the supervisor refuses the token or the version.
         """
-        sightings = Sightings()
+        sightings = WatchCache()
         synced = False
         while not self._closed.is_set():
-            listed: list[PodSeen] | None = []
+            listed: list[PodStatus] | None = []
             for message in self._stream():
                 if listed is None:
-                    yield from sightings.changed(supervisor_protocol.pod_of(message))
+                    yield from sightings.changed(supervisor_protocol.pod_from_message(message))
                 elif "synced" not in message:
-                    listed.append(supervisor_protocol.pod_of(message))
+                    listed.append(supervisor_protocol.pod_from_message(message))
                 else:
                     yield from sightings.listed(listed)
                     listed = None
                     if not synced:
                         synced = True
-                        yield Synced()
+                        yield WatchSynced()
 
     def close(self) -> None:
         """End every watch and release the connections; calls after it raise ``RetryableError``."""
@@ -137,7 +137,7 @@ class LocalCluster:
         finally:
             self._release(connection)
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> _SupervisorConnection:
         """Connect and prove the token; goes on trying for as long as patience lasts."""
         deadline = time.monotonic() + self._patience
         pause = _FIRST_PAUSE_SECONDS
@@ -149,8 +149,8 @@ class LocalCluster:
                     raise RetryableError(f"The supervisor is away: {error}", where=str(self._path)) from error
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _connect_once(self) -> _Connection:
-        connection = _Connection(self._path)
+    def _connect_once(self) -> _SupervisorConnection:
+        connection = _SupervisorConnection(self._path)
         with self._state:
             if self._closed.is_set():
                 connection.close()
@@ -158,20 +158,20 @@ class LocalCluster:
             self._open.add(connection)
         try:
             supervisor_protocol.raise_error(
-                connection.ask(supervisor_protocol.hello(self._token)), where=str(self._path)
+                connection.ask(supervisor_protocol.hello_message(self._token)), where=str(self._path)
             )
         except BaseException:
             self._release(connection)
             raise
         return connection
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: _SupervisorConnection) -> None:
         with self._state:
             self._open.discard(connection)
         connection.close()
 
 
-class _Connection:
+class _SupervisorConnection:
     """One stream of messages to the supervisor.
 
     Raises:
@@ -180,7 +180,7 @@ class _Connection:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lines = supervisor_protocol.Lines()
+        self._lines = supervisor_protocol.MessageDecoder()
         self._arrived: list[supervisor_protocol.Message] = []
         self._socket.settimeout(ANSWER_SECONDS)
         try:
@@ -196,7 +196,7 @@ class _Connection:
             ConnectionError: the connection ended, or the answer takes too long.
         """
         try:
-            self._socket.sendall(supervisor_protocol.encode(message))
+            self._socket.sendall(supervisor_protocol.encode_message(message))
             answer = self.receive()
         except OSError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
@@ -206,13 +206,13 @@ class _Connection:
 
     def follow(self) -> None:
         """Ask for the stream of changes, which may be silent for any time."""
-        self._socket.sendall(supervisor_protocol.encode({"op": "watch"}))
+        self._socket.sendall(supervisor_protocol.encode_message({"op": "watch"}))
         self._socket.settimeout(None)
 
     def receive(self) -> supervisor_protocol.Message | None:
         """Return the next message, or None when the connection ended."""
         while not self._arrived:
-            data = self._socket.recv(supervisor_protocol.LONGEST_LINE)
+            data = self._socket.recv(supervisor_protocol.MAX_LINE_BYTES)
             if not data:
                 return None
             self._arrived = self._lines.feed(data)

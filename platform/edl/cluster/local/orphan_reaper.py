@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 
-class Guard:
+class OrphanReaper:
     """The supervisor's end of the pipe.
 
     Raises:
@@ -45,7 +45,7 @@ class Guard:
             self._process.stdin.write(line.encode())
 
 
-def listed(lines: Iterable[str]) -> set[int]:
+def remaining_groups(lines: Iterable[str]) -> set[int]:
     """Return the process groups on the list after the lines, of which the last may be torn."""
     pids: set[int] = set()
     for line in lines:
@@ -56,7 +56,7 @@ def listed(lines: Iterable[str]) -> set[int]:
 
 def main() -> None:
     """Wait for the end of standard input and kill who is left."""
-    for pid in listed(sys.stdin):
+    for pid in remaining_groups(sys.stdin):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 

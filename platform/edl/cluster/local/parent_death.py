@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Callable
 
-KERNEL_TIES = sys.platform == "linux"
+HAS_PARENT_DEATH_SIGNAL = sys.platform == "linux"
 """Whether the kernel kills a child when its parent dies."""
 
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if KERNEL_TIES else None
+_LIBC = ctypes.CDLL(None, use_errno=True) if HAS_PARENT_DEATH_SIGNAL else None
 
 
 def die_with_parent(parent: int) -> None:
@@ -28,7 +28,7 @@ def die_with_parent(parent: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    if _LIBC is None or not KERNEL_TIES:
+    if _LIBC is None or not HAS_PARENT_DEATH_SIGNAL:
         return
     if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -36,12 +36,12 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def tied_to_this_process() -> Callable[[], None] | None:
+def parent_death_hook() -> Callable[[], None] | None:
     """Return a ``preexec_fn`` that ties a child to the calling process, or None where the kernel cannot.
 
     A ``preexec_fn`` is safe only in a process without other threads, which the supervisor is.
     """
-    if not KERNEL_TIES:
+    if not HAS_PARENT_DEATH_SIGNAL:
         return None
     parent = os.getpid()
     return lambda: die_with_parent(parent)

@@ -12,8 +12,8 @@ YOUNG_SECONDS = 5.0
 """A master that dies before this age died young; an older one starts a new count."""
 FREE_RESTARTS = 3
 FIRST_DELAY_SECONDS = 0.2
-LONGEST_DELAY_SECONDS = 5.0
-MOST_YOUNG_DEATHS = 15
+MAX_DELAY_SECONDS = 5.0
+MAX_YOUNG_DEATHS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RestartPolicy:
     @property
     def hopeless(self) -> bool:
         """Whether another try makes no sense."""
-        return self.young_deaths >= MOST_YOUNG_DEATHS
+        return self.young_deaths >= MAX_YOUNG_DEATHS
 
     @property
     def delay(self) -> float:
@@ -37,4 +37,4 @@ class RestartPolicy:
         late = self.young_deaths - FREE_RESTARTS
         if late <= 0:
             return 0.0
-        return float(min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (late - 1)))
+        return float(min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (late - 1)))

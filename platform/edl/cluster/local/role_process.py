@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 
 from edl.api.cluster_port import Role
-from edl.cluster.local.exit_status import Ending
-from edl.cluster.local.parent_death import tied_to_this_process
+from edl.cluster.local.exit_status import ExitStatus
+from edl.cluster.local.parent_death import parent_death_hook
 from edl.cluster.local.role_environment import RoleEnvironment
 
 
@@ -41,7 +41,7 @@ class RoleProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=tied_to_this_process(),
+                preexec_fn=parent_death_hook(),
             )
 
     @property
@@ -67,13 +67,13 @@ class RoleProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def poll(self) -> Ending | None:
+    def poll(self) -> ExitStatus | None:
         """Return how the process ended, or None while it lives."""
         returncode = self._process.poll()
         if returncode is None:
             return None
         self.kill()  # what it left behind in its group
-        return Ending.of(returncode)
+        return ExitStatus.of(returncode)
 
 
 def log_path(run_dir: Path, role: Role, index: int) -> Path:

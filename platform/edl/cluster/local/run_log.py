@@ -12,11 +12,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edl.cluster.local.exit_status import Ending
+from edl.cluster.local.exit_status import ExitStatus
 from edl.cluster.local.role_process import RoleProcess
 
 
-class Record:
+class RunLog:
     """Appends to the files of one run.
 
     A full disk does not end a job: what could not be written is counted, and the log says so when it can.
@@ -35,22 +35,22 @@ class Record:
         if self._append(self._log, line):
             self._lost = 0
 
-    def ended(self, process: RoleProcess, ending: Ending) -> None:
+    def ended(self, process: RoleProcess, ending: ExitStatus) -> None:
         """Note a process's end."""
         self.line(f"{process.uid} (pid {process.pid}) ended: {ending.reason}, exit code {ending.exit_code}")
         if process.role == "master":
-            self._append(self._events, json.dumps(_role_ended(process, ending)) + "\n")
+            self._append(self._events, json.dumps(_role_ended_event(process, ending)) + "\n")
 
     def _append(self, path: Path, text: str) -> bool:
         try:
-            _write(path, text)
+            _append_text(path, text)
         except OSError:
             self._lost += 1
             return False
         return True
 
 
-def _role_ended(process: RoleProcess, ending: Ending) -> dict[str, object]:
+def _role_ended_event(process: RoleProcess, ending: ExitStatus) -> dict[str, object]:
     return {
         "event": "role_ended",
         "time": time.time(),
@@ -62,7 +62,7 @@ def _role_ended(process: RoleProcess, ending: Ending) -> dict[str, object]:
     }
 
 
-def _write(path: Path, text: str) -> None:
+def _append_text(path: Path, text: str) -> None:
     # One write of a short line to a file opened with O_APPEND never mixes with another process's line.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

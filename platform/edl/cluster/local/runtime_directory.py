@@ -13,18 +13,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-LONGEST_SOCKET_PATH = 103
+MAX_SOCKET_PATH = 103
 _LONGEST_NAME = len("/worker-0000000.sock")
 _PREFIX = "edl-"
 _LOCK = "lock"
 
 
-class RuntimeDir:
+class RuntimeDirectory:
     """A fresh folder (mode 0700) with a fresh token; removed by ``close``."""
 
     def __init__(self) -> None:
         parent = _short_parent()
-        _sweep(parent)
+        _remove_abandoned(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = _hold_lock(self.path)
         self.token = secrets.token_hex(32)
@@ -44,7 +44,7 @@ class RuntimeDir:
 def _short_parent() -> Path:
     parent = Path(tempfile.gettempdir())
     longest = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") + _LONGEST_NAME
-    return parent if longest <= LONGEST_SOCKET_PATH else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
+    return parent if longest <= MAX_SOCKET_PATH else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
 
 
 def _hold_lock(folder: Path) -> int:
@@ -56,13 +56,13 @@ def _hold_lock(folder: Path) -> int:
     return descriptor
 
 
-def _sweep(parent: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
-        if _abandoned(lock):
+        if _is_abandoned(lock):
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
-def _abandoned(lock: Path) -> bool:
+def _is_abandoned(lock: Path) -> bool:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:  # another user's, or just swept

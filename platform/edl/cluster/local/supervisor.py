@@ -8,19 +8,19 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from edl.api.cluster_port import PodSeen, Role
+from edl.api.cluster_port import PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import parent_death
-from edl.cluster.local.event_loop import Loop
-from edl.cluster.local.exit_status import Ending
-from edl.cluster.local.orphan_reaper import Guard
+from edl.cluster.local.event_loop import EventLoop
+from edl.cluster.local.exit_status import ExitStatus
+from edl.cluster.local.orphan_reaper import OrphanReaper
 from edl.cluster.local.pod_table import PodTable
 from edl.cluster.local.restart_policy import RestartPolicy
 from edl.cluster.local.role_environment import RoleCommand, RoleEnvironment
 from edl.cluster.local.role_process import RoleProcess
-from edl.cluster.local.run_log import Record
-from edl.cluster.local.runtime_directory import RuntimeDir
-from edl.cluster.local.supervisor_server import Server
+from edl.cluster.local.run_log import RunLog
+from edl.cluster.local.runtime_directory import RuntimeDirectory
+from edl.cluster.local.supervisor_server import SupervisorServer
 
 DONE_GRACE_SECONDS = 2.0
 """What roles get to leave when the master is done."""
@@ -36,19 +36,19 @@ ABANDONED_EXIT_CODE = 137
 class Supervisor:
     """Runs one job: the master, and the pods it asks for."""
 
-    def __init__(self, loop: Loop, run_dir: Path, runtime: RuntimeDir, command: RoleCommand) -> None:
+    def __init__(self, loop: EventLoop, run_dir: Path, runtime: RuntimeDirectory, command: RoleCommand) -> None:
         self._loop = loop
         self._run_dir = run_dir
         self._runtime = runtime
         self._command = command
-        self._record = Record(run_dir)
+        self._record = RunLog(run_dir)
         self._table = PodTable()
         self._processes: dict[str, RoleProcess] = {}
         self._restarts = RestartPolicy()
         self._exit_code: int | None = None
         self._wanted_exit_code: int | None = None
-        self._guard = None if parent_death.KERNEL_TIES else Guard()
-        self._server = Server(loop, runtime.cluster_socket, runtime.token, self)
+        self._guard = None if parent_death.HAS_PARENT_DEATH_SIGNAL else OrphanReaper()
+        self._server = SupervisorServer(loop, runtime.cluster_socket, runtime.token, self)
         loop.on_signal(signal.SIGCHLD, self._reap)
         loop.on_signal(signal.SIGINT, lambda: self._wind_up(130))
         loop.on_signal(signal.SIGTERM, lambda: self._wind_up(143))
@@ -105,7 +105,7 @@ class Supervisor:
         self._record.line(f"{uid} is told to go, grace {grace:g} s")
         self._end(self._processes[uid], grace)
 
-    def seen(self) -> Iterable[PodSeen]:
+    def seen(self) -> Iterable[PodStatus]:
         """Return every pod, the ended ones first."""
         return self._table
 
@@ -155,14 +155,14 @@ class Supervisor:
                     self._guard.left(process.pid)
                 self._ended(process, ending)
 
-    def _ended(self, process: RoleProcess, ending: Ending) -> None:
+    def _ended(self, process: RoleProcess, ending: ExitStatus) -> None:
         self._record.ended(process, ending)
         if process.role == Role.MASTER:
             self._master_ended(process.age, ending)
         else:
             self._server.publish(self._table.ended(process.uid, ending))
 
-    def _master_ended(self, age: float, ending: Ending) -> None:
+    def _master_ended(self, age: float, ending: ExitStatus) -> None:
         if self._exit_code is not None:
             return
         if self._wanted_exit_code is not None:

@@ -7,7 +7,7 @@ The client speaks first: ``{"edl": 1, "token": "..."}``, answered by ``{"edl": 1
 * ``{"op": "watch"}`` is answered by a stream: ``{"pod": {...}}`` for every pod, ``{"synced": true}``, then changes.
 
 An error is ``{"error": "retryable" | "bad_input" | "refused", "message": "..."}``. Nothing is evaluated; a line longer
-than ``LONGEST_LINE`` ends the connection.
+than ``MAX_LINE_BYTES`` ends the connection.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.core.strict_json import decode_json
 
-VERSION = 1
-LONGEST_LINE = 64 * 1024
+PROTOCOL_VERSION = 1
+MAX_LINE_BYTES = 64 * 1024
 """Bytes; a message is about 200."""
 
 Message = dict[str, Any]
@@ -28,7 +28,7 @@ Message = dict[str, Any]
 _ERRORS: dict[str, type[EdlError]] = {"retryable": RetryableError, "bad_input": BadInputError, "refused": RefusedError}
 
 
-class Lines:
+class MessageDecoder:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Lines:
             RefusedError: a line is too long or not a JSON object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE or any(len(line) > LONGEST_LINE for line in lines):
-            raise RefusedError(f"A message is longer than {LONGEST_LINE} bytes")
-        return [_decode(line) for line in lines]
+        if len(self._rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+            raise RefusedError(f"A message is longer than {MAX_LINE_BYTES} bytes")
+        return [_decode_line(line) for line in lines]
 
 
-def _decode(line: bytes) -> Message:
+def _decode_line(line: bytes) -> Message:
     try:
         message = decode_json(line)
     except ValueError as error:
@@ -56,14 +56,14 @@ def _decode(line: bytes) -> Message:
     return message
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Return the line that carries a message."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def hello(token: str) -> Message:
+def hello_message(token: str) -> Message:
     """Return a client's first message."""
-    return {"edl": VERSION, "token": token}
+    return {"edl": PROTOCOL_VERSION, "token": token}
 
 
 def error_message(error: EdlError) -> Message:
@@ -78,7 +78,7 @@ def raise_error(answer: Message, *, where: str) -> None:
         raise _ERRORS.get(str(answer["error"]), RefusedError)(str(answer.get("message", "")), where=where)
 
 
-def pod_message(pod: PodSeen) -> Message:
+def pod_message(pod: PodStatus) -> Message:
     """Return the message that tells a pod's state."""
     return {
         "pod": {
@@ -93,7 +93,7 @@ def pod_message(pod: PodSeen) -> Message:
     }
 
 
-def pod_of(message: Message) -> PodSeen:
+def pod_from_message(message: Message) -> PodStatus:
     """Read a pod's state back.
 
     Raises:
@@ -101,6 +101,6 @@ def pod_of(message: Message) -> PodSeen:
     """
     try:
         fields = dict(message["pod"])
-        return PodSeen(**{**fields, "role": Role(fields["role"]), "phase": Phase(fields["phase"])})
+        return PodStatus(**{**fields, "role": Role(fields["role"]), "phase": PodPhase(fields["phase"])})
     except (KeyError, TypeError, ValueError) as error:
         raise RefusedError(f"A message is not a pod's state: {error!r}") from error

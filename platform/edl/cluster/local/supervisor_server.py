@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from edl.api.cluster_port import PodSeen, Role
+from edl.api.cluster_port import PodStatus, Role
 from edl.api.errors import BadInputError, EdlError, RefusedError
 from edl.cluster.local import supervisor_protocol
-from edl.cluster.local.event_loop import Loop
+from edl.cluster.local.event_loop import EventLoop
 
-MOST_CONNECTIONS = 64
-HELLO_SECONDS = 5.0
+MAX_CONNECTIONS = 64
+AUTHENTICATION_SECONDS = 5.0
 """A connection that has not proven the token by then is closed."""
-LONGEST_BACKLOG = 8 * 1024 * 1024
+MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 """Bytes that may wait for a slow reader before its connection is closed; it connects again and lists."""
 
-LARGEST_INDEX = 2**31 - 1
-LONGEST_GRACE_SECONDS = 86_400.0
+MAX_INDEX = 2**31 - 1
+MAX_GRACE_SECONDS = 86_400.0
 
 
-class Pods(Protocol):
+class PodOperations(Protocol):
     """Does what is asked for."""
 
     def start(self, role: Role, index: int) -> str:
@@ -35,19 +35,19 @@ class Pods(Protocol):
         """Tell a pod to go."""
         ...
 
-    def seen(self) -> Iterable[PodSeen]:
+    def seen(self) -> Iterable[PodStatus]:
         """Return every pod that a watch lists."""
         ...
 
 
-class Server:
+class SupervisorServer:
     """Listens on ``path`` (mode 0600) until closed."""
 
-    def __init__(self, loop: Loop, path: Path, token: str, pods: Pods) -> None:
+    def __init__(self, loop: EventLoop, path: Path, token: str, pods: PodOperations) -> None:
         self._loop = loop
         self._token = token.encode()
         self._pods = pods
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ClientConnection] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         path.chmod(0o600)
@@ -55,7 +55,7 @@ class Server:
         self._listener.setblocking(False)
         loop.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 
-    def publish(self, pod: PodSeen) -> None:
+    def publish(self, pod: PodStatus) -> None:
         """Tell every watch about a change."""
         for connection in [each for each in self._connections if each.watching]:
             connection.send(supervisor_protocol.pod_message(pod))
@@ -72,12 +72,12 @@ class Server:
             peer, _ = self._listener.accept()
         except BlockingIOError:
             return
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if len(self._connections) >= MAX_CONNECTIONS:
             peer.close()
             return
-        self._connections.add(_Connection(self._loop, peer, self))
+        self._connections.add(_ClientConnection(self._loop, peer, self))
 
-    def dropped(self, connection: _Connection) -> None:
+    def dropped(self, connection: _ClientConnection) -> None:
         """Forget a connection that closed."""
         self._connections.discard(connection)
 
@@ -87,16 +87,16 @@ class Server:
         Raises:
             RefusedError: wrong version or wrong token.
         """
-        if message.get("edl") != supervisor_protocol.VERSION:
+        if message.get("edl") != supervisor_protocol.PROTOCOL_VERSION:
             raise RefusedError(
-                f"The supervisor speaks version {supervisor_protocol.VERSION} of its protocol, "
+                f"The supervisor speaks version {supervisor_protocol.PROTOCOL_VERSION} of its protocol, "
                 f"the client {message.get('edl')!r}"
             )
         if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token):
             raise RefusedError("The token is not this job's")
         return True
 
-    def answer(self, connection: _Connection, message: supervisor_protocol.Message) -> None:
+    def answer(self, connection: _ClientConnection, message: supervisor_protocol.Message) -> None:
         """Do what a request asks for and answer it.
 
         Raises:
@@ -104,9 +104,9 @@ class Server:
         """
         match message:
             case {"op": "start", "role": str(role), "index": int(index)}:
-                connection.send({"uid": self._pods.start(_startable(role), _index(index))})
+                connection.send({"uid": self._pods.start(_parse_role(role), _check_index(index))})
             case {"op": "delete", "uid": str(uid), "grace": int() | float() as grace}:
-                self._pods.delete(uid, _grace(grace))
+                self._pods.delete(uid, _check_grace(grace))
                 connection.send({})
             case {"op": "watch"}:
                 connection.watching = True
@@ -117,27 +117,27 @@ class Server:
                 raise BadInputError(f"The supervisor does not know the request {message.get('op')!r}")
 
 
-class _Connection:
+class _ClientConnection:
     """One client: what it sent so far, what waits to be sent to it."""
 
-    def __init__(self, loop: Loop, peer: socket.socket, server: Server) -> None:
+    def __init__(self, loop: EventLoop, peer: socket.socket, server: SupervisorServer) -> None:
         self.watching = False
         self._loop = loop
         self._socket = peer
         self._server = server
-        self._lines = supervisor_protocol.Lines()
+        self._lines = supervisor_protocol.MessageDecoder()
         self._backlog = bytearray()
         self._proven = False
         self._open = True
         peer.setblocking(False)
         loop.watch(peer, selectors.EVENT_READ, self._ready)
-        loop.after(HELLO_SECONDS, self._close_unproven)
+        loop.after(AUTHENTICATION_SECONDS, self._close_unproven)
 
     def send(self, message: supervisor_protocol.Message) -> None:
         """Send as much as the socket takes and keep the rest for later."""
         if not self._open:
             return
-        self._backlog += supervisor_protocol.encode(message)
+        self._backlog += supervisor_protocol.encode_message(message)
         self._flush()
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class _Connection:
         except OSError:
             self.close()
             return
-        if len(self._backlog) > LONGEST_BACKLOG:
+        if len(self._backlog) > MAX_BACKLOG_BYTES:
             self.close()
             return
         writing = selectors.EVENT_WRITE if self._backlog else 0
@@ -174,7 +174,7 @@ class _Connection:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(supervisor_protocol.LONGEST_LINE)
+            data = self._socket.recv(supervisor_protocol.MAX_LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -192,7 +192,7 @@ class _Connection:
     def _take(self, message: supervisor_protocol.Message) -> None:
         if not self._proven:
             self._proven = self._server.proves_token(message)
-            self.send({"edl": supervisor_protocol.VERSION})
+            self.send({"edl": supervisor_protocol.PROTOCOL_VERSION})
             return
         try:
             self._server.answer(self, message)
@@ -202,19 +202,19 @@ class _Connection:
             self.send(supervisor_protocol.error_message(error))
 
 
-def _startable(name: str) -> Role:
+def _parse_role(name: str) -> Role:
     if name not in (Role.PS, Role.WORKER):
         raise BadInputError(f"A master starts roles 'ps' and 'worker', not {name!r}")
     return Role(name)
 
 
-def _index(index: int) -> int:
-    if isinstance(index, bool) or not 0 <= index <= LARGEST_INDEX:  # to Python, true is a number
-        raise BadInputError(f"A pod's index is a number from 0 to {LARGEST_INDEX}, not {index}")
+def _check_index(index: int) -> int:
+    if isinstance(index, bool) or not 0 <= index <= MAX_INDEX:  # to Python, true is a number
+        raise BadInputError(f"A pod's index is a number from 0 to {MAX_INDEX}, not {index}")
     return index
 
 
-def _grace(seconds: float) -> float:
-    if seconds > LONGEST_GRACE_SECONDS:
-        raise BadInputError(f"A pod's grace is at most {LONGEST_GRACE_SECONDS:g} s, not {seconds:g}")
+def _check_grace(seconds: float) -> float:
+    if seconds > MAX_GRACE_SECONDS:
+        raise BadInputError(f"A pod's grace is at most {MAX_GRACE_SECONDS:g} s, not {seconds:g}")
     return max(0.0, float(seconds))

@@ -24,9 +24,9 @@ else:
 
 Compression: TypeAlias = Literal["none", "snappy", "gzip"]
 COMPRESSORS: dict[Compression, int] = {"none": 0, "snappy": 1, "gzip": 2}
-_NAMES = {number: name for name, number in COMPRESSORS.items()}
+_COMPRESSOR_NAMES = {number: name for name, number in COMPRESSORS.items()}
 
-MAGIC = 0x01020304
+CHUNK_MAGIC = 0x01020304
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size
@@ -38,7 +38,7 @@ class CorruptChunkError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ChunkHeader:
     """The 20 bytes before a payload.
 
     Args:
@@ -54,16 +54,16 @@ class Header:
     records: int
 
     @classmethod
-    def parse(cls, data: bytes) -> Header | None:
+    def parse(cls, data: bytes) -> ChunkHeader | None:
         """The header in ``data``, or None where these bytes are none (too short, or another magic)."""
         if len(data) != HEADER_BYTES:
             return None
         magic, *fields = _HEADER.unpack(data)
-        return cls(*fields) if magic == MAGIC else None
+        return cls(*fields) if magic == CHUNK_MAGIC else None
 
     def pack(self) -> bytes:
         """The header as it stands in a file."""
-        return _HEADER.pack(MAGIC, self.checksum, self.compressor, self.size, self.records)
+        return _HEADER.pack(CHUNK_MAGIC, self.checksum, self.compressor, self.size, self.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
     parts: list[bytes] = []
     for record in records:
         parts += (_LENGTH.pack(len(record)), record)
-    stored = _compress(b"".join(parts), compression)
-    return Header(crc32(stored), COMPRESSORS[compression], len(stored), len(parts) // 2).pack() + stored
+    stored = _compress_payload(b"".join(parts), compression)
+    return ChunkHeader(crc32(stored), COMPRESSORS[compression], len(stored), len(parts) // 2).pack() + stored
 
 
-def decode_chunk(header: Header, stored: bytes) -> DecodedChunk:
+def decode_chunk(header: ChunkHeader, stored: bytes) -> DecodedChunk:
     """Check, decompress and divide a payload.
 
     Raises:
@@ -99,11 +99,11 @@ def decode_chunk(header: Header, stored: bytes) -> DecodedChunk:
     checksum = crc32(stored)
     if checksum != header.checksum:
         raise CorruptChunkError(f"checksum {checksum:#010x} instead of {header.checksum:#010x}")
-    payload = _decompress(stored, header.compressor)
-    return DecodedChunk(payload, _bounds(payload, header.records))
+    payload = _decompress_payload(stored, header.compressor)
+    return DecodedChunk(payload, _record_bounds(payload, header.records))
 
 
-def _bounds(payload: bytes, records: int) -> array[int]:
+def _record_bounds(payload: bytes, records: int) -> array[int]:
     bounds = array("Q")
     if _NATIVE:
         ends = _records.record_ends(payload, records)
@@ -129,16 +129,16 @@ def _lengths_differ(payload: bytes, records: int) -> CorruptChunkError:
     return CorruptChunkError(f"the lengths of its {records} records do not add up to {len(payload)} bytes")
 
 
-def _compress(payload: bytes, compression: Compression) -> bytes:
+def _compress_payload(payload: bytes, compression: Compression) -> bytes:
     if compression == "snappy":
         # Frames of up to 64 KiB that span records: the original reads records across frames.
-        return bytes(_cramjam().snappy.compress(payload))
+        return bytes(_import_cramjam().snappy.compress(payload))
     # mtime 0: equal records give equal files.
     return gzip.compress(payload, mtime=0) if compression == "gzip" else payload
 
 
-def _decompress(stored: bytes, compressor: int) -> bytes:
-    name = _NAMES.get(compressor)
+def _decompress_payload(stored: bytes, compressor: int) -> bytes:
+    name = _COMPRESSOR_NAMES.get(compressor)
     if name is None:
         raise CorruptChunkError(f"unknown compressor {compressor}")
     if name == "snappy":
@@ -150,14 +150,14 @@ def _decompress(stored: bytes, compressor: int) -> bytes:
 
 
 def _decompress_snappy(stored: bytes) -> bytes:
-    cramjam = _cramjam()
+    cramjam = _import_cramjam()
     try:
         return bytes(cramjam.snappy.decompress(stored))
     except cramjam.DecompressionError as error:
         raise CorruptChunkError(f"snappy: {error}") from error
 
 
-def _cramjam() -> Any:
+def _import_cramjam() -> Any:
     try:
         import cramjam
     except ImportError as error:

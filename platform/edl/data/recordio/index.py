@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import INDEX_SUFFIX, beside, unreadable
-from edl.data.recordio.chunk import COMPRESSORS, HEADER_BYTES, LENGTH_BYTES, Header
+from edl.data.data_files import INDEX_SUFFIX, read_error, temporary_path
+from edl.data.recordio.chunk import COMPRESSORS, HEADER_BYTES, LENGTH_BYTES, ChunkHeader
 
-_VERSION = 1
+_INDEX_VERSION = 1
 # The most bytes that one stored byte can stand for: snappy's copies give 64 bytes for 3, deflate 1032 for 1.
 _EXPANSION = {COMPRESSORS["none"]: 1, COMPRESSORS["snappy"]: 64}
 _MOST_EXPANSION = 1100
@@ -38,7 +38,7 @@ class NotRecordIOError(BadInputError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Index:
+class ChunkIndex:
     """The chunks of one file.
 
     Args:
@@ -47,12 +47,12 @@ class Index:
         firsts: index of each chunk's first record, and the file's record count at the end.
     """
 
-    headers: tuple[Header, ...]
+    headers: tuple[ChunkHeader, ...]
     offsets: tuple[int, ...]
     firsts: tuple[int, ...]
 
     @classmethod
-    def of(cls, headers: Sequence[Header]) -> Index:
+    def of(cls, headers: Sequence[ChunkHeader]) -> ChunkIndex:
         """The index of a file with these chunks."""
         offsets = accumulate((HEADER_BYTES + header.size for header in headers), initial=0)
         firsts = accumulate((header.records for header in headers), initial=0)
@@ -70,7 +70,7 @@ class Index:
         return range(bisect_right(self.firsts, start) - 1, bisect_right(self.firsts, end - 1))
 
 
-def load_index(file: Path, *, save: bool = False) -> Index:
+def load_index(file: Path, *, save: bool = False) -> ChunkIndex:
     """The index of ``file``: a saved one that fits, else a walk; with ``save`` the walk's result is kept beside it.
 
     Raises:
@@ -80,23 +80,23 @@ def load_index(file: Path, *, save: bool = False) -> Index:
     try:
         with file.open("rb", buffering=0) as stream:
             stat = os.fstat(stream.fileno())
-            saved = _load(file, stat)
+            saved = _load_saved_index(file, stat)
             if saved is not None:
                 return saved
-            index = Index.of(_walk(stream.fileno(), stat.st_size, file))
+            index = ChunkIndex.of(_walk_headers(stream.fileno(), stat.st_size, file))
     except OSError as error:
-        raise unreadable(file, error) from error
+        raise read_error(file, error) from error
     if save:
-        _save(file, stat, index)
+        _save_index(file, stat, index)
     return index
 
 
-def _walk(descriptor: int, size: int, file: Path) -> list[Header]:
-    headers: list[Header] = []
+def _walk_headers(descriptor: int, size: int, file: Path) -> list[ChunkHeader]:
+    headers: list[ChunkHeader] = []
     offset = 0
     while offset < size:
-        header = Header.parse(os.pread(descriptor, HEADER_BYTES, offset))
-        if header is None or not _plausible(header):
+        header = ChunkHeader.parse(os.pread(descriptor, HEADER_BYTES, offset))
+        if header is None or not _is_plausible(header):
             raise NotRecordIOError(
                 f"failed to read the index: no chunk header at byte {offset} of {size}",
                 where=str(file),
@@ -107,17 +107,17 @@ def _walk(descriptor: int, size: int, file: Path) -> list[Header]:
     return headers
 
 
-def _plausible(header: Header) -> bool:
+def _is_plausible(header: ChunkHeader) -> bool:
     """Whether so many records can be in the payload, where each takes at least its length."""
     return header.records * LENGTH_BYTES <= header.size * _EXPANSION.get(header.compressor, _MOST_EXPANSION)
 
 
-def _load(file: Path, stat: os.stat_result) -> Index | None:
+def _load_saved_index(file: Path, stat: os.stat_result) -> ChunkIndex | None:
     try:
         saved = json.loads(_index_path(file).read_bytes())
-        if [saved["version"], saved["size"], saved["mtime_ns"]] != [_VERSION, stat.st_size, stat.st_mtime_ns]:
+        if [saved["version"], saved["size"], saved["mtime_ns"]] != [_INDEX_VERSION, stat.st_size, stat.st_mtime_ns]:
             return None
-        return Index.of([Header(*map(_count, fields)) for fields in saved["chunks"]])
+        return ChunkIndex.of([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,17 +125,17 @@ def _load(file: Path, stat: os.stat_result) -> Index | None:
         return None
 
 
-def _count(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise TypeError(f"{value!r} is no count")
     return value
 
 
-def _save(file: Path, stat: os.stat_result, index: Index) -> None:
+def _save_index(file: Path, stat: os.stat_result, index: ChunkIndex) -> None:
     chunks = [[header.checksum, header.compressor, header.size, header.records] for header in index.headers]
-    document = {"version": _VERSION, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "chunks": chunks}
+    document = {"version": _INDEX_VERSION, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "chunks": chunks}
     path = _index_path(file)
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
         temporary.replace(path)

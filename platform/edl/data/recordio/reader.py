@@ -8,19 +8,19 @@ from functools import cached_property
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import unreadable
+from edl.data.data_files import read_error
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
-from edl.data.reader_options import Options
+from edl.data.reader_options import ReaderOptions
 from edl.data.recordio.chunk import (
     COMPRESSORS,
     HEADER_BYTES,
     LENGTH_BYTES,
+    ChunkHeader,
     CorruptChunkError,
     DecodedChunk,
-    Header,
     decode_chunk,
 )
-from edl.data.recordio.index import Index, load_index
+from edl.data.recordio.index import ChunkIndex, load_index
 
 _OBJECT_BYTES = 40
 """What a record takes in memory besides its bytes."""
@@ -45,7 +45,7 @@ class RecordFile:
         self._last: tuple[int, DecodedChunk | str] = (-1, "")
 
     @cached_property
-    def index(self) -> Index:
+    def index(self) -> ChunkIndex:
         """Where the chunks are; walked once."""
         return load_index(self.path, save=self._save_index)
 
@@ -113,16 +113,16 @@ class RecordFile:
         except CorruptChunkError as error:
             return str(error)
 
-    def _stored(self, header: Header, offset: int) -> bytes:
+    def _stored(self, header: ChunkHeader, offset: int) -> bytes:
         try:
             with self.path.open("rb") as stream:
                 stream.seek(offset)
-                current = Header.parse(stream.read(HEADER_BYTES))
+                current = ChunkHeader.parse(stream.read(HEADER_BYTES))
                 # A damaged size must not be allocated.
                 rest = os.fstat(stream.fileno()).st_size - offset - HEADER_BYTES
                 stored = stream.read(max(0, min(header.size, rest)))
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
         if current != header:
             raise BadInputError(
                 f"the file changed while it was in use: another chunk at byte {offset}",
@@ -144,7 +144,7 @@ class RecordIOReader:
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
         """With the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
-        chosen = Options(options, allowed=("index",))
+        chosen = ReaderOptions(options, allowed=("index",))
         return cls(files, save_index=chosen.one_of("index", ("memory", "file")) == "file")
 
     def sources(self) -> tuple[Source, ...]:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.data_files import beside
+from edl.data.data_files import temporary_path
 from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
 
 DEFAULT_CHUNK_LIMIT = 1024 * 1024
@@ -55,7 +55,7 @@ class Writer:
         self._largest = LARGEST_RECORD if chunk_limit is None else chunk_limit
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._temporary = beside(self.path)
+        self._temporary = temporary_path(self.path)
         self._stream = self._open()
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ The hot path allocates nothing: intermediate values go to the two arrays of a Sc
 Parameter servers apply them, and workers between two pulls. Imports NumPy, ``edl.jobfile`` and ``edl.api`` only.
 """
 
-from edl.numerics.optimizers.rule_selection import Block, blocks, rule
-from edl.numerics.optimizers.update_rule import Rule, Scratch, Update
+from edl.numerics.optimizers.rule_selection import FlatBlock, make_blocks, make_rule
+from edl.numerics.optimizers.update_rule import ParameterUpdate, ScratchArrays, UpdateRule
 
-__all__ = ["Block", "Rule", "Scratch", "Update", "blocks", "rule"]
+__all__ = ["FlatBlock", "ParameterUpdate", "ScratchArrays", "UpdateRule", "make_blocks", "make_rule"]

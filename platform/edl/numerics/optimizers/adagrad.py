@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 
 
-def adagrad(optimizer: OptimizerSpec) -> Rule:
+def adagrad(optimizer: OptimizerSpec) -> UpdateRule:
     """``a += g²``, then ``w -= lr * g / sqrt(a + epsilon)``."""
     return partial(_adagrad, optimizer.number("epsilon"))
 
 
-def rmsprop(optimizer: OptimizerSpec) -> Rule:
+def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
     """``v = rho * v + (1 - rho) * g²``, then ``w -= lr * g / sqrt(v + epsilon)``.
 
     ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
@@ -25,12 +25,14 @@ def rmsprop(optimizer: OptimizerSpec) -> Rule:
     return partial(_rmsprop, optimizer.number("rho"), optimizer.number("epsilon"), momentum, centered)
 
 
-def adadelta(optimizer: OptimizerSpec) -> Rule:
+def adadelta(optimizer: OptimizerSpec) -> UpdateRule:
     """Like RMSprop, with the root mean square of the steps so far in place of a rate; times ``lr``."""
     return partial(_adadelta, optimizer.number("rho"), optimizer.number("epsilon"))
 
 
-def _adagrad(epsilon: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+def _adagrad(
+    epsilon: float, values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays
+) -> None:
     (accumulator,) = slots
     root, step = scratch.first, scratch.second
     np.multiply(update.gradient, update.gradient, out=root)
@@ -49,14 +51,14 @@ def _rmsprop(
     centered: bool,
     values: Floats,
     slots: Sequence[Floats],
-    update: Update,
-    scratch: Scratch,
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     velocity, *others = slots
     root, step = scratch.first, scratch.second
-    _average_square(velocity, update.gradient, rho, root)
+    _update_mean_square(velocity, update.gradient, rho, root)
     if centered:
-        _average(others[-1], update.gradient, rho, root)
+        _update_mean(others[-1], update.gradient, rho, root)
         np.multiply(others[-1], others[-1], out=root)
         np.subtract(velocity, root, out=root)
         np.maximum(root, 0, out=root)  # a variance; rounding must not make it negative
@@ -74,30 +76,30 @@ def _rmsprop(
 
 
 def _adadelta(
-    rho: float, epsilon: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+    rho: float, epsilon: float, values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays
 ) -> None:
     squares, steps = slots
     root, step = scratch.first, scratch.second
-    _average_square(squares, update.gradient, rho, root)
+    _update_mean_square(squares, update.gradient, rho, root)
     np.add(steps, epsilon, out=step)
     np.sqrt(step, out=step)
     np.multiply(step, update.gradient, out=step)
     np.add(squares, epsilon, out=root)
     np.sqrt(root, out=root)
     np.divide(step, root, out=step)
-    _average_square(steps, step, rho, root)
+    _update_mean_square(steps, step, rho, root)
     np.multiply(step, update.learning_rate, out=step)
     np.subtract(values, step, out=values)
 
 
-def _average(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+def _update_mean(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
     """``mean = rho * mean + (1 - rho) * sample``."""
     np.multiply(sample, 1 - rho, out=scratch)
     np.multiply(mean, rho, out=mean)
     np.add(mean, scratch, out=mean)
 
 
-def _average_square(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+def _update_mean_square(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
     """``mean = rho * mean + (1 - rho) * sample²``."""
     np.multiply(sample, sample, out=scratch)
-    _average(mean, scratch, rho, scratch)
+    _update_mean(mean, scratch, rho, scratch)

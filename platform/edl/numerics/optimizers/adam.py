@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 
 
-def adam(optimizer: OptimizerSpec) -> Rule:
+def adam(optimizer: OptimizerSpec) -> UpdateRule:
     """Moments ``m`` and ``v``; then ``w -= alpha * m / (sqrt(v) + epsilon)``.
 
     ``alpha`` is the rate with both bias corrections. Under ``amsgrad`` the root is of the largest ``v`` so far.
@@ -23,54 +23,54 @@ def adam(optimizer: OptimizerSpec) -> Rule:
     return partial(_adam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
 
 
-def adamax(optimizer: OptimizerSpec) -> Rule:
+def adamax(optimizer: OptimizerSpec) -> UpdateRule:
     """Adam with the largest gradient so far, fading by ``beta_2``, in place of the root of the second moment."""
     return partial(_adamax, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
 
 
-def nadam(optimizer: OptimizerSpec) -> Rule:
+def nadam(optimizer: OptimizerSpec) -> UpdateRule:
     """Adam with Nesterov's momentum, whose factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``."""
     return partial(_nadam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
 
 
-def move_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) -> None:
+def update_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) -> None:
     """``mean += (sample - mean) * weight``, in place; ``scratch`` may be ``sample``."""
     np.subtract(sample, mean, out=scratch)
     np.multiply(scratch, weight, out=scratch)
     np.add(mean, scratch, out=mean)
 
 
-def move_moments(m: Floats, v: Floats, gradient: Floats, weights: tuple[float, float], scratch: Floats) -> None:
+def update_moments(m: Floats, v: Floats, gradient: Floats, weights: tuple[float, float], scratch: Floats) -> None:
     """Both moments, in place; ``weights`` are 1 - beta_1 and 1 - beta_2."""
-    move_mean(m, gradient, weights[0], scratch)
+    update_mean(m, gradient, weights[0], scratch)
     np.multiply(gradient, gradient, out=scratch)
-    move_mean(v, scratch, weights[1], scratch)
+    update_mean(v, scratch, weights[1], scratch)
 
 
-def correction(beta: float, step: int) -> np.float32:
+def bias_correction(beta: float, step: int) -> np.float32:
     """What the mean of ``step`` samples that began at zero is to be divided by: ``1 - beta ** step``."""
     return np.float32(1) - np.float32(np.power(np.float32(beta), np.float32(step)))
 
 
 def corrected_rate(beta_1: float, beta_2: float, rate: float, step: int) -> np.float32:
     """The learning rate with the corrections of both moments."""
-    return np.float32(np.float32(rate) * np.sqrt(correction(beta_2, step)) / correction(beta_1, step))
+    return np.float32(np.float32(rate) * np.sqrt(bias_correction(beta_2, step)) / bias_correction(beta_1, step))
 
 
-def first_corrected_rate(beta_1: float, rate: float, step: int) -> np.float32:
+def first_moment_rate(beta_1: float, rate: float, step: int) -> np.float32:
     """The learning rate with the correction of the first moment."""
-    return np.float32(np.float32(rate) / correction(beta_1, step))
+    return np.float32(np.float32(rate) / bias_correction(beta_1, step))
 
 
-def rest(beta: float) -> float:
+def one_minus_float32(beta: float) -> float:
     """1 - beta in float32, as Keras computes it in Nadam and Lion; in Adam it does so in float64."""
     return float(np.float32(1) - np.float32(beta))
 
 
 def nadam_factors(beta_1: float, step: int) -> tuple[float, float]:
     """Of the first moment and of the gradient in Nadam's step."""
-    now, ahead = _warm_factor(beta_1, step), _warm_factor(beta_1, step + 1)
-    product = factors_so_far(beta_1, step)
+    now, ahead = _momentum_at_step(beta_1, step), _momentum_at_step(beta_1, step + 1)
+    product = momentum_product(beta_1, step)
     return ahead / (1 - product * ahead), (1 - now) / (1 - product)
 
 
@@ -80,12 +80,12 @@ def _adam(
     epsilon: float,
     values: Floats,
     slots: Sequence[Floats],
-    update: Update,
-    scratch: Scratch,
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     m, v, *largest = slots
     change, root = scratch.first, scratch.second
-    move_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
+    update_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
     if largest:
         np.maximum(largest[0], v, out=largest[0])
     np.sqrt(largest[0] if largest else v, out=root)
@@ -101,17 +101,17 @@ def _adamax(
     epsilon: float,
     values: Floats,
     slots: Sequence[Floats],
-    update: Update,
-    scratch: Scratch,
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     m, norm = slots
     change, largest = scratch.first, scratch.second
-    move_mean(m, update.gradient, 1 - beta_1, change)
+    update_mean(m, update.gradient, 1 - beta_1, change)
     np.abs(update.gradient, out=largest)
     np.multiply(norm, beta_2, out=norm)
     np.maximum(norm, largest, out=norm)
     np.add(norm, epsilon, out=largest)
-    np.multiply(m, first_corrected_rate(beta_1, update.learning_rate, update.step), out=change)
+    np.multiply(m, first_moment_rate(beta_1, update.learning_rate, update.step), out=change)
     np.divide(change, largest, out=change)
     np.subtract(values, change, out=values)
 
@@ -122,36 +122,36 @@ def _nadam(
     epsilon: float,
     values: Floats,
     slots: Sequence[Floats],
-    update: Update,
-    scratch: Scratch,
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     m, v = slots
     change, root = scratch.first, scratch.second
-    move_moments(m, v, update.gradient, (rest(beta_1), rest(beta_2)), change)
+    update_moments(m, v, update.gradient, (one_minus_float32(beta_1), one_minus_float32(beta_2)), change)
     of_moment, of_gradient = nadam_factors(beta_1, update.step)
     np.multiply(m, of_moment, out=change)
     np.multiply(update.gradient, of_gradient, out=root)
     np.add(change, root, out=change)
     np.multiply(change, update.learning_rate, out=change)
-    np.divide(v, correction(beta_2, update.step), out=root)
+    np.divide(v, bias_correction(beta_2, update.step), out=root)
     np.sqrt(root, out=root)
     np.add(root, epsilon, out=root)
     np.divide(change, root, out=change)
     np.subtract(values, change, out=values)
 
 
-def _warm_factor(beta_1: float, step: int) -> float:
+def _momentum_at_step(beta_1: float, step: int) -> float:
     """Nadam's momentum at a step."""
     return float(beta_1 * (1 - 0.5 * 0.96**step))
 
 
-_WARMED = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
+_WARMUP_PRODUCTS = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
 """Products of the factors' warm-up; after 1000 steps it is over to the last bit of a float64."""
 
 
-def factors_so_far(beta_1: float, step: int) -> float:
+def momentum_product(beta_1: float, step: int) -> float:
     """The product of Nadam's momentum at all steps to this one: what Keras keeps in a variable, as a function of step.
 
     So a checkpoint needs no slot for it.
     """
-    return float(beta_1**step * _WARMED[min(step, len(_WARMED)) - 1])
+    return float(beta_1**step * _WARMUP_PRODUCTS[min(step, len(_WARMUP_PRODUCTS)) - 1])

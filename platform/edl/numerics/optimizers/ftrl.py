@@ -13,16 +13,16 @@ from functools import partial
 import numpy as np
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 from edl.numerics.portable_math import power as power_of
 
-SQUARE_ROOT = 0.5
+SQUARE_ROOT_POWER = 0.5
 """The usual power."""
-_ROWS = 2  # dimensions of an array of rows
+_ROW_DIMENSIONS = 2  # dimensions of an array of rows
 
 
 @dataclass(frozen=True, slots=True)
-class Strengths:
+class FtrlStrengths:
     """Of what keeps values small, named as in Keras' Ftrl, and the power of the rate's decay (there negative)."""
 
     power: float
@@ -33,7 +33,7 @@ class Strengths:
     group: float
 
     @classmethod
-    def of(cls, optimizer: OptimizerSpec) -> Strengths:
+    def of(cls, optimizer: OptimizerSpec) -> FtrlStrengths:
         """Those of FTRL's hyperparameters."""
         return cls(
             power=-optimizer.number("learning_rate_power"),
@@ -53,26 +53,28 @@ class Strengths:
         return np.float32(self.group * np.sqrt(dim))
 
 
-def ftrl(optimizer: OptimizerSpec) -> Rule:
+def ftrl(optimizer: OptimizerSpec) -> UpdateRule:
     """With ``a`` the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
 
     ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
     """
-    return partial(_ftrl, Strengths.of(optimizer))
+    return partial(_ftrl, FtrlStrengths.of(optimizer))
 
 
-def makes_groups(optimizer: OptimizerSpec) -> bool:
+def uses_row_groups(optimizer: OptimizerSpec) -> bool:
     """Whether rows of embeddings must reach the rule as ``[n, dim]``."""
     return optimizer.name == "ftrl" and optimizer.number("group_lasso_regularization_strength") > 0
 
 
-def _ftrl(strengths: Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+def _ftrl(
+    strengths: FtrlStrengths, values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays
+) -> None:
     rate = update.learning_rate
     if np.float32(rate) == 0:
         return  # where Keras divides by zero; a rate of 0 moves nothing
     accumulator, linear = slots
     before, after = scratch.first, scratch.second
-    power = _power(strengths.power)
+    power = _power_function(strengths.power)
     power(accumulator, before)
     np.multiply(update.gradient, update.gradient, out=after)
     np.add(accumulator, after, out=accumulator)
@@ -89,11 +91,11 @@ def _ftrl(strengths: Strengths, values: Floats, slots: Sequence[Floats], update:
     np.subtract(before, linear, out=before)
     # No curvature: no gradient so far but zeros, and nothing that pulls
     np.divide(before, after, out=values, where=after > 0)
-    if strengths.group and values.ndim == _ROWS:
-        np.multiply(values, _kept(before, strengths.limit(values.shape[1])), out=values)
+    if strengths.group and values.ndim == _ROW_DIMENSIONS:
+        np.multiply(values, _lasso_factors(before, strengths.limit(values.shape[1])), out=values)
 
 
-def _kept(pull: Floats, limit: np.float32) -> Floats:
+def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
     """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
 
     Squares of float32 are exact in float64, and a cumulative sum has an order: other sums of NumPy have that of the
@@ -105,8 +107,8 @@ def _kept(pull: Floats, limit: np.float32) -> Floats:
     return kept[:, np.newaxis]
 
 
-def _power(exponent: float) -> Callable[[Floats, Floats], object]:
+def _power_function(exponent: float) -> Callable[[Floats, Floats], object]:
     """``out = base ** exponent``, of numbers that are not negative."""
-    if exponent == SQUARE_ROOT:
+    if exponent == SQUARE_ROOT_POWER:
         return lambda base, out: np.sqrt(base, out=out)
     return lambda base, out: np.copyto(out, power_of(base, float(np.float32(exponent))))

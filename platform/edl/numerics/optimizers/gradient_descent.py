@@ -8,32 +8,37 @@ from functools import partial
 import numpy as np
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.adam import rest
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizers.adam import one_minus_float32
+from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 
 
-def sgd(optimizer: OptimizerSpec) -> Rule:
+def sgd(optimizer: OptimizerSpec) -> UpdateRule:
     """``w -= lr * g``."""
     return _sgd
 
 
-def momentum(optimizer: OptimizerSpec) -> Rule:
+def momentum(optimizer: OptimizerSpec) -> UpdateRule:
     """``m = momentum * m - lr * g``, then ``w += m``; with ``nesterov`` ``w += momentum * m - lr * g``."""
     return partial(_momentum, optimizer.number("momentum"), optimizer.flag("nesterov"))
 
 
-def lion(optimizer: OptimizerSpec) -> Rule:
+def lion(optimizer: OptimizerSpec) -> UpdateRule:
     """``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, then ``m = beta_2 * m + (1 - beta_2) * g``."""
     return partial(_lion, optimizer.number("beta_1"), optimizer.number("beta_2"))
 
 
-def _sgd(values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+def _sgd(values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays) -> None:
     np.multiply(update.gradient, update.learning_rate, out=scratch.first)
     np.subtract(values, scratch.first, out=values)
 
 
 def _momentum(
-    factor: float, nesterov: bool, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+    factor: float,
+    nesterov: bool,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     (velocity,) = slots
     step = scratch.first
@@ -49,16 +54,21 @@ def _momentum(
 
 
 def _lion(
-    beta_1: float, beta_2: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+    beta_1: float,
+    beta_2: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     (mean,) = slots
     step, share = scratch.first, scratch.second
     np.multiply(mean, beta_1, out=step)
-    np.multiply(update.gradient, rest(beta_1), out=share)
+    np.multiply(update.gradient, one_minus_float32(beta_1), out=share)
     np.add(step, share, out=step)
     np.sign(step, out=step)
     np.multiply(step, update.learning_rate, out=step)
     np.subtract(values, step, out=values)
     np.multiply(mean, beta_2, out=mean)
-    np.multiply(update.gradient, rest(beta_2), out=share)
+    np.multiply(update.gradient, one_minus_float32(beta_2), out=share)
     np.add(mean, share, out=mean)

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.adam import correction, move_moments
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizers.adam import bias_correction, update_moments
+from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 
 
-def lamb(optimizer: OptimizerSpec) -> Rule:
+def lamb(optimizer: OptimizerSpec) -> UpdateRule:
     """``w -= lr * |w| / |u| * u``, where ``u`` is Adam's step with both moments corrected."""
     return partial(_lamb, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
 
@@ -27,27 +27,27 @@ def _lamb(
     epsilon: float,
     values: Floats,
     slots: Sequence[Floats],
-    update: Update,
-    scratch: Scratch,
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
 ) -> None:
     m, v = slots
     change, root = scratch.first, scratch.second
-    move_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
-    np.divide(v, correction(beta_2, update.step), out=root)
+    update_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
+    np.divide(v, bias_correction(beta_2, update.step), out=root)
     np.sqrt(root, out=root)
     np.add(root, epsilon, out=root)
-    np.divide(m, correction(beta_1, update.step), out=change)
+    np.divide(m, bias_correction(beta_1, update.step), out=change)
     np.divide(change, root, out=change)
-    np.multiply(change, update.learning_rate * _trust(values, change), out=change)
+    np.multiply(change, update.learning_rate * _trust_ratio(values, change), out=change)
     np.subtract(values, change, out=values)
 
 
-def _trust(values: Floats, change: Floats) -> float:
+def _trust_ratio(values: Floats, change: Floats) -> float:
     """The length of the values over that of the step; 1 where either is 0."""
-    length, step = _length(values), _length(change)
+    length, step = _euclidean_norm(values), _euclidean_norm(change)
     return length / step if length > 0 and step > 0 else 1.0
 
 
-def _length(array: Floats) -> float:
+def _euclidean_norm(array: Floats) -> float:
     flat = array.ravel()
     return float(np.sqrt(np.dot(flat, flat)))

@@ -13,20 +13,20 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class ScratchArrays:
     """Two arrays for intermediate values, shaped like the values that are updated."""
 
     first: Floats
     second: Floats
 
     @classmethod
-    def like(cls, values: Floats) -> Scratch:
+    def like(cls, values: Floats) -> ScratchArrays:
         """New arrays in the shape of ``values``."""
         return cls(np.empty_like(values), np.empty_like(values))
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ParameterUpdate:
     """One gradient and what it is applied with.
 
     Attributes:
@@ -40,5 +40,5 @@ class Update:
     step: int
 
 
-Rule = Callable[[Floats, Sequence[Floats], Update, Scratch], None]
+UpdateRule = Callable[[Floats, Sequence[Floats], ParameterUpdate, ScratchArrays], None]
 """Updates values and their slot variables (in the order of ``OptimizerSpec.slots``) in place."""

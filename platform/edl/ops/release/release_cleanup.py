@@ -12,33 +12,33 @@ from dataclasses import replace
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ConflictError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Kind, Manifest
-from edl.ops.job_deletion import Remains, is_stuck, remains
-from edl.ops.release.submitter_decision import Master
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest, ResourceKind
+from edl.ops.job_deletion import JobObjects, is_deletion_stuck, list_job_objects
+from edl.ops.release.submitter_decision import MasterJob
 
 
-class Clearing:
+class ReleaseCleanup:
     """Round by round, until nothing is left of jobs that are going.
 
     Args:
         job: the name that is wanted: what still goes of an earlier job of that name is waited for, too.
     """
 
-    def __init__(self, api: Api, job: str) -> None:
+    def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._jobs = api, [job]
         self._going: set[str] = set()
         self._asked: set[tuple[str, int | None]] = set()
 
-    def round(self, masters: Sequence[Master] = ()) -> Remains:
+    def round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
         """Ask for the deletion of ``masters``, and of what nobody has asked for yet; returns what still goes."""
         for master in masters:
             self._going.add(master.uid)
-            self._delete(JOBS, names.master(master.job), master.uid)
+            self._delete(JOBS, names.master_name(master.job), master.uid)
             if master.job not in self._jobs:
                 self._jobs.append(master.job)
-        left = [departing(remains(self._api, job), self._going) for job in self._jobs]
+        left = [select_departing(list_job_objects(self._api, job), self._going) for job in self._jobs]
         for there in left:
             for pod in there.of(PODS):
                 self._hurry(pod, there.now)
@@ -48,12 +48,12 @@ class Clearing:
         meta = pod["metadata"]
         if "deletionTimestamp" not in meta:
             # the others follow their Job; a master that lived on would ask for new ones
-            if meta["labels"].get(names.ROLE) == Role.MASTER and _owners(pod) & self._going:
+            if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._going:
                 self._delete(PODS, meta["name"], meta["uid"])
-        elif is_stuck(pod, None, now):
+        elif is_deletion_stuck(pod, None, now):
             self._delete(PODS, meta["name"], meta["uid"], grace=0)
 
-    def _delete(self, kind: Kind, name: str, uid: str, grace: int | None = None) -> None:
+    def _delete(self, kind: ResourceKind, name: str, uid: str, grace: int | None = None) -> None:
         if (uid, grace) in self._asked:
             return
         with suppress(NotFoundError, ConflictError):  # it is gone already, or another has its name
@@ -61,7 +61,7 @@ class Clearing:
         self._asked.add((uid, grace))
 
 
-def departing(there: Remains, going: Iterable[str] = ()) -> Remains:
+def select_departing(there: JobObjects, going: Iterable[str] = ()) -> JobObjects:
     """What of a job's objects goes away: deleted, owned by one of the Jobs ``going``, or by none that is there.
 
     An object that was made after the Jobs were listed looks as if its owner were gone; who only waits does no harm.
@@ -70,7 +70,7 @@ def departing(there: Remains, going: Iterable[str] = ()) -> Remains:
     alive = {job["metadata"]["uid"] for job in there.of(JOBS)} - gone
 
     def goes(thing: Manifest) -> bool:
-        meta, owners = thing["metadata"], _owners(thing)
+        meta, owners = thing["metadata"], _owner_uids(thing)
         if "deletionTimestamp" in meta or meta["uid"] in gone:
             return True
         return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
@@ -78,5 +78,5 @@ def departing(there: Remains, going: Iterable[str] = ()) -> Remains:
     return replace(there, objects=tuple(thing for thing in there.objects if goes(thing)))
 
 
-def _owners(thing: Manifest) -> set[str]:
+def _owner_uids(thing: Manifest) -> set[str]:
     return {owner["uid"] for owner in thing["metadata"].get("ownerReferences") or ()}

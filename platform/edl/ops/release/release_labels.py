@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.ops.release.release_view import INSTANCE, SUBMITTED
-from edl.ops.release.submitter_identity import Identity
+from edl.ops.release.release_view import INSTANCE_LABEL, SUBMITTED_ANNOTATION
+from edl.ops.release.submitter_identity import SubmitterIdentity
 
 
-def belonging(manifests: Sequence[Manifest], me: Identity) -> list[Manifest]:
+def add_release_labels(manifests: Sequence[Manifest], me: SubmitterIdentity) -> list[Manifest]:
     """Manifests of a job, the Job last, with the Job as the release's and owned by its submitter Job."""
     *parts, job = manifests
     meta = job["metadata"]
-    labels = {**meta["labels"], INSTANCE: me.release}
-    return [*parts, {**job, "metadata": {**meta, "labels": labels, "ownerReferences": [_owner(me)]}}]
+    labels = {**meta["labels"], INSTANCE_LABEL: me.release}
+    return [*parts, {**job, "metadata": {**meta, "labels": labels, "ownerReferences": [_submitter_reference(me)]}}]
 
 
-def mark(api: Api, me: Identity, uid: str) -> None:
+def mark_submitted(api: KubeClient, me: SubmitterIdentity, uid: str) -> None:
     """Note on the submitter Job which master Job it has, so that none is submitted again once that is deleted."""
-    api.patch(JOBS, me.job, {"metadata": {"uid": me.uid, "annotations": {SUBMITTED: uid}}})
+    api.patch(JOBS, me.job, {"metadata": {"uid": me.uid, "annotations": {SUBMITTED_ANNOTATION: uid}}})
 
 
-def _owner(me: Identity) -> Manifest:
+def _submitter_reference(me: SubmitterIdentity) -> Manifest:
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.name,

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Step(StrEnum):
+class SubmitterStep(StrEnum):
     """What to do."""
 
     REPLACED = "replaced"
@@ -38,7 +38,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Submitter:
+class SubmitterJob:
     """A submitter Job.
 
     Attributes:
@@ -64,7 +64,7 @@ class Submitter:
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class MasterJob:
     """A master Job of the release.
 
     Attributes:
@@ -82,7 +82,7 @@ class Master:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReleaseView:
     """What is there of a release at one moment.
 
     Attributes:
@@ -91,49 +91,53 @@ class View:
         masters: of any submitter of the release.
     """
 
-    mine: Submitter | None
-    others: Sequence[Submitter] = ()
-    masters: Sequence[Master] = ()
+    mine: SubmitterJob | None
+    others: Sequence[SubmitterJob] = ()
+    masters: Sequence[MasterJob] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SubmitterDecision:
     """A step, and why; ``masters`` are those that it is about."""
 
-    step: Step
+    step: SubmitterStep
     reason: str
-    masters: tuple[Master, ...] = ()
+    masters: tuple[MasterJob, ...] = ()
 
 
-def decide(view: View) -> Decision:
+def decide_step(view: ReleaseView) -> SubmitterDecision:
     """The next step of a submitter."""
     mine = view.mine
     if mine is None or mine.leaving:
-        return Decision(Step.REPLACED, "this submitter's Job is gone")
-    if newer := _newer(mine, view.others):
-        return Decision(Step.REPLACED, f"submitter {newer.name} has replaced this one")
+        return SubmitterDecision(SubmitterStep.REPLACED, "this submitter's Job is gone")
+    if newer := _newest_rival(mine, view.others):
+        return SubmitterDecision(SubmitterStep.REPLACED, f"submitter {newer.name} has replaced this one")
     own = next((master for master in view.masters if master.owner == mine.uid), None)
     if own is not None:
-        return _of_own(own, mine.submitted)
+        return _decide_own_job(own, mine.submitted)
     if mine.submitted:
-        return Decision(Step.DELETED, "the job was deleted by somebody")
+        return SubmitterDecision(SubmitterStep.DELETED, "the job was deleted by somebody")
     if view.masters and not mine.scheduled:
         jobs = ", ".join(dict.fromkeys(master.job for master in view.masters))
-        return Decision(Step.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.masters))
-    return Decision(Step.SUBMIT, "nothing was submitted yet")
+        return SubmitterDecision(
+            SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.masters)
+        )
+    return SubmitterDecision(SubmitterStep.SUBMIT, "nothing was submitted yet")
 
 
-def _of_own(own: Master, marked: str) -> Decision:
+def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
     if own.leaving:
-        return Decision(Step.DELETED, f"job {own.job} is being deleted by somebody", (own,))
+        return SubmitterDecision(SubmitterStep.DELETED, f"job {own.job} is being deleted by somebody", (own,))
     if marked not in ("", own.uid):  # a pod of this submitter was cut off before, and has not heard
-        return Decision(Step.DELETED, f"an earlier job {own.job} of this submitter was deleted by somebody", (own,))
+        return SubmitterDecision(
+            SubmitterStep.DELETED, f"an earlier job {own.job} of this submitter was deleted by somebody", (own,)
+        )
     if own.begun:
-        return Decision(Step.FOLLOW, f"job {own.job} was submitted", (own,))
-    return Decision(Step.FINISH, f"the Job of {own.job} is there, what it needs comes next", (own,))
+        return SubmitterDecision(SubmitterStep.FOLLOW, f"job {own.job} was submitted", (own,))
+    return SubmitterDecision(SubmitterStep.FINISH, f"the Job of {own.job} is there, what it needs comes next", (own,))
 
 
-def _newer(mine: Submitter, others: Sequence[Submitter]) -> Submitter | None:
+def _newest_rival(mine: SubmitterJob, others: Sequence[SubmitterJob]) -> SubmitterJob | None:
     """The newest submitter that has taken this one's place; the Jobs of a schedule stand side by side."""
     if mine.scheduled:
         return None

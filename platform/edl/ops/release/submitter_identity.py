@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from edl.api.errors import BadInputError
 
-_MINUTES = re.compile(r"[0-9]{1,8}")
+_CRON_MINUTES = re.compile(r"[0-9]{1,8}")
 """What the CronJob controller puts behind the last dash of a Job's name: minutes since 1970."""
-_DIGITS = 8
-_TRUTH = {"": False, "false": False, "true": True}
+_DIGEST_CHARS = 8
+_BOOLEAN_WORDS = {"": False, "false": False, "true": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SubmitterIdentity:
     """A submitter, as its environment names it; see the package's docstring.
 
     Attributes:
@@ -43,12 +43,12 @@ class Identity:
         if not self.scheduled:
             return name
         tail = self.job.rpartition("-")[2]
-        if not _MINUTES.fullmatch(tail):  # kubectl create job --from=cronjob/…
-            tail = hashlib.sha256(self.job.encode()).hexdigest()[:_DIGITS]
+        if not _CRON_MINUTES.fullmatch(tail):  # kubectl create job --from=cronjob/…
+            tail = hashlib.sha256(self.job.encode()).hexdigest()[:_DIGEST_CHARS]
         return f"{name}-{tail}"
 
 
-def identity_of(variables: Mapping[str, str]) -> Identity | None:
+def read_identity(variables: Mapping[str, str]) -> SubmitterIdentity | None:
     """The submitter that the environment names; None if it names no release.
 
     Raises:
@@ -59,16 +59,16 @@ def identity_of(variables: Mapping[str, str]) -> Identity | None:
         return None
     names = ("EDL_SUBMITTER_JOB", "EDL_SUBMITTER_UID")
     if missing := [name for name in names if not variables.get(name)]:
-        raise _wrong(f"the environment of a submitter lacks {' and '.join(missing)}")
+        raise _environment_error(f"the environment of a submitter lacks {' and '.join(missing)}")
     flag = variables.get("EDL_SCHEDULED", "")
-    if flag not in _TRUTH:
-        raise _wrong(f"EDL_SCHEDULED is true or false, not {flag!r}")
+    if flag not in _BOOLEAN_WORDS:
+        raise _environment_error(f"EDL_SCHEDULED is true or false, not {flag!r}")
     resume = variables.get("EDL_RESUME") or None
-    if resume is not None and _TRUTH[flag]:
-        raise _wrong("each date of a schedule is a job of its own, which has no earlier run to go on with")
+    if resume is not None and _BOOLEAN_WORDS[flag]:
+        raise _environment_error("each date of a schedule is a job of its own, which has no earlier run to go on with")
     job, uid = (variables[name] for name in names)
-    return Identity(release, job, uid, _TRUTH[flag], resume)
+    return SubmitterIdentity(release, job, uid, _BOOLEAN_WORDS[flag], resume)
 
 
-def _wrong(message: str) -> BadInputError:
+def _environment_error(message: str) -> BadInputError:
     return BadInputError(message, where="edl-role submit", hint="The chart edl-job makes such pods as they must be.")

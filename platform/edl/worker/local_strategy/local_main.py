@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.status import Status
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
+from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.reporting.terminal_text import printable
-from edl.storage.run_directory import JobLock, RunDir
+from edl.reporting.terminal_text import strip_control_characters
+from edl.storage.run_directory import JobLock, RunDirectory
 from edl.worker import failure_report
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
@@ -40,16 +40,16 @@ def main(environment: Mapping[str, str]) -> int:
         EdlError: the run directory cannot be used, or its job runs already.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    run = RunDir(Path(environment["EDL_RUN_DIR"]))
+    run = RunDirectory(Path(environment["EDL_RUN_DIR"]))
     with JobLock(run.job_dir, run.run_id):
-        spec = load(run.spec)
+        spec = load_job_file(run.spec)
         status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
         report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
         with StopRequest() as stop:
             return _finish(spec, run, report, stop, environment.get(GO_ON, ""))
 
 
-def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, go_on: str) -> int:
+def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest, go_on: str) -> int:
     """Run, and tell how it ended."""
     report.started()
     try:
@@ -63,8 +63,8 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, 
             report.say(f"It was {stopped.reason}.", f"Go on with: {go_on}")
         return stopped.exit_code
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
-        failure = failure_report.describe(error)
-        print(printable(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
+        failure = failure_report.describe_failure(error)
+        print(strip_control_characters(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)
         return failure.exit_code
     report.ended(
@@ -78,40 +78,40 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, 
     return 0
 
 
-def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest) -> LocalTraining:
+def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest) -> LocalTraining:
     import_tensorflow()
     from edl.keras import model_contract, user_callbacks
-    from edl.keras.callback_params import params_of
+    from edl.keras.callback_params import build_callback_params
     from edl.keras.monitor_callbacks import check_monitors
-    from edl.worker.corrupt_records import CorruptRecords
-    from edl.worker.data_readers import SETS, open_set
-    from edl.worker.feed_pipeline import Feeder
-    from edl.worker.first_minibatch import first_features
+    from edl.worker.corrupt_records import CorruptRecordSkipper
+    from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
+    from edl.worker.feed_pipeline import FeedFunction
+    from edl.worker.first_minibatch import find_first_features
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
-    from edl.worker.worker_process import set_threads
+    from edl.worker.worker_process import set_thread_counts
 
-    set_threads(workers=1)
-    module: ModelModule = model_contract.load(spec.model, evaluates=bool(spec.data.validation))
+    set_thread_counts(workers=1)
+    module: ModelModule = model_contract.load_model_module(spec.model, evaluates=bool(spec.data.validation))
 
     @cache
     def reader(name: str) -> Any:
-        return open_set(spec.data, name, module.custom_data_reader, module.zoo)
+        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo)
 
     @cache
-    def feeder(kind: str) -> Feeder:
-        return Feeder(module.feed, kind, reader(SETS[kind]).metadata, zoo=module.zoo)
+    def feeder(kind: str) -> FeedFunction:
+        return FeedFunction(module.feed, kind, reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo)
 
-    corrupt = CorruptRecords(spec.data.max_corrupt_records)
-    sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
+    corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
+    sample = find_first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
-    watcher = user_callbacks.watcher(
+    watcher = user_callbacks.make_callbacks(
         module.callbacks,
         model.model,
         model.optimizer,
         module.zoo,
         local=True,
         check=partial(check_monitors, directions=model.metric_directions, spec=spec),
-        params=lambda: params_of(spec.train, reader("training")),
+        params=lambda: build_callback_params(spec.train, reader("training")),
     )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.core import evaluation
-from edl.keras.evaluation_metrics import Metrics, output_names
-from edl.keras.loss_scaling import scales_dynamically, warn_if_unscaled
-from edl.keras.model_building import new_model
+from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
+from edl.keras.loss_scaling import uses_dynamic_loss_scaling, warn_if_loss_unscaled
+from edl.keras.model_building import build_model
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import Objective
-from edl.keras.model_variables import Variables
-from edl.keras.out_of_range_ids import dense_ids, ids_within_tables
+from edl.keras.model_loss import ModelLoss
+from edl.keras.model_variables import ModelVariables
+from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
 
 Arrays = dict[str, Any]
@@ -36,15 +36,15 @@ class LocalModel:
 
     def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
         self.module = module
-        self.model = new_model(module, seed=seed, sample=sample)
+        self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
-        self.variables = Variables.of(self.model, lambda name: 0, 1, served=False)
-        warn_if_unscaled(self.model, self.optimizer, local=True)
+        self.variables = ModelVariables.of(self.model, lambda name: 0, 1, served=False)
+        warn_if_loss_unscaled(self.model, self.optimizer, local=True)
         self._sample = sample
         outputs = output_names(self.model)
-        self._metrics = Metrics.of(module, outputs)
-        self._objective = Objective(module, outputs)
+        self._metrics = EvaluationMetrics.of(module, outputs)
+        self._objective = ModelLoss(module, outputs)
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
         self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
@@ -60,7 +60,10 @@ class LocalModel:
             keep_if_not_finite: put statistics back to what they were before a step that is not applied.
         """
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
-        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
+        with (
+            user_code(self.module.zoo, "the model or its loss", of=self.module.loss),
+            explain_dense_id_errors(self.model),
+        ):
             loss, finite, gradients = self._gradients(features, labels, weights)
             if bool(finite):
                 self._apply(gradients)
@@ -74,13 +77,13 @@ class LocalModel:
     def _gradients_graph(self, features: Any, labels: Any, weights: Any) -> Any:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
-            with ids_within_tables():
+            with assert_dense_ids_in_range():
                 predictions = self.model(features, training=True)
             loss = self._objective(labels, predictions, weights, self.model.losses, training=True)
             scaled = self.optimizer.scale_loss(loss)  # the optimizer divides the gradients again
         found = tape.gradient(scaled, [v.value for v in variables])
         gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
-        checked = [] if scales_dynamically(self.optimizer) else gradients
+        checked = [] if uses_dynamic_loss_scaling(self.optimizer) else gradients
         checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in checked if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
 
@@ -104,7 +107,10 @@ class LocalModel:
 
     def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch."""
-        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
+        with (
+            user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
+            explain_dense_id_errors(self.model),
+        ):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(features), weights)
             self._evaluate(features, labels, weights)
@@ -115,14 +121,14 @@ class LocalModel:
         self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, features: Any) -> Any:
-        with ids_within_tables():
+        with assert_dense_ids_in_range():
             return self.model(features, training=False)
 
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the evaluation so far."""
         states = json.loads(json.dumps(self._metrics.states()))
         with user_code(self.module.zoo, "eval_metrics_fn()"):
-            return self._metrics.values(evaluation.add({}, states))
+            return self._metrics.values(evaluation.merge_metric_states({}, states))
 
     def arrays(self) -> Arrays:
         """Everything that training changes, for a checkpoint.
@@ -156,7 +162,7 @@ class LocalModel:
             variable.assign(arrays[name])
 
     def exportable(self) -> Any:
-        """What :func:`edl.keras.model_export.save` reads of a network, with the present values."""
+        """What :func:`edl.keras.model_export.export_model` reads of a network, with the present values."""
         return SimpleNamespace(
             module=self.module,
             sample=self._sample,

@@ -14,10 +14,10 @@ from edl.api.status import Status, Summary
 from edl.jobfile.event_json import line
 from edl.jobfile.json_object import to_json
 from edl.reporting import summary_text
-from edl.reporting.event_text import clock, sentence
-from edl.reporting.terminal_text import printable
-from edl.storage.run_directory import RunDir, append_line, write_json
-from edl.storage.training_history import History
+from edl.reporting.event_text import describe_event, format_local_time
+from edl.reporting.terminal_text import strip_control_characters
+from edl.storage.run_directory import RunDirectory, append_json_line, write_json
+from edl.storage.training_history import TrainingHistory
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 2.0
@@ -32,11 +32,11 @@ class LocalReport:
         as_json: one JSON object a line.
     """
 
-    def __init__(self, run: RunDir, status: Status, *, as_json: bool) -> None:
+    def __init__(self, run: RunDirectory, status: Status, *, as_json: bool) -> None:
         self.status = status
         self._run = run
         self._as_json = as_json
-        self._history = History(run)
+        self._history = TrainingHistory(run)
         self._began = time.time()
         self._shown = 0.0
         self._written = 0.0
@@ -48,11 +48,11 @@ class LocalReport:
 
     def event(self, event: Event) -> None:
         """Something happened."""
-        append_line(self._run.events, to_json(event))
+        append_json_line(self._run.events, to_json(event))
         if self._as_json:
             self._print(line(event))
         elif not isinstance(event, JobEnded):
-            self._print(f"{clock(event.time)}  {sentence(event)}")
+            self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def changed(self, *, now: bool = False, **fields: Any) -> None:
         """Fields of the status have new values; written and shown from time to time, or ``now``."""
@@ -86,8 +86,9 @@ class LocalReport:
         loss = "" if status.loss is None else f", loss {status.loss:.4g}"
         epoch = f"epoch {status.epoch} of {status.epochs}, " if status.epoch else ""
         self._print(
-            f"{clock(status.updated)}  {status.phase.lower()}: {status.records_done:,} of {status.records_total:,} "
-            f"records, {epoch}step {status.step:,}{loss}, {status.samples_per_second:,.0f} samples/s"
+            f"{format_local_time(status.updated)}  {status.phase.lower()}: {status.records_done:,} of"
+            f" {status.records_total:,} records, {epoch}step {status.step:,}{loss}, {status.samples_per_second:,.0f}"
+            " samples/s"
         )
 
     def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
@@ -102,7 +103,13 @@ class LocalReport:
             head = {"event": "summary", "job": self.status.job, "run": self.status.run}
             self._print(json.dumps({**head, **end, **to_json(summary)}))
         else:
-            self._print("\n".join(summary_text.block(summary_text.heading(phase, summary), summary_text.rows(summary))))
+            self._print(
+                "\n".join(
+                    summary_text.format_block(
+                        summary_text.summary_heading(phase, summary), summary_text.summary_rows(summary)
+                    )
+                )
+            )
 
     def say(self, *lines: str) -> None:
         """Lines for people; programs get none."""
@@ -122,4 +129,4 @@ class LocalReport:
         )
 
     def _print(self, text: str) -> None:
-        print(printable(text), file=sys.stdout, flush=True)
+        print(strip_control_characters(text), file=sys.stdout, flush=True)

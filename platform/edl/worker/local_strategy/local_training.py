@@ -20,24 +20,24 @@ from edl.api.errors import BadInputError
 from edl.api.events import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.core import shards
 from edl.core.saved_checkpoint import STOPPED
-from edl.core.shuffle import SHUFFLED
+from edl.core.shuffle import SHUFFLED_SOURCE
 from edl.data.reader import Reader
-from edl.data.record_blocks import order_of, window_of
+from edl.data.record_blocks import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import ShuffledReader
 from edl.jobfile.job_spec import JobSpec
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_shards
-from edl.storage.run_directory import RunDir
-from edl.worker.corrupt_records import CorruptRecords, Window
-from edl.worker.feed_pipeline import Feeder, fed
+from edl.storage.run_directory import RunDirectory
+from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
+from edl.worker.feed_pipeline import FeedFunction, feed_in_background
 from edl.worker.finite_check import report_not_finite
-from edl.worker.lease_client import Leased, Named
+from edl.worker.lease_client import LeasedTask, PositionDescriber
 from edl.worker.local_strategy.local_model import LocalModel
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
-from edl.worker.record_errors import of_records
-from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL, export_directory
+from edl.worker.record_errors import add_record_range
+from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ class Planned:
     """One step: which records of which epoch."""
 
     epoch: int
-    task: Leased
+    task: LeasedTask
     step: int
 
 
 def steps(
-    spec: JobSpec, sources: list[shards.Source], window: int = 0, named: Named | None = None
+    spec: JobSpec, sources: list[shards.RecordSource], window: int = 0, named: PositionDescriber | None = None
 ) -> Iterator[Planned]:
     """All steps of a job, lazily.
 
@@ -64,11 +64,11 @@ def steps(
     """
     train, seed = spec.train, None if window else spec.train.seed
     if window:
-        sources = [shards.Source(SHUFFLED, sum(source.records for source in sources))]
+        sources = [shards.RecordSource(SHUFFLED_SOURCE, sum(source.records for source in sources))]
     size = train.minibatch_size * train.minibatches_per_task
     for epoch in range(train.epochs):
-        for shard in shards.plan(sources, size, seed, epoch):
-            task = Leased(
+        for shard in shards.plan_epoch(sources, size, seed, epoch):
+            task = LeasedTask(
                 0,
                 "training",
                 shard.source,
@@ -100,10 +100,10 @@ class LocalTraining:
     def __init__(
         self,
         spec: JobSpec,
-        run: RunDir,
+        run: RunDirectory,
         model: LocalModel,
         readers: Callable[[str], Reader],
-        feeders: Callable[[str], Feeder],
+        feeders: Callable[[str], FeedFunction],
         report: LocalReport,
         watcher: NoCallbacks | KerasCallbacks,
         stop: StopRequest,
@@ -116,7 +116,7 @@ class LocalTraining:
         self._report = report
         self._watcher = watcher
         self._stop = stop
-        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self._step = 0
         self._done = 0
         self._skipped = 0
@@ -149,7 +149,7 @@ class LocalTraining:
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        found = checkpoint_shards.newest(self._run.checkpoints, _tell_skipped)
+        found = checkpoint_shards.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
         if found is None or found.directory is None:
             return
         arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(found.directory, 0))
@@ -172,9 +172,9 @@ class LocalTraining:
             BadInputError: an epoch has fewer records than a minibatch.
         """
         reader = self._readers("training")
-        sources = [shards.Source(s.name, s.records) for s in reader.sources()]
+        sources = [shards.RecordSource(s.name, s.records) for s in reader.sources()]
         epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
-        if not self._step and (why := shards.minibatch_too_large(self._spec.train.minibatch_size, records)):
+        if not self._step and (why := shards.minibatch_size_error(self._spec.train.minibatch_size, records)):
             raise BadInputError(why)
         self._choose_order(reader, records)
         total = self._all = epochs * records
@@ -206,11 +206,11 @@ class LocalTraining:
         train = self._spec.train
         if self._window is None:
             portion = train.minibatch_size * train.minibatches_per_task
-            self._window = window_of(reader, train.shuffle.window, records, portion)
+            self._window = choose_reader_window(reader, train.shuffle.window, records, portion)
         if self._window:
-            self._shuffled = ShuffledReader(reader, order_of(reader, self._window, train.seed))
+            self._shuffled = ShuffledReader(reader, shuffled_order(reader, self._window, train.seed))
 
-    def _train(self, sources: list[shards.Source]) -> None:
+    def _train(self, sources: list[shards.RecordSource]) -> None:
         train, every = self._spec.train, self._spec.checkpoint
 
         def rest() -> Iterator[Planned]:
@@ -224,7 +224,9 @@ class LocalTraining:
         if getattr(self._model.model, "stop_training", False):  # before this run went on, or at that evaluation
             self._stopped = True
             return
-        for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
+        for plan, minibatch in zip(
+            rest(), feed_in_background(self._feeders("training"), self._read(rest())), strict=True
+        ):
             self._watcher.begin_epoch(plan.epoch)
             self._train_step(plan, minibatch)
             self._leave_if_stopped()
@@ -236,7 +238,7 @@ class LocalTraining:
                 self._stopped = True
                 break
 
-    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Window]]:
+    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, RecordWindow]]:
         """Runs ahead, on the feeding thread."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
@@ -253,7 +255,7 @@ class LocalTraining:
         if minibatch.features is not None:
             self._watcher.begin_step(self._step)
             skip = self._spec.train.on_nan == "skip"
-            with of_records(plan.task, plan.step):
+            with add_record_range(plan.task, plan.step):
                 value, finite = self._model.train(
                     minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip
                 )
@@ -282,7 +284,7 @@ class LocalTraining:
             self._report.changed(now=True, phase="Evaluating")
         self._watcher.begin_test()
         self._model.reset_metrics()
-        for minibatch in fed(self._feeders("evaluation"), self._validation()):
+        for minibatch in feed_in_background(self._feeders("evaluation"), self._validation()):
             if minibatch.features is not None:
                 self._model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             self._leave_if_stopped()
@@ -294,7 +296,7 @@ class LocalTraining:
         for callback, decision in self._watcher.evaluated(self._step, values):
             self._report.event(CallbackDecided(self._step, callback, decision, time=time.time()))
 
-    def _validation(self) -> Iterator[tuple[int, Window]]:
+    def _validation(self) -> Iterator[tuple[int, RecordWindow]]:
         reader, size = self._readers("validation"), self._spec.train.minibatch_size
         for source in reader.sources():
             for start in range(0, source.records, size):
@@ -315,10 +317,10 @@ class LocalTraining:
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        checkpoint_shards.commit(
-            directory, checkpoint_shards.Manifest(self._step, self._step, created, (shard,), ledger)
+        checkpoint_shards.commit_checkpoint(
+            directory, checkpoint_shards.CheckpointManifest(self._step, self._step, created, (shard,), ledger)
         )
-        checkpoint_shards.prune(self._run.checkpoints, self._spec.checkpoint.keep)
+        checkpoint_shards.prune_checkpoints(self._run.checkpoints, self._spec.checkpoint.keep)
         self._saved = self._step
         pause = time.perf_counter() - began
         self._report.event(CheckpointSaved(self._step, self._step, pause, time=time.time()))
@@ -329,11 +331,13 @@ class LocalTraining:
         self._report.changed(now=True, phase="Exporting")
         directory: Path = export_directory(self._spec.export.path, self._run.path)
         slab = self._model.variables.values()
-        written = model_export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
+        written = model_export.export_model(
+            self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
+        )
         self.export_loading = written["loading"] or None
         self._report.event(Exported(str(directory), self.export_loading, time=time.time()))
         return str(directory)
 
 
-def _tell_skipped(skipped: checkpoint_shards.Skipped) -> None:
+def _tell_skipped(skipped: checkpoint_shards.SkippedCheckpoint) -> None:
     _LOG.warning("checkpoint %s cannot be used: %s", skipped.cut, skipped.reason)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import urllib3
 
-from edl.cluster.kubernetes.api_client import Connection
+from edl.cluster.kubernetes.api_client import KubeConnection
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -62,9 +62,9 @@ class ExecServer:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def connection(self, pool: urllib3.PoolManager) -> Connection:
+    def connection(self, pool: urllib3.PoolManager) -> KubeConnection:
         host = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        return Connection(host, pool, lambda: {"authorization": "Bearer t"}, "team")
+        return KubeConnection(host, pool, lambda: {"authorization": "Bearer t"}, "team")
 
     def close(self) -> None:
         self._listener.close()

@@ -5,44 +5,49 @@ from __future__ import annotations
 import urllib3
 from cluster.kubernetes.api_server import SIGKILL, SIGTERM, ApiServer
 
-from edl.api.cluster_port import Role, Wish
+from edl.api.cluster_port import PodOptions, Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api, Connection, Pacing
+from edl.cluster.kubernetes.api_client import KubeClient, KubeConnection, RateLimiter
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
-from edl.cluster.kubernetes.pod_watch import Manners
-from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.pod_watch import WatchSettings
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
-BRISK = Manners(seconds=30, silence=1.0, backoff=Backoff(first=0.01, longest=0.05), chance=lambda: 0.5)
+BRISK = WatchSettings(seconds=30, silence=1.0, backoff=ExponentialBackoff(first=0.01, longest=0.05), chance=lambda: 0.5)
 
 
 def owner(uid: str = JOB_UID) -> Manifest:
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(JOB), "uid": uid, "controller": False}
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master_name(JOB), "uid": uid, "controller": False}
 
 
-def render(role: Role, index: int, wish: Wish) -> Manifest:
+def render(role: Role, index: int, wish: PodOptions) -> Manifest:
     """A pod as small as it can be."""
-    labels = names.labels(JOB, role, index) | ({names.ELEVATED: "true"} if wish.elevated else {})
-    name = names.pod(JOB, role, index)
+    labels = names.object_labels(JOB, role, index) | ({names.ELEVATED_LABEL: "true"} if wish.elevated else {})
+    name = names.pod_name(JOB, role, index)
     meta = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner()]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": names.CONTAINER}]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {"containers": [{"name": names.ROLE_CONTAINER}]},
+    }
 
 
 class KubeStand:
-    def __init__(self, manners: Manners = BRISK) -> None:
+    def __init__(self, manners: WatchSettings = BRISK) -> None:
         self.server = ApiServer()
         self._manners = manners
         self._pools: list[urllib3.PoolManager] = []
         self._clusters: list[KubeCluster] = []
         self.cluster = self.connect()
 
-    def api(self, pace: Pacing | None = None) -> Api:
+    def api(self, pace: RateLimiter | None = None) -> KubeClient:
         pool = urllib3.PoolManager(maxsize=4)
         self._pools.append(pool)
-        return Api(Connection(self.server.host, pool, dict, NAMESPACE), pace=pace)
+        return KubeClient(KubeConnection(self.server.host, pool, dict, NAMESPACE), pace=pace)
 
-    def connect(self, pace: Pacing | None = None) -> KubeCluster:
+    def connect(self, pace: RateLimiter | None = None) -> KubeCluster:
         cluster = KubeCluster(
             self.api(pace), JOB, JOB_UID, NAMESPACE, render, manners=self._manners, round_seconds=0.05
         )

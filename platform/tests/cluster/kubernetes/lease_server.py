@@ -7,17 +7,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.cluster.kubernetes.api_client import JSON_PATCH, MERGE, STRATEGIC, Answer
-from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import Kind, kind_of
+from edl.cluster.kubernetes.api_client import JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiResponse
+from edl.cluster.kubernetes.api_errors import ConflictError, InvalidObjectError, NoResponseError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import ResourceKind, manifest_kind
 
 
 class LeaseServer:
-    """What of ``edl.cluster.kubernetes.api_client.Api`` a fence, a board and the ownership of a job's objects use.
+    """What of ``edl.cluster.kubernetes.api_client.KubeClient`` a fence.
+
+    A board and the ownership of a job's objects use.
 
     Attributes:
         now: the server's clock and that of every process, in seconds.
-        away: every request ends in AwayError.
+        away: every request ends in NoResponseError.
         before: called before each request is looked at, with its method.
     """
 
@@ -34,23 +36,23 @@ class LeaseServer:
     def clock(self) -> float:
         return self.now
 
-    def ask(self, method: str, path: str) -> Answer:
+    def ask(self, method: str, path: str) -> ApiResponse:
         assert method == "GET"
         plural, name = path.split("/")[-2:]
-        return Answer(self._found(method, plural, name), float(int(self.now)))
+        return ApiResponse(self._found(method, plural, name), float(int(self.now)))
 
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
+    def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> dict[str, Any]:
         return self._found("GET", kind.plural, name)
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        kind, name = kind_of(manifest), manifest["metadata"]["name"]
+        kind, name = manifest_kind(manifest), manifest["metadata"]["name"]
         self._enter("POST", name)
         if (kind.plural, name) in self._objects:
             raise ConflictError("it exists already")
         return self._store(kind.plural, name, copy.deepcopy(manifest))
 
     def patch(
-        self, kind: Kind, name: str, body: Any, *, namespace: str | None = None, style: str = MERGE
+        self, kind: ResourceKind, name: str, body: Any, *, namespace: str | None = None, style: str = MERGE_PATCH
     ) -> dict[str, Any]:
         self._enter("PATCH", name)
         known = self._objects.get((kind.plural, name))
@@ -62,7 +64,7 @@ class LeaseServer:
         if wanted is not None and wanted != known["metadata"]["resourceVersion"]:
             raise ConflictError("it has changed")
         merged = _merged(known, body)
-        if style == STRATEGIC:
+        if style == STRATEGIC_MERGE_PATCH:
             owners = [*known["metadata"].get("ownerReferences", ()), *merged["metadata"]["ownerReferences"]]
             merged["metadata"]["ownerReferences"] = list({one["uid"]: one for one in owners}.values())
         return self._store(kind.plural, name, merged)
@@ -73,14 +75,14 @@ class LeaseServer:
             for part in operation["path"].split("/")[1:]:
                 found = found.get(part.replace("~1", "/"), {})
             if operation["op"] != "test" or found != operation["value"]:
-                raise InvalidError("the test failed")
+                raise InvalidObjectError("the test failed")
         return copy.deepcopy(known)
 
-    def put(self, kind: Kind, manifest: dict[str, Any]) -> None:
+    def put(self, kind: ResourceKind, manifest: dict[str, Any]) -> None:
         """Place an object, as somebody else would."""
         self._store(kind.plural, manifest["metadata"]["name"], copy.deepcopy(manifest))
 
-    def delete(self, kind: Kind, name: str, *, uid: str | None = None, dry_run: bool = False) -> dict[str, Any]:
+    def delete(self, kind: ResourceKind, name: str, *, uid: str | None = None, dry_run: bool = False) -> dict[str, Any]:
         there = self._found("DELETE", kind.plural, name)["metadata"]["uid"]
         if uid not in (None, there):
             raise ConflictError("the uid in the precondition is another")
@@ -88,15 +90,15 @@ class LeaseServer:
             self.remove(kind, name)
         return {"kind": "Status", "details": {"name": name, "kind": kind.plural, "uid": there}}
 
-    def remove(self, kind: Kind, name: str) -> None:
+    def remove(self, kind: ResourceKind, name: str) -> None:
         """Take an object away, as somebody else would."""
         del self._objects[kind.plural, name]
 
-    def has(self, kind: Kind, name: str) -> bool:
+    def has(self, kind: ResourceKind, name: str) -> bool:
         """Whether there is such an object."""
         return (kind.plural, name) in self._objects
 
-    def stored(self, kind: Kind, name: str) -> dict[str, Any]:
+    def stored(self, kind: ResourceKind, name: str) -> dict[str, Any]:
         return self._objects[kind.plural, name]
 
     def _found(self, method: str, plural: str, name: str) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class LeaseServer:
         self.requests.append((method, name))
         self.before(method)
         if self.away:
-            raise AwayError("the server is away")
+            raise NoResponseError("the server is away")
 
     def _store(self, plural: str, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
         self._version += 1

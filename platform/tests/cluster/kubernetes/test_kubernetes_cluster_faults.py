@@ -7,17 +7,17 @@ from cluster.kubernetes.api_server import LONGEST_WAIT, Refusal
 from cluster.kubernetes.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 from cluster_contract import Watching
 
-from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Pacing, Unpaced
+from edl.cluster.kubernetes.api_client import NoRateLimiter, RateLimiter
 from edl.cluster.kubernetes.api_errors import ForbiddenError
 from edl.cluster.kubernetes.lease_fence import LeaseFence
-from edl.cluster.kubernetes.master_backend import Place, Platform
-from edl.cluster.kubernetes.pod_garbage_collector import KEPT
-from edl.cluster.kubernetes.pod_watch import Manners
-from edl.cluster.kubernetes.rate_limiter import Backoff, Pace
-from edl.jobfile.job_spec import JobSpec, Model
+from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
+from edl.cluster.kubernetes.pod_garbage_collector import KEPT_ENDED_PODS
+from edl.cluster.kubernetes.pod_watch import WatchSettings
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff, TokenBucketLimiter
+from edl.jobfile.job_spec import JobSpec, ModelSpec
 
 
 def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:
@@ -44,7 +44,7 @@ def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeStand) -> 
     stand.server.open()
     assert watching.ended(killed).exit_code == 137
     last = watching.ended(removed)
-    assert (last.phase, last.cause, last.exit_code) == (Phase.GONE, Cause.DELETED, None)
+    assert (last.phase, last.cause, last.exit_code) == (PodPhase.GONE, TerminationCause.DELETED, None)
     stand.server.watch_ends()
     stand.kill(alive)
     watching.ended(alive)
@@ -59,7 +59,7 @@ def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stan
     uid = running(stand)
     stand.server.vanish(uid)
     stand.server.accept_all()
-    assert watching.ended(uid).cause == Cause.DELETED
+    assert watching.ended(uid).cause == TerminationCause.DELETED
     assert ends(watching) == [uid]
 
 
@@ -96,14 +96,14 @@ def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
 
 
 def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
-    stand = KubeStand(Manners(seconds=1, silence=5, backoff=Backoff(0.01, 0.05), chance=lambda: 0.5))
+    stand = KubeStand(WatchSettings(seconds=1, silence=5, backoff=ExponentialBackoff(0.01, 0.05), chance=lambda: 0.5))
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
     watching.running(uid)
-    stand.server.event_lost(names.pod(JOB, Role.WORKER, 0))
+    stand.server.event_lost(names.pod_name(JOB, Role.WORKER, 0))
     stand.server.vanish(uid)
-    assert watching.ended(uid).phase == Phase.GONE
+    assert watching.ended(uid).phase == PodPhase.GONE
     stand.close()
 
 
@@ -140,7 +140,7 @@ def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand)
 
 
 def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
-    stand = KubeStand(Manners(forbidden=0.0, backoff=Backoff(0.01, 0.05), chance=lambda: 0.5))
+    stand = KubeStand(WatchSettings(forbidden=0.0, backoff=ExponentialBackoff(0.01, 0.05), chance=lambda: 0.5))
     stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
     with pytest.raises(ForbiddenError, match="cannot list"):
         next(stand.cluster.watch())
@@ -165,9 +165,9 @@ def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeStand) -> 
     watching.running(uid)
     stand.server.connection_refused()
     stand.server.vanish(uid)
-    again = stand.server.create_foreign(render(Role.WORKER, 0, PLAIN))["metadata"]["uid"]
+    again = stand.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
     stand.server.open()
-    assert watching.ended(uid).phase == Phase.GONE
+    assert watching.ended(uid).phase == PodPhase.GONE
     assert watching.running(again).index == 0
     stand.cluster.delete(uid, grace=0)
     assert stand.server.pod(again)["status"]["phase"] == "Running", "another pod of that name was deleted"
@@ -176,25 +176,25 @@ def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeStand) -> 
 def test_deletion_names_the_uid(stand: KubeStand) -> None:
     uid = running(stand)
     stand.server.vanish(uid)
-    again = stand.server.create_foreign(render(Role.WORKER, 0, PLAIN))["metadata"]["uid"]
+    again = stand.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
     stand.cluster.delete(uid, grace=0)
     assert stand.server.pod(again)["metadata"]["uid"] == again
     assert any(request.verb == "delete" for request in stand.server.requests)
 
 
 def foreign(index: int) -> str:
-    return names.pod(JOB, Role.WORKER, index)
+    return names.pod_name(JOB, Role.WORKER, index)
 
 
 def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeStand) -> None:
-    stranger = render(Role.WORKER, 0, PLAIN)
+    stranger = render(Role.WORKER, 0, DEFAULT_OPTIONS)
     stranger["metadata"]["ownerReferences"] = [owner("uid-of-an-older-job")]
-    orphan = render(Role.WORKER, 1, PLAIN)
+    orphan = render(Role.WORKER, 1, DEFAULT_OPTIONS)
     del orphan["metadata"]["ownerReferences"]
-    masters = render(Role.WORKER, 2, PLAIN)
-    masters["metadata"] |= {"name": "edl-mnist-master-x", "labels": names.labels(JOB, Role.MASTER)}
-    unlabelled = render(Role.WORKER, 3, PLAIN)
-    unlabelled["metadata"]["labels"] = {names.JOB: JOB}
+    masters = render(Role.WORKER, 2, DEFAULT_OPTIONS)
+    masters["metadata"] |= {"name": "edl-mnist-master-x", "labels": names.object_labels(JOB, Role.MASTER)}
+    unlabelled = render(Role.WORKER, 3, DEFAULT_OPTIONS)
+    unlabelled["metadata"]["labels"] = {names.JOB_LABEL: JOB}
     for pod in (stranger, orphan, masters, unlabelled):
         stand.server.create_foreign(pod)
     watching = Watching(stand.cluster)
@@ -269,7 +269,7 @@ def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeStand) -
     stand.server.error_500("delete", times=2)
     stand.cluster.delete(uid, grace=5)
     last = watching.ended(uid)
-    assert (last.phase, last.exit_code, last.cause) == (Phase.GONE, 143, Cause.NONE)
+    assert (last.phase, last.exit_code, last.cause) == (PodPhase.GONE, 143, TerminationCause.NONE)
 
 
 def test_deletion_before_any_watch_finds_the_pod(stand: KubeStand) -> None:
@@ -278,24 +278,24 @@ def test_deletion_before_any_watch_finds_the_pod(stand: KubeStand) -> None:
     assert stand.server.store.pods == {}
 
 
-def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> Cause:
-    last: PodSeen = watching.ended(uid)
+def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> TerminationCause:
+    last: PodStatus = watching.ended(uid)
     causes = {pod.cause for pod in watching.seen if pod.uid == uid and pod.leaving}
     assert causes == {last.cause}
-    assert last.phase == Phase.GONE
+    assert last.phase == PodPhase.GONE
     return last.cause
 
 
 def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(stand: KubeStand) -> None:
     watching = Watching(stand.cluster)
     watching.synced()
-    done = [running(stand, index) for index in range(KEPT + 2)]
+    done = [running(stand, index) for index in range(KEPT_ENDED_PODS + 2)]
     for uid in done:
         stand.exit(uid, 0)
         watching.ended(uid)
     pods, changed = stand.server.store.pods, stand.server.changed
     with changed:
-        assert changed.wait_for(lambda: len(pods) <= KEPT, LONGEST_WAIT)
+        assert changed.wait_for(lambda: len(pods) <= KEPT_ENDED_PODS, LONGEST_WAIT)
         assert {pod["metadata"]["uid"] for pod in pods.values()} == set(done[2:])
 
 
@@ -313,7 +313,12 @@ def test_who_asked_for_a_deletion_is_told_apart(stand: KubeStand) -> None:
     watching.leaving(both)
     stand.cluster.delete(both, grace=5)
     stand.server.grace_over()
-    expected = {ours: Cause.NONE, theirs: Cause.DELETED, preempted: Cause.PREEMPTED, both: Cause.DELETED}
+    expected = {
+        ours: TerminationCause.NONE,
+        theirs: TerminationCause.DELETED,
+        preempted: TerminationCause.PREEMPTED,
+        both: TerminationCause.DELETED,
+    }
     assert {uid: leaving_cause(stand, watching, uid) for uid in expected} == expected
 
 
@@ -323,7 +328,7 @@ def test_restarted_master_does_not_know_its_predecessors_deletions(stand: KubeSt
     stand.cluster.delete(uid, grace=5)
     stand.cluster.close()
     watching = Watching(stand.connect())
-    assert [(pod.leaving, pod.cause) for pod in watching.synced()] == [(True, Cause.DELETED)]
+    assert [(pod.leaving, pod.cause) for pod in watching.synced()] == [(True, TerminationCause.DELETED)]
 
 
 # ---------------------------------------------------------------------- many at once
@@ -342,8 +347,8 @@ class _Clock:
 class _Counted:
     """A pace whose requests are written down with their moments; None: requests that nothing holds back."""
 
-    def __init__(self, pace: Pacing | None, clock: _Clock, moments: list[float]) -> None:
-        self._pace, self._clock, self._moments = pace or Unpaced(), clock, moments
+    def __init__(self, pace: RateLimiter | None, clock: _Clock, moments: list[float]) -> None:
+        self._pace, self._clock, self._moments = pace or NoRateLimiter(), clock, moments
 
     def __call__(self) -> None:
         self._pace()
@@ -356,11 +361,11 @@ class _Counted:
 def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a master in a pod has it, with the pace that it gives itself."""
     clock, moments = _Clock(), list[float]()
-    monkeypatch.setattr(Pace.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
+    monkeypatch.setattr(TokenBucketLimiter.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
     monkeypatch.setattr(LeaseFence, "holds", lambda _: True)
-    place = Place(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", "the-users-own")
-    spec = JobSpec(name=JOB, model=Model("m.custom_model"), image="edl:1")
-    master = Platform(spec, place, lambda pace: stand.api(_Counted(pace, clock, moments)))
+    place = MasterPodInfo(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", "the-users-own")
+    spec = JobSpec(name=JOB, model=ModelSpec("m.custom_model"), image="edl:1")
+    master = KubeMasterBackend(spec, place, lambda pace: stand.api(_Counted(pace, clock, moments)))
     try:
         lost = [master.cluster.start(Role.WORKER, index) for index in range(1000)]
         for uid in lost:
@@ -386,7 +391,7 @@ def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeStand) -> No
     stand.kill(crashed)
     stand.stubborn(leaving)
     stand.cluster.delete(leaving, grace=30)
-    labels = names.labels(JOB, Role.WORKER, 7)
+    labels = names.object_labels(JOB, Role.WORKER, 7)
     other = {"name": "of-another", "labels": labels, "ownerReferences": [owner("uid-of-an-older-job")]}
     stand.server.create_foreign({"metadata": other, "spec": {}})
     stand.cluster.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.api.cluster_port import Role, Wish
-from edl.cluster.kubernetes.job_manifests import problems, render_job, render_pod
-from edl.jobfile.loader import load
-from edl.reporting.manifest_yaml import yaml_text
+from edl.api.cluster_port import PodOptions, Role
+from edl.cluster.kubernetes.job_manifests import find_spec_problems, render_job, render_pod
+from edl.jobfile.loader import load_job_file
+from edl.reporting.manifest_yaml import manifests_yaml
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES = sorted(path.name.removesuffix(".job.yaml") for path in GOLDEN.glob("*.job.yaml"))
@@ -23,18 +23,18 @@ RUN_DIR = "/data/edl/team-a/run"
 
 def rendered(name: str) -> str:
     """The job, a parameter server, a worker, and the worker's successor after it ran out of memory."""
-    spec = load(GOLDEN / f"{name}.job.yaml", demands=problems)
+    spec = load_job_file(GOLDEN / f"{name}.job.yaml", demands=find_spec_problems)
 
-    def pod(role: Role, index: int, wish: Wish) -> dict[str, object]:
+    def pod(role: Role, index: int, wish: PodOptions) -> dict[str, object]:
         return render_pod(spec, role, index, namespace="team-a", job_uid=JOB_UID, run_dir=RUN_DIR, wish=wish)
 
     manifests = [
         *render_job(spec, namespace="team-a", token="0123456789abcdef"),
-        pod(Role.PS, 1, Wish()),
-        pod(Role.WORKER, 3, Wish()),
-        pod(Role.WORKER, 4, Wish(memory_factor=1.5, elevated=True)),
+        pod(Role.PS, 1, PodOptions()),
+        pod(Role.WORKER, 3, PodOptions()),
+        pod(Role.WORKER, 4, PodOptions(memory_factor=1.5, elevated=True)),
     ]
-    return yaml_text(manifests)
+    return manifests_yaml(manifests)
 
 
 @pytest.mark.parametrize("name", CASES)

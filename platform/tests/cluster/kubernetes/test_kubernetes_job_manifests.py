@@ -17,14 +17,20 @@ from cluster.kubernetes.restricted import violations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import Role, Wish
+from edl.api.cluster_port import PodOptions, Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.job_manifests import master_pod, notes, problems, render_job, render_pod
-from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
-from edl.jobfile.job_spec import JobSpec, Workers
-from edl.jobfile.loader import load
-from edl.jobfile.path_resolution import pod_storage
-from edl.jobfile.pod_spec import Pod, SecretKey, Storage, Volume, WorkerResources
+from edl.cluster.kubernetes.job_manifests import (
+    find_spec_problems,
+    find_spec_warnings,
+    render_job,
+    render_master_pod,
+    render_pod,
+)
+from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
+from edl.jobfile.job_spec import JobSpec, WorkerSpec
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.path_resolution import pod_storage_path
+from edl.jobfile.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
 from edl.jobfile.problems import SpecError
 
 _PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -50,7 +56,7 @@ def by_kind(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 def pods_of(spec: JobSpec) -> list[Manifest]:
     """One pod of each role, the master's as its Job makes it."""
-    return [master_pod(job_of(spec)[-1]), pod_of(spec, Role.PS, 0), pod_of(spec, Role.WORKER, 10**9)]
+    return [render_master_pod(job_of(spec)[-1]), pod_of(spec, Role.PS, 0), pod_of(spec, Role.WORKER, 10**9)]
 
 
 def container(pod: Manifest) -> dict[str, Any]:
@@ -70,13 +76,13 @@ def variables(pod: Manifest) -> dict[str, str]:
 @_PATIENT
 @given(spec=fit_jobs())
 def test_any_fit_job_is_rendered(spec: JobSpec) -> None:
-    assert problems(spec) == []
+    assert find_spec_problems(spec) == []
     for manifest in [*job_of(spec), *pods_of(spec)]:
-        kind = kind_of(manifest)
+        kind = manifest_kind(manifest)
         assert (manifest["apiVersion"], manifest["metadata"]["namespace"]) == (kind.api_version, "team-a")
         assert len(manifest["metadata"]["name"]) <= 63
         assert _DNS.fullmatch(manifest["metadata"]["name"])
-        assert manifest["metadata"]["labels"].items() >= names.labels(spec.name).items()
+        assert manifest["metadata"]["labels"].items() >= names.object_labels(spec.name).items()
         for label in manifest["metadata"]["labels"].values():
             assert len(label) <= 63
             assert _LABEL.fullmatch(label)
@@ -92,7 +98,7 @@ def test_every_pod_passes_the_restricted_standard(spec: JobSpec) -> None:
 @_PATIENT
 @given(spec=fit_jobs(), factor=st.floats(1, 8), elevated=st.booleans())
 def test_every_pod_says_what_it_needs(spec: JobSpec, factor: float, elevated: bool) -> None:
-    for pod in [*pods_of(spec), pod_of(spec, wish=Wish(factor, elevated))]:
+    for pod in [*pods_of(spec), pod_of(spec, wish=PodOptions(factor, elevated))]:
         asked = container(pod)["resources"]
         assert {"cpu", "memory"} <= set(asked["requests"])
         assert all(_QUANTITY.fullmatch(quantity) for quantity in asked["requests"].values())
@@ -120,7 +126,7 @@ def test_mounts_are_volumes_of_the_pod(spec: JobSpec) -> None:
             if len(volume) > 1 and "persistentVolumeClaim" in volume
         ]
         assert len(set(claims)) == len(claims), "a claim that is mounted twice is one volume"
-        assert any(Path(pod_storage(spec)).is_relative_to(mount["mountPath"]) for mount in mounts)
+        assert any(Path(pod_storage_path(spec)).is_relative_to(mount["mountPath"]) for mount in mounts)
 
 
 @_PATIENT
@@ -129,13 +135,13 @@ def test_the_spec_travels_whole(spec: JobSpec, tmp_path_factory: pytest.TempPath
     file = tmp_path_factory.mktemp("job") / "job.json"
     config = by_kind(job_of(spec))[f"ConfigMap edl-{spec.name}-spec"]
     file.write_text(config["data"]["job.json"], encoding="utf-8")
-    assert load(file) == spec
+    assert load_job_file(file) == spec
 
 
 @_PATIENT
 @given(spec=fit_jobs())
 def test_paths_that_were_resolved_change_no_pod(spec: JobSpec) -> None:
-    resolved = replace(spec, storage=replace(spec.storage, path=pod_storage(spec)))
+    resolved = replace(spec, storage=replace(spec.storage, path=pod_storage_path(spec)))
     assert pods_of(resolved) == pods_of(spec)
 
 
@@ -184,7 +190,7 @@ def test_the_service_finds_the_master_only() -> None:
 def test_a_token_that_exists_is_referred_to() -> None:
     made = render_job(MNIST, namespace=None, token=None, token_secret="shared")
     assert "Secret" not in {manifest["kind"] for manifest in made}
-    master, worker = master_pod(made[-1]), pod_of(token_secret="shared")
+    master, worker = render_master_pod(made[-1]), pod_of(token_secret="shared")
     for pod in (master, worker):
         (token,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "token")
         assert token["secret"]["secretName"] == "shared"
@@ -198,7 +204,7 @@ def test_without_a_namespace_it_is_left_to_kubectl() -> None:
 def test_a_resumed_run_is_named_on_the_job_and_on_its_pods() -> None:
     job = job_of(MNIST, run="latest")[-1]
     assert job["metadata"]["annotations"]["edl.dev/run"] == "latest"
-    assert master_pod(job)["metadata"]["annotations"]["edl.dev/run"] == "latest"
+    assert render_master_pod(job)["metadata"]["annotations"]["edl.dev/run"] == "latest"
     assert "edl.dev/run" not in str(job_of(MNIST)[-1]["metadata"])
 
 
@@ -279,7 +285,7 @@ def test_nodes_that_are_lost_are_left_soon() -> None:
 def test_a_toleration_of_the_spec_replaces_ours(effect: dict[str, str]) -> None:
     own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", **effect}
     kept = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
-    found = pod_of(replace(MNIST, pod=Pod(tolerations=(own, kept))))["spec"]["tolerations"]
+    found = pod_of(replace(MNIST, pod=PodSpec(tolerations=(own, kept))))["spec"]["tolerations"]
     assert found[:2] == [own, kept]
     assert [each["key"] for each in found[2:]] == ["node.kubernetes.io/unreachable"]
 
@@ -301,17 +307,17 @@ def test_autoscalers_may_move_workers_only() -> None:
     ],
 )
 def test_priority(priority: str, elevated: bool, expected: str) -> None:
-    pod = pod_of(replace(MNIST, workers=Workers(priority=priority)), wish=Wish(elevated=elevated))
+    pod = pod_of(replace(MNIST, workers=WorkerSpec(priority=priority)), wish=PodOptions(elevated=elevated))
     assert pod["spec"]["priorityClassName"] == expected
     assert pod["metadata"]["labels"].get("edl.dev/elevated") == ("true" if elevated else None)
 
 
 def test_resources() -> None:
-    workers = Workers(resources=WorkerResources(cpu=0.25, memory=3 << 29, gpu=2, ephemeral_storage=1 << 20))
+    workers = WorkerSpec(resources=WorkerResourceSpec(cpu=0.25, memory=3 << 29, gpu=2, ephemeral_storage=1 << 20))
     spec = replace(MNIST, workers=workers)
     held = {"memory": "1536Mi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "2"}
     assert container(pod_of(spec))["resources"] == {"requests": {"cpu": "250m", **held}, "limits": held}
-    more = container(pod_of(spec, wish=Wish(memory_factor=1.5)))["resources"]
+    more = container(pod_of(spec, wish=PodOptions(memory_factor=1.5)))["resources"]
     assert (more["requests"]["memory"], more["limits"]["memory"]) == ("2304Mi", "2304Mi")
     assert (more["requests"]["cpu"], more["limits"]["nvidia.com/gpu"]) == ("250m", "2")
 
@@ -327,8 +333,8 @@ def mounted(spec: JobSpec) -> dict[str, dict[str, Any]]:
 
 
 def test_volumes() -> None:
-    volumes = (Volume("/data", claim="a"), Volume("/zoo", claim="a"), Volume("/logs", host_path="/var/log"))
-    spec = replace(MNIST, volumes=volumes, storage=Storage(claim="b", path="/runs"))
+    volumes = (VolumeSpec("/data", claim="a"), VolumeSpec("/zoo", claim="a"), VolumeSpec("/logs", host_path="/var/log"))
+    spec = replace(MNIST, volumes=volumes, storage=StorageSpec(claim="b", path="/runs"))
     claim = {"persistentVolumeClaim": {"claimName": "a"}}
     assert mounted(spec) == {
         "/data": {"name": "volume-0", **claim},
@@ -341,9 +347,9 @@ def test_volumes() -> None:
 def test_storage_without_a_volume() -> None:
     spec = replace(MNIST, volumes=(), data=replace(MNIST.data, training=("odps://a/b",)))
     assert mounted(spec) == {"/edl": {"name": "storage", "emptyDir": {}}}
-    assert variables(master_pod(job_of(spec)[-1]))["EDL_STORAGE"] == "/edl"
-    assert any("volume" in note for note in notes(spec))
-    assert notes(MNIST) == []
+    assert variables(render_master_pod(job_of(spec)[-1]))["EDL_STORAGE"] == "/edl"
+    assert any("volume" in note for note in find_spec_warnings(spec))
+    assert find_spec_warnings(MNIST) == []
 
 
 def test_an_unfit_job_is_not_rendered() -> None:
@@ -366,9 +372,9 @@ def test_overrides_come_last_and_leave_what_is_ours() -> None:
             ],
         },
     }
-    spec = replace(MNIST, pod=Pod(labels={"team": "a", "gone": "y"}, overrides=overrides))
+    spec = replace(MNIST, pod=PodSpec(labels={"team": "a", "gone": "y"}, overrides=overrides))
     plain, pod = pod_of(MNIST), pod_of(spec)
-    assert problems(spec) == []
+    assert find_spec_problems(spec) == []
     assert pod["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "b"}
     assert pod["metadata"]["annotations"]["note"] == "x"
     assert {key: pod["metadata"][key] for key in ("name", "namespace", "ownerReferences")} == {
@@ -413,13 +419,13 @@ def broken_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize(("name", "overrides"), [pytest.param(*each, id=each[0]) for each in broken_pods()])
 def test_the_checker_of_the_standard_sees(name: str, overrides: dict[str, Any]) -> None:
-    spec = replace(MNIST, pod=Pod(overrides={"spec": overrides}))
+    spec = replace(MNIST, pod=PodSpec(overrides={"spec": overrides}))
     assert name in violations(pod_of(spec)["spec"])
 
 
 def test_a_variable_may_come_from_a_secret_and_then_its_value_is_nowhere_else() -> None:
-    spec = replace(MNIST, pod=Pod(env={"KEY": SecretKey("bucket", "access-key"), "MODE": "fast"}))
-    assert problems(spec) == []
+    spec = replace(MNIST, pod=PodSpec(env={"KEY": SecretKeyRef("bucket", "access-key"), "MODE": "fast"}))
+    assert find_spec_problems(spec) == []
     for pod in pods_of(spec):
         env = {each["name"]: each for each in container(pod)["env"]}
         assert env["KEY"] == {
@@ -439,5 +445,5 @@ def test_the_objects_of_an_ended_job_stay_as_long_as_the_spec_says(ttl: float | 
 
 
 def test_nodes_that_do_not_count_their_disk_are_asked_for_none_of_it() -> None:
-    spec = replace(MNIST, workers=Workers(resources=WorkerResources(ephemeral_storage=None)))
+    spec = replace(MNIST, workers=WorkerSpec(resources=WorkerResourceSpec(ephemeral_storage=None)))
     assert "ephemeral-storage" not in str(container(pod_of(spec))["resources"])

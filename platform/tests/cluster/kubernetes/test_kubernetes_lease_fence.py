@@ -9,10 +9,10 @@ import pytest
 from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import NoRightError
-from edl.cluster.kubernetes.lease_fence import Candidate, LeaseFence, has_ended
+from edl.cluster.kubernetes.api_errors import RbacDeniedError
+from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence, has_pod_ended
 from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS
-from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS
+from edl.core.leader_election import LEASE_SECONDS, RENEW_DEADLINE_SECONDS
 
 JOB = "digits"
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "uid": "job-uid"}
@@ -30,7 +30,7 @@ def job(**meta: Any) -> dict[str, Any]:
 
 
 def fence(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
-    return LeaseFence(server, Candidate(JOB, pod, uid or f"uid-{pod}", (OWNER,)), clock=server.clock)  # type: ignore[arg-type]
+    return LeaseFence(server, LeaseCandidate(JOB, pod, uid or f"uid-{pod}", (OWNER,)), clock=server.clock)  # type: ignore[arg-type]
 
 
 def taken(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
@@ -40,7 +40,7 @@ def taken(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
 
 
 def lease(server: LeaseServer) -> dict[str, Any]:
-    return server.stored(LEASES, names.master(JOB))
+    return server.stored(LEASES, names.master_name(JOB))
 
 
 def pod(name: str, uid: str, phase: str, *states: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_a_fresh_lease_is_taken_owned_by_the_job_and_found_by_its_label(server: 
     first = taken(server, "a")
     assert (first.incarnation, first.holds(), first.lost()) == (1, True, False)
     assert lease(server)["metadata"]["ownerReferences"] == [OWNER]
-    assert lease(server)["metadata"]["labels"][names.JOB] == JOB
+    assert lease(server)["metadata"]["labels"][names.JOB_LABEL] == JOB
     assert lease(server)["spec"]["leaseDurationSeconds"] == LEASE_SECONDS
     assert lease(server)["spec"]["holderIdentity"] == "a_uid-a"
 
@@ -114,7 +114,7 @@ def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer)
 
 def test_a_server_that_tells_no_times_is_watched(server: LeaseServer) -> None:
     taken(server, "a")
-    server.stored(LEASES, names.master(JOB))["metadata"]["managedFields"] = []
+    server.stored(LEASES, names.master_name(JOB))["metadata"]["managedFields"] = []
     second = fence(server, "b")
     assert not second.attempt().value
     server.now += LEASE_SECONDS
@@ -135,7 +135,7 @@ def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
 def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server: LeaseServer) -> None:
     first = taken(server, "a")
     server.away = True
-    server.now += DECIDE_SECONDS - 1
+    server.now += RENEW_DEADLINE_SECONDS - 1
     first.renew()
     assert first.holds()
     server.now += 1
@@ -150,7 +150,7 @@ def test_a_renewal_counts_from_when_it_was_begun(server: LeaseServer) -> None:
     first = taken(server, "a")
 
     def slow(method: str) -> None:
-        server.now += DECIDE_SECONDS
+        server.now += RENEW_DEADLINE_SECONDS
 
     server.before = slow
     first.renew()
@@ -175,20 +175,20 @@ def test_two_that_try_at_once_get_one_lease(server: LeaseServer) -> None:
 
 def test_somebody_elses_change_of_the_object_costs_nothing(server: LeaseServer) -> None:
     first = taken(server, "a")
-    server.patch(LEASES, names.master(JOB), {"metadata": {"annotations": {"seen": "by a person"}}})
+    server.patch(LEASES, names.master_name(JOB), {"metadata": {"annotations": {"seen": "by a person"}}})
     server.now += 2
     first.renew()
-    server.now += DECIDE_SECONDS - 1
+    server.now += RENEW_DEADLINE_SECONDS - 1
     assert first.holds()
 
 
 def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> None:
     first = taken(server, "a")
     taken(server, "a")
-    server.remove(LEASES, names.master(JOB))
+    server.remove(LEASES, names.master_name(JOB))
     first.renew()
     assert first.holds()
-    assert lease(server)["metadata"]["annotations"][names.INCARNATION] == "1"
+    assert lease(server)["metadata"]["annotations"][names.INCARNATION_ANNOTATION] == "1"
 
 
 @pytest.mark.parametrize("there", [None, job(uid="of-a-later-job"), job(deletionTimestamp="2026-01-01T00:00:00Z")])
@@ -202,7 +202,7 @@ def test_a_lease_that_went_with_its_job_is_not_made_again(server: LeaseServer, t
     first.renew()
     assert ("POST", OWNER["name"]) not in server.requests[2:]
     assert (first.holds(), first.lost()) == (True, False)
-    server.now += DECIDE_SECONDS
+    server.now += RENEW_DEADLINE_SECONDS
     assert not first.holds()
 
 
@@ -265,13 +265,13 @@ def test_taking_waits_and_can_be_stopped(server: LeaseServer) -> None:
 
 def test_a_right_that_is_missing_ends_the_wait(server: LeaseServer) -> None:
     def refuse(method: str) -> None:
-        raise NoRightError("leases is forbidden: User cannot get")
+        raise RbacDeniedError("leases is forbidden: User cannot get")
 
     server.before = refuse
-    with pytest.raises(NoRightError):
+    with pytest.raises(RbacDeniedError):
         fence(server, "a").attempt()
 
 
 def test_a_pod_without_containers_has_not_ended() -> None:
-    assert not has_ended({"status": {"phase": "Failed"}})
-    assert not has_ended({})
+    assert not has_pod_ended({"status": {"phase": "Failed"}})
+    assert not has_pod_ended({})

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from cluster.kubernetes.lease_server import LeaseServer
 
-from edl.api.cluster_port import Role, Wish
+from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import master_backend, names
-from edl.cluster.kubernetes.api_client import Listing
-from edl.cluster.kubernetes.api_errors import AwayError, ForbiddenError, InvalidError
-from edl.cluster.kubernetes.master_backend import Place, Platform
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, Kind
-from edl.jobfile.job_spec import JobSpec, Model
-from edl.jobfile.pod_spec import Storage
+from edl.cluster.kubernetes.api_client import ResourceList
+from edl.cluster.kubernetes.api_errors import ForbiddenError, InvalidObjectError, NoResponseError
+from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, ResourceKind
+from edl.jobfile.job_spec import JobSpec, ModelSpec
+from edl.jobfile.pod_spec import StorageSpec
 
-SPEC = JobSpec(name="digits", model=Model("m.custom_model"), image="edl:1")
-ON_A_VOLUME = replace(SPEC, storage=Storage(claim="runs"))
+SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model"), image="edl:1")
+ON_A_VOLUME = replace(SPEC, storage=StorageSpec(claim="runs"))
 VARIABLES = {
     "EDL_JOB_UID": "job-uid",
     "EDL_NAMESPACE": "team",
@@ -50,20 +50,20 @@ class Server(LeaseServer):
         self.fences.append(may)
         return self
 
-    def list(self, kind: Any, **_: Any) -> Listing:
+    def list(self, kind: Any, **_: Any) -> ResourceList:
         if self.bad_lists:
             raise self.bad_lists.pop(0)
-        return Listing(tuple(self.pods.values()), "7")
+        return ResourceList(tuple(self.pods.values()), "7")
 
-    def delete(self, kind: Kind, name: str, *, uid: str | None = None, grace: int = 30, **options: Any) -> Any:
+    def delete(self, kind: ResourceKind, name: str, *, uid: str | None = None, grace: int = 30, **options: Any) -> Any:
         if kind is not PODS:
             return super().delete(kind, name, uid=uid, **options)
         assert (self.pods.pop(name)["metadata"]["uid"], grace) == (uid, 0)
         return None
 
     def add_pod(self, role: Role, index: int, phase: str) -> None:
-        name = names.pod("digits", role, index)
-        meta = {"name": name, "uid": name, "labels": names.labels("digits", role, index)}
+        name = names.pod_name("digits", role, index)
+        meta = {"name": name, "uid": name, "labels": names.object_labels("digits", role, index)}
         self.pods[name] = {"metadata": meta | {"ownerReferences": [{"uid": "job-uid"}]}, "status": {"phase": phase}}
 
     def create(self, manifest: dict[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
@@ -87,22 +87,22 @@ def server() -> Server:
 
 @pytest.fixture
 def there(server: Server) -> Any:
-    found = Platform(SPEC, Place.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
+    found = KubeMasterBackend(SPEC, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
     yield found
     found.close()
     found.cluster.close()
 
 
-def test_it_has_the_lease_before_anything_is_asked(server: Server, there: Platform) -> None:
+def test_it_has_the_lease_before_anything_is_asked(server: Server, there: KubeMasterBackend) -> None:
     assert server.requests == []
     assert there.acquire(threading.Event())
     assert server.requests[:2] == [("GET", "edl-digits-master"), ("POST", "edl-digits-master")]
-    assert server.stored(LEASES, names.master("digits"))["spec"]["holderIdentity"] == "edl-digits-master-x_pod-uid"
+    assert server.stored(LEASES, names.master_name("digits"))["spec"]["holderIdentity"] == "edl-digits-master-x_pod-uid"
     there.close()
-    assert "holderIdentity" not in server.stored(LEASES, names.master("digits"))["spec"]
+    assert "holderIdentity" not in server.stored(LEASES, names.master_name("digits"))["spec"]
 
 
-def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(server: Server, there: Platform) -> None:
+def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(server: Server, there: KubeMasterBackend) -> None:
     """Pods and pages: each has a fence, which opens with the Lease and closes with it."""
     assert [may() for may in server.fences] == [False, False]
     assert there.acquire(threading.Event())
@@ -111,15 +111,15 @@ def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(server: Serv
     assert [may() for may in server.fences] == [False, False]
 
 
-def test_a_master_that_is_told_to_go_does_not_take_it(server: Server, there: Platform) -> None:
+def test_a_master_that_is_told_to_go_does_not_take_it(server: Server, there: KubeMasterBackend) -> None:
     stopping = threading.Event()
     stopping.set()
     assert not there.acquire(stopping)
     assert server.requests == []
 
 
-def test_pods_are_those_of_this_job_and_run(server: Server, there: Platform) -> None:
-    there.cluster.start(Role.WORKER, 3, Wish())
+def test_pods_are_those_of_this_job_and_run(server: Server, there: KubeMasterBackend) -> None:
+    there.cluster.start(Role.WORKER, 3, PodOptions())
     (pod,) = server.made
     assert pod["metadata"]["name"] == "edl-digits-worker-3"
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
@@ -129,16 +129,16 @@ def test_pods_are_those_of_this_job_and_run(server: Server, there: Platform) -> 
     assert "mine" in str(pod["spec"]["volumes"])
 
 
-def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: Platform) -> None:
+def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: KubeMasterBackend) -> None:
     """The ConfigMap of the job, which the Job owns; it is asked for once."""
-    server.put(CONFIGMAPS, {"metadata": {"name": names.spec("digits")}})
+    server.put(CONFIGMAPS, {"metadata": {"name": names.spec_configmap("digits")}})
     for index in (0, 1):
-        there.cluster.start(Role.PS, index, Wish())
+        there.cluster.start(Role.PS, index, PodOptions())
     wanted = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "name": "edl-digits-spec",
-        "uid": server.stored(CONFIGMAPS, names.spec("digits"))["metadata"]["uid"],
+        "uid": server.stored(CONFIGMAPS, names.spec_configmap("digits"))["metadata"]["uid"],
         "controller": True,
         "blockOwnerDeletion": False,
     }
@@ -148,9 +148,11 @@ def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: 
     assert server.requests.count(("GET", "edl-digits-spec")) == 1
 
 
-def test_pods_start_also_where_their_controller_is_gone_which_is_asked_once(server: Server, there: Platform) -> None:
+def test_pods_start_also_where_their_controller_is_gone_which_is_asked_once(
+    server: Server, there: KubeMasterBackend
+) -> None:
     for index in (0, 1):
-        there.cluster.start(Role.PS, index, Wish())
+        there.cluster.start(Role.PS, index, PodOptions())
     assert [[each["kind"] for each in pod["metadata"]["ownerReferences"]] for pod in server.made] == [["Job"]] * 2
     assert server.requests.count(("GET", "edl-digits-spec")) == 1
 
@@ -161,10 +163,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(server: Server, there: Platform) -> None:
+def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(server: Server, there: KubeMasterBackend) -> None:
     server.add_pod(Role.WORKER, 0, "Succeeded")
     server.add_pod(Role.PS, 0, "Running")
-    server.bad_lists = [AwayError("away"), AwayError("away")]
+    server.bad_lists = [NoResponseError("away"), NoResponseError("away")]
     there.conclude(failed=False)
     assert server.pods == {}
     assert server.patches == []
@@ -173,7 +175,7 @@ def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(server: Server, ther
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("spec", "left"), [(SPEC, ["edl-digits-worker-1"]), (ON_A_VOLUME, [])])
 def test_a_crashed_pod_stays_where_no_volume_has_its_log(server: Server, spec: JobSpec, left: list[str]) -> None:
-    there = Platform(spec, Place.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
+    there = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
     for index, phase in enumerate(("Failed", "Failed", "Succeeded")):
         server.add_pod(Role.WORKER, index, phase)
     there.conclude(failed=True)
@@ -183,15 +185,15 @@ def test_a_crashed_pod_stays_where_no_volume_has_its_log(server: Server, spec: J
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_master_that_may_not_list_pods_ends_all_the_same(server: Server, there: Platform) -> None:
+def test_a_master_that_may_not_list_pods_ends_all_the_same(server: Server, there: KubeMasterBackend) -> None:
     server.bad_lists = [ForbiddenError("no")]
     there.conclude(failed=False)
     assert server.bad_lists == []
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: Platform) -> None:
-    server.answers = [AwayError("away"), AwayError("away")]
+def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: KubeMasterBackend) -> None:
+    server.answers = [NoResponseError("away"), NoResponseError("away")]
     there.conclude(failed=True)
     assert len(server.patches) == 3
     name, operations = server.patches[-1]
@@ -202,24 +204,24 @@ def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: Platf
     ]
 
 
-TOKEN = names.token("digits")
+TOKEN = names.token_secret("digits")
 
 
 @pytest.fixture
-def rendered(server: Server) -> Platform:
+def rendered(server: Server) -> KubeMasterBackend:
     """A job that came from ``edl render``."""
-    meta = {"name": names.master("digits"), "uid": "job-uid"}
+    meta = {"name": names.master_name("digits"), "uid": "job-uid"}
     server.put(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta})
     server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
-    place = Place.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
-    found = Platform(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+    place = MasterPodInfo.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
+    found = KubeMasterBackend(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
     assert found.acquire(threading.Event())
     return found
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: Platform, failed: bool) -> None:
+def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: KubeMasterBackend, failed: bool) -> None:
     rendered.conclude(failed=failed)
     assert not server.has(SECRETS, TOKEN)
     rendered.close()
@@ -227,10 +229,10 @@ def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: Platform, 
 
 
 def test_the_token_is_there_for_the_master_that_tells_the_job_of_its_failure(
-    server: Server, rendered: Platform, monkeypatch: pytest.MonkeyPatch
+    server: Server, rendered: KubeMasterBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_backend, "CONCLUDE_SECONDS", 0.0)
-    server.answers = [AwayError("away")]
+    server.answers = [NoResponseError("away")]
     rendered.conclude(failed=True)
     assert server.has(SECRETS, TOKEN)
     rendered.close()
@@ -238,25 +240,25 @@ def test_the_token_is_there_for_the_master_that_tells_the_job_of_its_failure(
 
 
 def test_a_master_whose_job_is_gone_takes_the_token_along_and_one_that_is_moved_does_not(
-    server: Server, rendered: Platform
+    server: Server, rendered: KubeMasterBackend
 ) -> None:
     rendered.close()
     assert server.has(SECRETS, TOKEN)
-    server.remove(JOBS, names.master("digits"))
+    server.remove(JOBS, names.master_name("digits"))
     rendered.close()
     assert not server.has(SECRETS, TOKEN)
 
 
 def test_a_master_that_may_not_decide_yet_takes_the_token_of_a_deleted_job_along(server: Server) -> None:
     server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
-    place = replace(Place.from_environment("digits", VARIABLES), token_secret=TOKEN)
-    waiting = Platform(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+    place = replace(MasterPodInfo.from_environment("digits", VARIABLES), token_secret=TOKEN)
+    waiting = KubeMasterBackend(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
     waiting.close()
     assert not server.has(SECRETS, TOKEN)
 
 
-def test_a_later_job_of_the_same_name_is_left_alone(server: Server, there: Platform) -> None:
-    server.answers = [InvalidError("the test failed")]
+def test_a_later_job_of_the_same_name_is_left_alone(server: Server, there: KubeMasterBackend) -> None:
+    server.answers = [InvalidObjectError("the test failed")]
     there.conclude(failed=True)
     assert len(server.patches) == 1
 
@@ -264,7 +266,7 @@ def test_a_later_job_of_the_same_name_is_left_alone(server: Server, there: Platf
 @pytest.mark.parametrize("name", ["EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR"])
 def test_a_pod_that_lacks_a_variable_is_told_which(name: str) -> None:
     with pytest.raises(BadInputError, match=name):
-        Place.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != name})
+        MasterPodInfo.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != name})
 
 
 def test_a_master_on_one_machine_never_imports_the_client() -> None:

@@ -9,24 +9,24 @@ from cluster.kubernetes.lease_server import LeaseServer
 from wording import unsaid
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import ApiError, AwayError, NoRightError
-from edl.cluster.kubernetes.job_manifests import owner
-from edl.cluster.kubernetes.owner_references import adopt, dependants, take_token_along
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind
+from edl.cluster.kubernetes.api_errors import ApiError, NoResponseError, RbacDeniedError
+from edl.cluster.kubernetes.job_manifests import owner_reference
+from edl.cluster.kubernetes.owner_references import adopt_objects, delete_unowned_token, dependent_objects
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, ResourceKind
 
 JOB, UID = "digits", "job-uid"
-TOKEN = names.token(JOB)
+TOKEN = names.token_secret(JOB)
 
 
-def place(server: LeaseServer, kind: Kind, name: str, **meta: object) -> None:
-    labels = {"labels": names.labels(JOB)}
+def place(server: LeaseServer, kind: ResourceKind, name: str, **meta: object) -> None:
+    labels = {"labels": names.object_labels(JOB)}
     server.put(kind, {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {"name": name, **labels, **meta}})
 
 
 def applied(found: LeaseServer) -> LeaseServer:
     """After ``edl render | kubectl apply``."""
-    place(found, JOBS, names.master(JOB), uid=UID)
-    for kind, name in (*dependants(JOB), (SECRETS, TOKEN)):
+    place(found, JOBS, names.master_name(JOB), uid=UID)
+    for kind, name in (*dependent_objects(JOB), (SECRETS, TOKEN)):
         place(found, kind, name)
     return found
 
@@ -37,59 +37,59 @@ def server() -> LeaseServer:
 
 
 def test_all_that_is_made_beside_the_job_becomes_its_own_once(server: LeaseServer) -> None:
-    adopt(server, JOB, UID)  # type: ignore[arg-type]
-    for kind, name in dependants(JOB):
-        assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner(JOB, UID)]
-    adopt(server, JOB, UID)  # type: ignore[arg-type]
-    for kind, name in dependants(JOB):
-        assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner(JOB, UID)]
+    adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
+    for kind, name in dependent_objects(JOB):
+        assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner_reference(JOB, UID)]
+    adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
+    for kind, name in dependent_objects(JOB):
+        assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner_reference(JOB, UID)]
     looked_at = {name for method, name in server.requests if method != "PATCH"}
-    assert looked_at == {names.master(JOB)}  # a master has no right to get Secrets
+    assert looked_at == {names.master_name(JOB)}  # a master has no right to get Secrets
 
 
 def test_what_edl_submit_made_is_left_alone(server: LeaseServer) -> None:
-    place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
-    adopt(server, JOB, UID)  # type: ignore[arg-type]
-    assert server.requests == [("GET", names.master(JOB))]
+    place(server, JOBS, names.master_name(JOB), uid=UID, annotations={names.SUBMISSION_ANNOTATION: "0123"})
+    adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
+    assert server.requests == [("GET", names.master_name(JOB))]
 
 
 def test_other_owners_stay(server: LeaseServer) -> None:
     another = {"apiVersion": "v1", "kind": "Release", "name": "r", "uid": "x"}
-    place(server, SERVICES, names.master(JOB), ownerReferences=[another])
-    adopt(server, JOB, UID)  # type: ignore[arg-type]
-    found = server.stored(SERVICES, names.master(JOB))["metadata"]["ownerReferences"]
-    assert found == [another, owner(JOB, UID)]
+    place(server, SERVICES, names.master_name(JOB), ownerReferences=[another])
+    adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
+    found = server.stored(SERVICES, names.master_name(JOB))["metadata"]["ownerReferences"]
+    assert found == [another, owner_reference(JOB, UID)]
 
 
 def test_what_is_labelled_for_another_job_is_not_taken(server: LeaseServer) -> None:
-    place(server, SERVICES, names.master(JOB), labels={})
-    adopt(server, JOB, UID)  # type: ignore[arg-type]
-    assert "ownerReferences" not in server.stored(SERVICES, names.master(JOB))["metadata"]
+    place(server, SERVICES, names.master_name(JOB), labels={})
+    adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
+    assert "ownerReferences" not in server.stored(SERVICES, names.master_name(JOB))["metadata"]
 
 
 def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
     server: LeaseServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.remove(CONFIGMAPS, names.spec(JOB))
+    server.remove(CONFIGMAPS, names.spec_configmap(JOB))
     seen: list[str] = []
 
     def refuse(method: str) -> None:
         seen.append(method)
         if method == "PATCH" and seen.count("PATCH") == 1:
-            raise NoRightError("configmaps is forbidden: it cannot patch")
+            raise RbacDeniedError("configmaps is forbidden: it cannot patch")
 
     server.before = refuse
     with caplog.at_level(logging.INFO):
-        adopt(server, JOB, UID)  # type: ignore[arg-type]
+        adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
     assert "stays behind" in caplog.text
-    assert server.stored(SERVICES, names.master(JOB))["metadata"]["ownerReferences"]
+    assert server.stored(SERVICES, names.master_name(JOB))["metadata"]["ownerReferences"]
 
 
 # ---------------------------------------------------------------------- the token
 
 
 def leave(server: LeaseServer, *, over: bool = False, secret: str = TOKEN) -> bool:
-    return take_token_along(server, JOB, UID, secret, over=over)  # type: ignore[arg-type]
+    return delete_unowned_token(server, JOB, UID, secret, over=over)  # type: ignore[arg-type]
 
 
 def test_the_token_of_a_job_that_goes_on_stays(server: LeaseServer) -> None:
@@ -104,27 +104,27 @@ def test_the_token_goes_when_the_job_is_over(server: LeaseServer) -> None:
 
 
 def test_the_token_goes_when_the_job_is_deleted(server: LeaseServer) -> None:
-    server.remove(JOBS, names.master(JOB))
+    server.remove(JOBS, names.master_name(JOB))
     assert leave(server)
     assert not server.has(SECRETS, TOKEN)
 
 
 def test_the_token_goes_when_the_job_waits_for_its_pods_to_go(server: LeaseServer) -> None:
-    place(server, JOBS, names.master(JOB), uid=UID, deletionTimestamp="2026-01-01T00:00:00Z")
+    place(server, JOBS, names.master_name(JOB), uid=UID, deletionTimestamp="2026-01-01T00:00:00Z")
     assert leave(server)
     assert not server.has(SECRETS, TOKEN)
 
 
 @pytest.mark.parametrize("over", [False, True])
 def test_the_token_of_a_later_job_of_that_name_stays(server: LeaseServer, over: bool) -> None:
-    place(server, JOBS, names.master(JOB), uid="another")
+    place(server, JOBS, names.master_name(JOB), uid="another")
     assert leave(server, over=over)
     assert server.has(SECRETS, TOKEN)
 
 
 def test_the_token_of_a_job_that_is_made_meanwhile_stays(server: LeaseServer) -> None:
     """The Job was gone; before the token is deleted, somebody has applied the same manifests again."""
-    server.remove(JOBS, names.master(JOB))
+    server.remove(JOBS, names.master_name(JOB))
 
     def again(method: str) -> None:
         """Between the question for the token's uid and its deletion."""
@@ -137,7 +137,7 @@ def test_the_token_of_a_job_that_is_made_meanwhile_stays(server: LeaseServer) ->
 
 
 def test_what_edl_submit_made_goes_with_its_job(server: LeaseServer) -> None:
-    place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
+    place(server, JOBS, names.master_name(JOB), uid=UID, annotations={names.SUBMISSION_ANNOTATION: "0123"})
     assert leave(server, over=True)
     assert server.has(SECRETS, TOKEN)
 
@@ -146,11 +146,11 @@ def test_what_edl_submit_made_goes_with_its_job(server: LeaseServer) -> None:
 def test_of_a_token_that_goes_with_its_job_nothing_is_said_without_the_right_to_delete_it(
     server: LeaseServer, caplog: pytest.LogCaptureFixture, over: bool
 ) -> None:
-    place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
+    place(server, JOBS, names.master_name(JOB), uid=UID, annotations={names.SUBMISSION_ANNOTATION: "0123"})
 
     def refuse(method: str) -> None:
         if method == "DELETE":
-            raise NoRightError("cannot delete")
+            raise RbacDeniedError("cannot delete")
 
     server.before = refuse
     assert leave(server, over=over)
@@ -159,7 +159,7 @@ def test_of_a_token_that_goes_with_its_job_nothing_is_said_without_the_right_to_
 
 def test_a_secret_that_the_user_named_for_the_token_is_the_users(server: LeaseServer) -> None:
     place(server, SECRETS, "mine")
-    server.remove(JOBS, names.master(JOB))
+    server.remove(JOBS, names.master_name(JOB))
     assert leave(server, over=True, secret="mine")
     assert server.has(SECRETS, "mine")
     assert server.has(SECRETS, TOKEN)
@@ -168,8 +168,8 @@ def test_a_secret_that_the_user_named_for_the_token_is_the_users(server: LeaseSe
 @pytest.mark.parametrize(
     ("error", "why", "settled"),
     [
-        (NoRightError("cannot delete"), "may not", True),
-        (AwayError("the server is away"), "the server is away", False),
+        (RbacDeniedError("cannot delete"), "may not", True),
+        (NoResponseError("the server is away"), "the server is away", False),
     ],
 )
 def test_one_line_says_that_it_stays_and_what_removes_it(

@@ -10,19 +10,19 @@ import pytest
 import urllib3
 from cluster.kubernetes.exec_server import Channel, ExecServer
 
-from edl.cluster.kubernetes.api_client import Connection
-from edl.cluster.kubernetes.api_errors import AwayError, NoRightError
-from edl.cluster.kubernetes.pod_exec import Execution
+from edl.cluster.kubernetes.api_client import KubeConnection
+from edl.cluster.kubernetes.api_errors import NoResponseError, RbacDeniedError
+from edl.cluster.kubernetes.pod_exec import PodExec
 
 INPUT, OUTPUT, ERRORS, END = range(4)
 SUCCESS = b'{"status": "Success"}'
 
 
 @contextmanager
-def executed(talk: Callable[[Channel], None], refusal: bytes = b"") -> Iterator[tuple[Execution, ExecServer]]:
+def executed(talk: Callable[[Channel], None], refusal: bytes = b"") -> Iterator[tuple[PodExec, ExecServer]]:
     server, pool = ExecServer(talk, refusal), urllib3.PoolManager()
     try:
-        with Execution(server.connection(pool), "pod-1", ["python", "-m", "x y"]) as execution:
+        with PodExec(server.connection(pool), "pod-1", ["python", "-m", "x y"]) as execution:
             yield execution, server
     finally:
         server.close()
@@ -76,13 +76,13 @@ def test_an_end_without_words_has_those_of_the_server() -> None:
 def test_a_connection_that_breaks_is_no_end() -> None:
     with executed(lambda channel: channel.say(OUTPUT, b"ab")) as (execution, _):
         assert execution.read(2) == b"ab"
-        with pytest.raises(AwayError, match="The connection broke"):
+        with pytest.raises(NoResponseError, match="The connection broke"):
             execution.read(1)
 
 
 def test_a_refusal_is_that_of_the_api_server() -> None:
     refusal = b'{"message": "User \\"ann\\" cannot get resource \\"pods/exec\\""}'
-    with pytest.raises(NoRightError, match="cannot get resource"), executed(lambda _: None, refusal):
+    with pytest.raises(RbacDeniedError, match="cannot get resource"), executed(lambda _: None, refusal):
         pass
 
 
@@ -90,8 +90,8 @@ def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     pool = urllib3.PoolManager()
-    with pytest.raises(AwayError, match="does not answer"):
-        Execution(Connection(f"http://127.0.0.1:{port}", pool, dict, "team"), "pod-1", ["true"])
+    with pytest.raises(NoResponseError, match="does not answer"):
+        PodExec(KubeConnection(f"http://127.0.0.1:{port}", pool, dict, "team"), "pod-1", ["true"])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_pings_are_no_words_of_the_program(monkeypatch: pytest.MonkeyPatch) -> N
         channel.hear()
 
     with executed(talk) as (execution, _):
-        monkeypatch.setattr("edl.cluster.kubernetes.pod_exec.SILENCE_SECONDS", 0.0)
-        with pytest.raises(AwayError, match="nothing was said"):
+        monkeypatch.setattr("edl.cluster.kubernetes.pod_exec.EXEC_IDLE_SECONDS", 0.0)
+        with pytest.raises(NoResponseError, match="nothing was said"):
             execution.read(1)
         execution.write(b"bye")
 
@@ -138,6 +138,6 @@ def test_pings_are_no_words_of_the_program(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_closes_the_connection_has_not_ended_the_program() -> None:
     with (
         executed(lambda channel: channel.control(8, b"\x03\xe8bye")) as (execution, _),
-        pytest.raises(AwayError, match="closed by the server"),
+        pytest.raises(NoResponseError, match="closed by the server"),
     ):
         execution.read(1)

@@ -5,47 +5,52 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import RetryableError
-from edl.cluster.kubernetes.pod_cache import Body, Register
-from edl.cluster.kubernetes.pod_garbage_collector import KEPT, Undertaker, overdue, surplus
+from edl.cluster.kubernetes.pod_cache import PodCache, PodRecord
+from edl.cluster.kubernetes.pod_garbage_collector import (
+    KEPT_ENDED_PODS,
+    PodGarbageCollector,
+    excess_pods,
+    stuck_deletions,
+)
 
 
 def body(
     index: int,
-    phase: Phase = Phase.RUNNING,
+    phase: PodPhase = PodPhase.RUNNING,
     role: Role = Role.WORKER,
     *,
-    cause: Cause = Cause.NONE,
+    cause: TerminationCause = TerminationCause.NONE,
     since: float | None = None,
     grace: float = 0,
-) -> Body:
-    seen = PodSeen(f"uid-{role}-{index}", role, index, phase, leaving=since is not None, cause=cause)
-    return Body(f"pod-{role}-{index}", seen, f"2026-01-01T00:{index:02}:00Z", since, grace)
+) -> PodRecord:
+    seen = PodStatus(f"uid-{role}-{index}", role, index, phase, leaving=since is not None, cause=cause)
+    return PodRecord(f"pod-{role}-{index}", seen, f"2026-01-01T00:{index:02}:00Z", since, grace)
 
 
 def test_pod_that_stays_past_its_grace_is_overdue_and_sooner_on_a_lost_node() -> None:
-    lost = body(0, cause=Cause.NODE_LOST, since=100, grace=30)
-    slow = body(1, cause=Cause.PREEMPTED, since=100, grace=30)
-    ended = body(2, Phase.GONE, since=100, grace=30)
+    lost = body(0, cause=TerminationCause.NODE_LOST, since=100, grace=30)
+    slow = body(1, cause=TerminationCause.PREEMPTED, since=100, grace=30)
+    ended = body(2, PodPhase.GONE, since=100, grace=30)
     pods = [lost, slow, ended, body(3)]
-    assert overdue(pods, 135) == []
-    assert overdue(pods, 135.1) == [lost]
-    assert overdue(pods, 160.1) == [lost, slow, ended]
+    assert stuck_deletions(pods, 135) == []
+    assert stuck_deletions(pods, 135.1) == [lost]
+    assert stuck_deletions(pods, 160.1) == [lost, slow, ended]
 
 
-@given(st.lists(st.tuples(st.sampled_from([Role.PS, Role.WORKER]), st.sampled_from(Phase)), max_size=40))
-def test_only_ended_pods_that_are_not_among_the_newest_are_surplus(pods: list[tuple[Role, Phase]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([Role.PS, Role.WORKER]), st.sampled_from(PodPhase)), max_size=40))
+def test_only_ended_pods_that_are_not_among_the_newest_are_surplus(pods: list[tuple[Role, PodPhase]]) -> None:
     bodies = [body(index, phase, role) for index, (role, phase) in enumerate(pods)]
-    removed = surplus(bodies)
+    removed = excess_pods(bodies)
     for role in (Role.PS, Role.WORKER):
         ended = [each for each in bodies if each.seen.role == role and each.seen.ended]
-        assert [each for each in removed if each.seen.role == role] == ended[: max(len(ended) - KEPT, 0)]
+        assert [each for each in removed if each.seen.role == role] == ended[: max(len(ended) - KEPT_ENDED_PODS, 0)]
 
 
 def test_pods_that_are_removed_already_are_not_removed_again() -> None:
-    ended = [body(index, Phase.FAILED, since=1.0) for index in range(20)]
-    assert surplus(ended) == []
+    ended = [body(index, PodPhase.FAILED, since=1.0) for index in range(20)]
+    assert excess_pods(ended) == []
 
 
 def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
@@ -58,7 +63,7 @@ def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
         if answer is not None:
             raise answer
 
-    undertaker = Undertaker(Register("job"), remove, every=3600)
+    undertaker = PodGarbageCollector(PodCache("job"), remove, every=3600)
     undertaker.put_off("uid-1", 7)
     for _ in range(5):
         undertaker.round()

@@ -9,52 +9,163 @@ from typing import Any
 
 import pytest
 
-from edl.api.cluster_port import Cause, Phase, Role
+from edl.api.cluster_port import PodPhase, Role, TerminationCause
 from edl.cluster.kubernetes import pod_status
 
 REAL: dict[str, Any] = json.loads(Path(__file__).with_name("real_pods.json").read_text())
-PENDING, RUNNING, GONE, FAILED, SUCCEEDED = Phase.PENDING, Phase.RUNNING, Phase.GONE, Phase.FAILED, Phase.SUCCEEDED
+PENDING, RUNNING, GONE, FAILED, SUCCEEDED = (
+    PodPhase.PENDING,
+    PodPhase.RUNNING,
+    PodPhase.GONE,
+    PodPhase.FAILED,
+    PodPhase.SUCCEEDED,
+)
 LEAVING, STAYS = True, False
 
 # label: phase, exit code, reason, leaving, cause, what the message begins with
-EXPECTED: dict[str, tuple[Phase, int | None, str, bool, Cause, str]] = {
-    "created": (PENDING, None, "", STAYS, Cause.NONE, ""),
-    "scheduled": (PENDING, None, "Scheduled", STAYS, Cause.NONE, ""),
-    "container is created": (PENDING, None, "ContainerCreating", STAYS, Cause.NONE, ""),
-    "running": (RUNNING, None, "Started", STAYS, Cause.NONE, ""),
-    "completed": (SUCCEEDED, 0, "Completed", STAYS, Cause.NONE, ""),
-    "exit code 3": (FAILED, 3, "Error", STAYS, Cause.NONE, ""),
-    "exit code 137 without a reason": (FAILED, 137, "Killed (SIGKILL)", STAYS, Cause.NONE, ""),
-    "out of memory": (FAILED, 137, "OOMKilled", STAYS, Cause.OUT_OF_MEMORY, ""),
-    "child of process 1 out of memory": (FAILED, 137, "OOMKilled", STAYS, Cause.OUT_OF_MEMORY, ""),
-    "deadline exceeded": (FAILED, 143, "DeadlineExceeded", STAYS, Cause.NONE, "Pod was active on the node longer"),
-    "init container failed": (FAILED, 9, "Error", STAYS, Cause.NONE, ""),
-    "program missing": (FAILED, 128, "StartError", STAYS, Cause.NONE, "failed to create containerd task"),
+EXPECTED: dict[str, tuple[PodPhase, int | None, str, bool, TerminationCause, str]] = {
+    "created": (PENDING, None, "", STAYS, TerminationCause.NONE, ""),
+    "scheduled": (PENDING, None, "Scheduled", STAYS, TerminationCause.NONE, ""),
+    "container is created": (PENDING, None, "ContainerCreating", STAYS, TerminationCause.NONE, ""),
+    "running": (RUNNING, None, "Started", STAYS, TerminationCause.NONE, ""),
+    "completed": (SUCCEEDED, 0, "Completed", STAYS, TerminationCause.NONE, ""),
+    "exit code 3": (FAILED, 3, "Error", STAYS, TerminationCause.NONE, ""),
+    "exit code 137 without a reason": (FAILED, 137, "Killed (SIGKILL)", STAYS, TerminationCause.NONE, ""),
+    "out of memory": (FAILED, 137, "OOMKilled", STAYS, TerminationCause.OUT_OF_MEMORY, ""),
+    "child of process 1 out of memory": (FAILED, 137, "OOMKilled", STAYS, TerminationCause.OUT_OF_MEMORY, ""),
+    "deadline exceeded": (
+        FAILED,
+        143,
+        "DeadlineExceeded",
+        STAYS,
+        TerminationCause.NONE,
+        "Pod was active on the node longer",
+    ),
+    "init container failed": (FAILED, 9, "Error", STAYS, TerminationCause.NONE, ""),
+    "program missing": (FAILED, 128, "StartError", STAYS, TerminationCause.NONE, "failed to create containerd task"),
     # told to go
-    "deleted, still running": (RUNNING, None, "Started", LEAVING, Cause.DELETED, ""),
-    "deleted, container ended": (GONE, 143, "Deleted", STAYS, Cause.DELETED, ""),
-    "deleted, object removed": (GONE, 143, "Deleted", STAYS, Cause.DELETED, ""),
-    "deleted without having run": (GONE, None, "Deleted", STAYS, Cause.DELETED, "The container could not be located"),
-    "removed at once, object as it was last": (RUNNING, None, "Started", LEAVING, Cause.DELETED, ""),
-    "about to be preempted": (RUNNING, None, "Started", STAYS, Cause.NONE, "default-scheduler: preempting"),
-    "preempted, still running": (RUNNING, None, "Started", LEAVING, Cause.PREEMPTED, "default-scheduler: preempting"),
-    "preempted, container ended": (GONE, 143, "Deleted", STAYS, Cause.PREEMPTED, "default-scheduler: preempting"),
-    "preempted, object removed": (GONE, 143, "Deleted", STAYS, Cause.PREEMPTED, "default-scheduler: preempting"),
-    "eviction asked for, not yet deleted": (RUNNING, None, "Started", STAYS, Cause.NONE, "Eviction API: evicting"),
-    "evicted through the API, still running": (RUNNING, None, "Started", LEAVING, Cause.EVICTED, "Eviction API"),
-    "evicted through the API, container ended": (GONE, 143, "Deleted", STAYS, Cause.EVICTED, "Eviction API"),
-    "evicted by the kubelet": (FAILED, 137, "Evicted", STAYS, Cause.NONE, "Pod ephemeral local storage usage"),
-    "no room on its node": (FAILED, None, "OutOfcpu", STAYS, Cause.EVICTED, "Pod was rejected"),
+    "deleted, still running": (RUNNING, None, "Started", LEAVING, TerminationCause.DELETED, ""),
+    "deleted, container ended": (GONE, 143, "Deleted", STAYS, TerminationCause.DELETED, ""),
+    "deleted, object removed": (GONE, 143, "Deleted", STAYS, TerminationCause.DELETED, ""),
+    "deleted without having run": (
+        GONE,
+        None,
+        "Deleted",
+        STAYS,
+        TerminationCause.DELETED,
+        "The container could not be located",
+    ),
+    "removed at once, object as it was last": (RUNNING, None, "Started", LEAVING, TerminationCause.DELETED, ""),
+    "about to be preempted": (RUNNING, None, "Started", STAYS, TerminationCause.NONE, "default-scheduler: preempting"),
+    "preempted, still running": (
+        RUNNING,
+        None,
+        "Started",
+        LEAVING,
+        TerminationCause.PREEMPTED,
+        "default-scheduler: preempting",
+    ),
+    "preempted, container ended": (
+        GONE,
+        143,
+        "Deleted",
+        STAYS,
+        TerminationCause.PREEMPTED,
+        "default-scheduler: preempting",
+    ),
+    "preempted, object removed": (
+        GONE,
+        143,
+        "Deleted",
+        STAYS,
+        TerminationCause.PREEMPTED,
+        "default-scheduler: preempting",
+    ),
+    "eviction asked for, not yet deleted": (
+        RUNNING,
+        None,
+        "Started",
+        STAYS,
+        TerminationCause.NONE,
+        "Eviction API: evicting",
+    ),
+    "evicted through the API, still running": (
+        RUNNING,
+        None,
+        "Started",
+        LEAVING,
+        TerminationCause.EVICTED,
+        "Eviction API",
+    ),
+    "evicted through the API, container ended": (GONE, 143, "Deleted", STAYS, TerminationCause.EVICTED, "Eviction API"),
+    "evicted by the kubelet": (
+        FAILED,
+        137,
+        "Evicted",
+        STAYS,
+        TerminationCause.NONE,
+        "Pod ephemeral local storage usage",
+    ),
+    "no room on its node": (FAILED, None, "OutOfcpu", STAYS, TerminationCause.EVICTED, "Pod was rejected"),
     # its node is lost, or cut off: nobody there says anything any more
-    "node does not answer": (RUNNING, None, "Started", STAYS, Cause.NONE, ""),
-    "about to be deleted for its node's taint": (RUNNING, None, "Started", STAYS, Cause.NONE, "Taint manager"),
-    "deleted for its node's taint, still there": (RUNNING, None, "Started", LEAVING, Cause.NODE_LOST, "Taint manager"),
-    "deleted for its node's taint, removed by force": (RUNNING, None, "Started", LEAVING, Cause.NODE_LOST, "Taint man"),
+    "node does not answer": (RUNNING, None, "Started", STAYS, TerminationCause.NONE, ""),
+    "about to be deleted for its node's taint": (
+        RUNNING,
+        None,
+        "Started",
+        STAYS,
+        TerminationCause.NONE,
+        "Taint manager",
+    ),
+    "deleted for its node's taint, still there": (
+        RUNNING,
+        None,
+        "Started",
+        LEAVING,
+        TerminationCause.NODE_LOST,
+        "Taint manager",
+    ),
+    "deleted for its node's taint, removed by force": (
+        RUNNING,
+        None,
+        "Started",
+        LEAVING,
+        TerminationCause.NODE_LOST,
+        "Taint man",
+    ),
     # waits
-    "does not fit anywhere": (PENDING, None, "Unschedulable", STAYS, Cause.NONE, "0/3 nodes are available: 3 Insuffic"),
-    "image cannot be pulled": (PENDING, None, "ErrImagePull", STAYS, Cause.NONE, "failed to pull and unpack image"),
-    "image pull in back-off": (PENDING, None, "ImagePullBackOff", STAYS, Cause.NONE, "Back-off pulling image"),
-    "ConfigMap missing": (PENDING, None, "CreateContainerConfigError", STAYS, Cause.NONE, 'configmap "missing" not'),
+    "does not fit anywhere": (
+        PENDING,
+        None,
+        "Unschedulable",
+        STAYS,
+        TerminationCause.NONE,
+        "0/3 nodes are available: 3 Insuffic",
+    ),
+    "image cannot be pulled": (
+        PENDING,
+        None,
+        "ErrImagePull",
+        STAYS,
+        TerminationCause.NONE,
+        "failed to pull and unpack image",
+    ),
+    "image pull in back-off": (
+        PENDING,
+        None,
+        "ImagePullBackOff",
+        STAYS,
+        TerminationCause.NONE,
+        "Back-off pulling image",
+    ),
+    "ConfigMap missing": (
+        PENDING,
+        None,
+        "CreateContainerConfigError",
+        STAYS,
+        TerminationCause.NONE,
+        'configmap "missing" not',
+    ),
 }
 
 
@@ -65,7 +176,7 @@ def test_every_recorded_pod_has_its_line() -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_recorded_pod(label: str) -> None:
     phase, exit_code, reason, leaving, cause, message = EXPECTED[label]
-    seen = pod_status.read(REAL[label])
+    seen = pod_status.read_pod_status(REAL[label])
     assert (seen.phase, seen.exit_code, seen.reason) == (phase, exit_code, reason)
     assert (seen.leaving, seen.cause) == (leaving, cause)
     assert seen.message.startswith(message)
@@ -77,7 +188,7 @@ def test_recorded_pod(label: str) -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_only_pods_of_lost_nodes_are_unreachable(label: str) -> None:
     lost = "node does not answer" in label or "for its node's taint" in label
-    assert bool(pod_status.read(REAL[label]).unreachable) == lost
+    assert bool(pod_status.read_pod_status(REAL[label]).unreachable) == lost
 
 
 def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
@@ -89,14 +200,14 @@ def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
         (false, "False"),
     ):
         conditions = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
-        assert pod_status.read(running(conditions=conditions)).unreachable == 0
+        assert pod_status.read_pod_status(running(conditions=conditions)).unreachable == 0
     lost = [{"type": "Ready", **false}, {"type": "ContainersReady", "status": "True"}]
-    assert pod_status.read(running(conditions=lost)).unreachable == 1769860800
+    assert pod_status.read_pod_status(running(conditions=lost)).unreachable == 1769860800
 
 
 @pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])
 def test_deletion_that_the_master_asked_for_has_no_cause(label: str) -> None:
-    assert pod_status.read(REAL[label], asked=True).cause == Cause.NONE
+    assert pod_status.read_pod_status(REAL[label], asked=True).cause == TerminationCause.NONE
 
 
 def running(**status: Any) -> dict[str, Any]:
@@ -133,67 +244,79 @@ To enable the following instructions: AVX2 FMA, in other operations, rebuild Ten
     ],
 )
 def test_of_a_containers_last_words_the_line_that_says_why(said: str, line: str) -> None:
-    assert pod_status.read(running(containerStatuses=terminated(1, message=said))).message == line
+    assert pod_status.read_pod_status(running(containerStatuses=terminated(1, message=said))).message == line
 
 
 @pytest.mark.parametrize(("code", "reason"), [(137, "OOMKilled"), (137, "Error"), (143, "Error"), (1, "OOMKilled")])
 def test_what_was_killed_did_not_know_why(code: int, reason: str) -> None:
     words = f"{NOISE}step 3 done\n"
-    assert pod_status.read(running(containerStatuses=terminated(code, reason, words))).message == ""
+    assert pod_status.read_pod_status(running(containerStatuses=terminated(code, reason, words))).message == ""
 
 
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [
-        ("DeletionByTaintManager", Cause.NODE_LOST),
-        ("DeletionByPodGC", Cause.NODE_LOST),
-        ("PreemptionByScheduler", Cause.PREEMPTED),
-        ("SomethingNew", Cause.EVICTED),
+        ("DeletionByTaintManager", TerminationCause.NODE_LOST),
+        ("DeletionByPodGC", TerminationCause.NODE_LOST),
+        ("PreemptionByScheduler", TerminationCause.PREEMPTED),
+        ("SomethingNew", TerminationCause.EVICTED),
     ],
 )
-def test_disruption_names_the_cause(reason: str, cause: Cause) -> None:
+def test_disruption_names_the_cause(reason: str, cause: TerminationCause) -> None:
     pod = running(conditions=disrupted(reason))
     pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
-    assert (pod_status.read(pod).leaving, pod_status.read(pod).cause) == (True, cause)
+    assert (pod_status.read_pod_status(pod).leaving, pod_status.read_pod_status(pod).cause) == (True, cause)
 
 
 def test_disruption_that_was_taken_back_is_none() -> None:
     pod = running(conditions=disrupted("PreemptionByScheduler", "False"), containerStatuses=terminated(1))
-    assert pod_status.read(pod).cause == Cause.NONE
+    assert pod_status.read_pod_status(pod).cause == TerminationCause.NONE
 
 
 def test_kubelet_that_ends_a_pod_without_deletion_makes_it_leave() -> None:
     """Under pressure and at a node's shutdown the condition comes first, the end later, a deletion never."""
     pod = running(conditions=disrupted("TerminationByKubelet"))
-    assert (pod_status.read(pod).leaving, pod_status.read(pod).cause) == (True, Cause.EVICTED)
+    assert (pod_status.read_pod_status(pod).leaving, pod_status.read_pod_status(pod).cause) == (
+        True,
+        TerminationCause.EVICTED,
+    )
     pod["status"] |= {"phase": "Failed", "reason": "Terminated", "containerStatuses": terminated(143)}
-    seen = pod_status.read(pod)
-    assert (seen.phase, seen.exit_code, seen.reason, seen.cause) == (FAILED, 143, "Terminated", Cause.EVICTED)
+    seen = pod_status.read_pod_status(pod)
+    assert (seen.phase, seen.exit_code, seen.reason, seen.cause) == (
+        FAILED,
+        143,
+        "Terminated",
+        TerminationCause.EVICTED,
+    )
 
 
 def test_end_of_the_role_counts_though_a_sidecar_goes_on() -> None:
     sidecar = {"name": "mesh", "state": {"running": {}}}
-    assert pod_status.read(running(containerStatuses=[sidecar, *terminated(0, "Completed")])).phase == SUCCEEDED
-    assert pod_status.read(running(containerStatuses=[*terminated(3), sidecar])).phase == FAILED
-    assert pod_status.read(
+    assert (
+        pod_status.read_pod_status(running(containerStatuses=[sidecar, *terminated(0, "Completed")])).phase == SUCCEEDED
+    )
+    assert pod_status.read_pod_status(running(containerStatuses=[*terminated(3), sidecar])).phase == FAILED
+    assert pod_status.read_pod_status(
         running(containerStatuses=[{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}])
     ).phase == (RUNNING)
 
 
 def test_exit_code_of_a_lost_container_is_not_known() -> None:
-    seen = pod_status.read(running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown")))
+    seen = pod_status.read_pod_status(
+        running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown"))
+    )
     assert (seen.phase, seen.exit_code) == (FAILED, None)
 
 
 def test_memory_shortage_that_the_role_survived_is_none() -> None:
-    seen = pod_status.read(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
-    assert (seen.phase, seen.cause) == (SUCCEEDED, Cause.NONE)
+    seen = pod_status.read_pod_status(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
+    assert (seen.phase, seen.cause) == (SUCCEEDED, TerminationCause.NONE)
 
 
 def test_pod_without_status_is_pending() -> None:
     pod = copy.deepcopy(REAL["created"])
     del pod["status"]
-    assert pod_status.read(pod).phase == PENDING
+    assert pod_status.read_pod_status(pod).phase == PENDING
 
 
 @pytest.mark.parametrize("labels", [{}, {"edl.dev/role": "worker"}, {"edl.dev/role": "x", "edl.dev/index": "0"}, None])
@@ -201,14 +324,20 @@ def test_pod_without_place_in_the_job_is_refused(labels: dict[str, str] | None) 
     pod = copy.deepcopy(REAL["running"])
     pod["metadata"]["labels"] = labels
     with pytest.raises(ValueError):
-        pod_status.read(pod)
+        pod_status.read_pod_status(pod)
 
 
 def test_object_that_is_gone() -> None:
-    alive = pod_status.read(REAL["running"])
-    assert (pod_status.gone(alive).phase, pod_status.gone(alive).cause) == (GONE, Cause.DELETED)
-    assert pod_status.gone(alive, asked=True).cause == Cause.NONE
-    leaving = pod_status.read(REAL["preempted, still running"])
-    assert (pod_status.gone(leaving).cause, pod_status.gone(leaving).leaving) == (Cause.PREEMPTED, False)
-    ended = pod_status.read(REAL["exit code 3"])
-    assert pod_status.gone(ended) == ended
+    alive = pod_status.read_pod_status(REAL["running"])
+    assert (pod_status.removed_pod_status(alive).phase, pod_status.removed_pod_status(alive).cause) == (
+        GONE,
+        TerminationCause.DELETED,
+    )
+    assert pod_status.removed_pod_status(alive, asked=True).cause == TerminationCause.NONE
+    leaving = pod_status.read_pod_status(REAL["preempted, still running"])
+    assert (pod_status.removed_pod_status(leaving).cause, pod_status.removed_pod_status(leaving).leaving) == (
+        TerminationCause.PREEMPTED,
+        False,
+    )
+    ended = pod_status.read_pod_status(REAL["exit code 3"])
+    assert pod_status.removed_pod_status(ended) == ended

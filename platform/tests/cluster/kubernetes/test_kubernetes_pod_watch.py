@@ -12,21 +12,21 @@ from cluster.kubernetes.kube_stand import JOB_UID, render
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.cluster_port import PLAIN, PodSeen, Role
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodStatus, Role
 from edl.api.errors import EdlError
-from edl.cluster.kubernetes.api_client import Api, Listing
-from edl.cluster.kubernetes.api_errors import AwayError, BusyError, GoneError, LoginError
-from edl.cluster.kubernetes.pod_cache import Register
-from edl.cluster.kubernetes.pod_watch import Manners, Watching
-from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.api_client import KubeClient, ResourceList
+from edl.cluster.kubernetes.api_errors import NoResponseError, ResourceExpiredError, ServerBusyError, UnauthorizedError
+from edl.cluster.kubernetes.pod_cache import PodCache
+from edl.cluster.kubernetes.pod_watch import PodWatch, WatchSettings
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 
 PODS = 4
 FAULTS: dict[str, type[EdlError] | None] = {
     "ends": None,
-    "away": AwayError,
-    "gone": GoneError,
-    "busy": BusyError,
-    "login": LoginError,
+    "away": NoResponseError,
+    "gone": ResourceExpiredError,
+    "busy": ServerBusyError,
+    "login": UnauthorizedError,
 }
 
 
@@ -62,7 +62,7 @@ class World:
 
     def _create(self, index: int) -> tuple[str, dict[str, Any]]:
         self.born += 1
-        pod = render(Role.WORKER, index, PLAIN)
+        pod = render(Role.WORKER, index, DEFAULT_OPTIONS)
         pod["metadata"]["uid"], pod["status"] = f"uid-{self.born}", {"phase": "Pending"}
         self.pods[index] = pod
         return "ADDED", deepcopy(pod)
@@ -79,13 +79,13 @@ class ScriptedApi:
     def __init__(self, script: list[Stretch]) -> None:
         self.world = World()
         self._script = list(script)
-        self.watching: Watching | None = None
+        self.watching: PodWatch | None = None
 
-    def list(self, *_: object, **__: object) -> Listing:
+    def list(self, *_: object, **__: object) -> ResourceList:
         if not self._script:
             assert self.watching is not None
             self.watching.close()
-        return Listing(tuple(deepcopy(list(self.world.pods.values()))), "1")
+        return ResourceList(tuple(deepcopy(list(self.world.pods.values()))), "1")
 
     def watch(self, *_: object, **__: object) -> ScriptedStream:
         return ScriptedStream(self.world, self._script.pop(0) if self._script else ([], "ends", []))
@@ -120,10 +120,10 @@ scripts = st.lists(st.tuples(steps, st.sampled_from(sorted(FAULTS)), steps), max
 @given(scripts)
 def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]) -> None:
     api = ScriptedApi(script)
-    manners = Manners(backoff=Backoff(0, 0), chance=lambda: 0.0)
-    watching = Watching(cast(Api, api), "team", "", Register(JOB_UID), manners)
+    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), chance=lambda: 0.0)
+    watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
     api.watching = watching
-    told = [each for each in watching.pods() if isinstance(each, PodSeen)]
+    told = [each for each in watching.pods() if isinstance(each, PodStatus)]
     living = {pod["metadata"]["uid"] for pod in api.world.pods.values() if pod["status"]["phase"] != "Failed"}
     for uid in {pod.uid for pod in told}:
         states = [pod.ended for pod in told if pod.uid == uid]
@@ -143,8 +143,8 @@ def pauses(script: list[Stretch], lasts: float) -> int:
 
     clock = itertools.count()  # every look at it is one watch later
     api = ScriptedApi(script)
-    manners = Manners(backoff=Backoff(0, 0), chance=chance, now=lambda: next(clock) * lasts)
-    api.watching = Watching(cast(Api, api), "team", "", Register(JOB_UID), manners)
+    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), chance=chance, now=lambda: next(clock) * lasts)
+    api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
     assert list(api.watching.pods())
     return made
 

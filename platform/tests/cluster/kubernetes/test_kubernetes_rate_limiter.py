@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.cluster.kubernetes.rate_limiter import Backoff, Bucket, Pace
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff, TokenBucket, TokenBucketLimiter
 
 
 @given(
@@ -15,7 +15,7 @@ from edl.cluster.kubernetes.rate_limiter import Backoff, Bucket, Pace
     st.floats(0.01, 10),
 )
 def test_no_window_holds_more_than_burst_and_rate(rate: float, burst: float, gaps: list[float], window: float) -> None:
-    bucket, now, sent = Bucket.full(rate, burst, 0.0), 0.0, []
+    bucket, now, sent = TokenBucket.full(rate, burst, 0.0), 0.0, []
     for gap in gaps:
         now += gap
         bucket, wait = bucket.take(now)
@@ -27,7 +27,7 @@ def test_no_window_holds_more_than_burst_and_rate(rate: float, burst: float, gap
 
 @given(st.integers(1, 100))
 def test_burst_is_free_and_the_rest_waits_its_turn(burst: int) -> None:
-    bucket = Bucket.full(10, burst, 0.0)
+    bucket = TokenBucket.full(10, burst, 0.0)
     waits = []
     for _ in range(burst + 3):
         bucket, wait = bucket.take(0.0)
@@ -36,7 +36,7 @@ def test_burst_is_free_and_the_rest_waits_its_turn(burst: int) -> None:
 
 
 def test_clock_that_goes_back_earns_nothing() -> None:
-    bucket, _ = Bucket.full(10, 1, 5.0).take(5.0)
+    bucket, _ = TokenBucket.full(10, 1, 5.0).take(5.0)
     bucket, wait = bucket.take(4.0)
     assert round(wait, 6) == 0.1
 
@@ -45,20 +45,20 @@ def test_clock_that_goes_back_earns_nothing() -> None:
 def test_pause_is_never_shorter_than_the_server_asks_and_never_endless(
     failures: int, chance: float, asked: float | None
 ) -> None:
-    backoff = Backoff(first=0.2, longest=5)
+    backoff = ExponentialBackoff(first=0.2, longest=5)
     pause = backoff.pause(failures, chance, asked)
     assert (asked or 0) + 0.1 <= pause <= (asked or 0) + 5
 
 
 def test_pauses_double_and_differ() -> None:
-    backoff = Backoff(first=0.2, longest=5)
+    backoff = ExponentialBackoff(first=0.2, longest=5)
     assert [backoff.pause(failures, 1) for failures in (1, 2, 3, 4, 10)] == [0.2, 0.4, 0.8, 1.6, 5]
     assert backoff.pause(3, 0) == 0.4
 
 
 def test_server_that_asks_to_be_left_alone_is() -> None:
     now, slept = [0.0], []
-    pace = Pace(10, 5, now=lambda: now[0], sleep=slept.append)
+    pace = TokenBucketLimiter(10, 5, now=lambda: now[0], sleep=slept.append)
     pace()
     pace.hold(3)
     pace()

@@ -15,17 +15,17 @@ from wording import unsaid
 from edl.api.cluster_port import Role
 from edl.api.job import Strategy
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
-from edl.cluster.kubernetes.spec_validation import notes, problems
-from edl.jobfile.job_spec import Data, Export, JobSpec
-from edl.jobfile.loader import load
-from edl.jobfile.pod_spec import Pod, RunAs, SecretKey, Security, Storage, Volume
+from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
+from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec
+from edl.jobfile.loader import load_job_file
+from edl.jobfile.pod_spec import PodSpec, RunAsSpec, SecretKeyRef, SecuritySpec, StorageSpec, VolumeSpec
 from edl.jobfile.problems import SpecError
 
-CLAIM = Volume(mount="/data", claim="datasets")
+CLAIM = VolumeSpec(mount="/data", claim="datasets")
 
 
 def told(spec: JobSpec) -> list[tuple[str, str]]:
-    return [(each.path, each.message) for each in problems(spec)]
+    return [(each.path, each.message) for each in find_spec_problems(spec)]
 
 
 @pytest.mark.parametrize(
@@ -34,23 +34,23 @@ def told(spec: JobSpec) -> list[tuple[str, str]]:
         ({"image": None}, "image", ("missing",)),
         ({"strategy": Strategy(name="Local")}, "strategy.name", ("'Local'",)),
         (
-            {"data": Data(training=("train",))},
+            {"data": DataSpec(training=("train",))},
             "data.training",
             ("'train'", "absolute"),
         ),
         (
-            {"export": Export("models")},
+            {"export": ExportSpec("models")},
             "export.path",
             ("'models'", "absolute"),
         ),
         (
-            {"export": Export("/models")},
+            {"export": ExportSpec("/models")},
             "export.path",
             ("'/models'", "volume"),
         ),
-        ({"volumes": (CLAIM, Volume("/x", local="x"))}, "volumes[1].claim", ("missing",)),
+        ({"volumes": (CLAIM, VolumeSpec("/x", local="x"))}, "volumes[1].claim", ("missing",)),
         (
-            {"pod": Pod(env={"T": SecretKey("edl-mnist-token", "token")})},
+            {"pod": PodSpec(env={"T": SecretKeyRef("edl-mnist-token", "token")})},
             "pod.env.T.secret",
             ("'edl-mnist-token'", "token"),
         ),
@@ -61,44 +61,44 @@ def told(spec: JobSpec) -> list[tuple[str, str]]:
             ("'/x'", "claim"),
         ),
         (
-            {"volumes": (CLAIM, Volume("/a:b", claim="c"))},
+            {"volumes": (CLAIM, VolumeSpec("/a:b", claim="c"))},
             "volumes[1].mount",
             ("'/a:b'", "':'"),
         ),
         (
-            {"volumes": (CLAIM, Volume("/home", claim="c"))},
+            {"volumes": (CLAIM, VolumeSpec("/home", claim="c"))},
             "volumes[1].mount",
             ("'/home'", "/home/edl"),
         ),
-        ({"storage": Storage(path="runs")}, "storage.path", ("'runs'", "absolute")),
-        ({"storage": Storage(path="/runs")}, "storage.path", ("'/runs'", "volume")),
+        ({"storage": StorageSpec(path="runs")}, "storage.path", ("'runs'", "absolute")),
+        ({"storage": StorageSpec(path="/runs")}, "storage.path", ("'/runs'", "volume")),
         (
-            {"storage": Storage(claim="datasets", path="/runs")},
+            {"storage": StorageSpec(claim="datasets", path="/runs")},
             "storage.path",
             ("'/runs'", "claim 'datasets'"),
         ),
         (
-            {"storage": Storage(claim="runs", path="/data/")},
+            {"storage": StorageSpec(claim="runs", path="/data/")},
             "storage.path",
             ("'/data/'", "claim 'runs'"),
         ),
         (
-            {"storage": Storage(claim="runs", path="/")},
+            {"storage": StorageSpec(claim="runs", path="/")},
             "storage.path",
             ("'/'", "claim 'runs'"),
         ),
         (
-            {"volumes": (), "data": Data(training=("odps://a/b",)), "storage": Storage(path="/runs")},
+            {"volumes": (), "data": DataSpec(training=("odps://a/b",)), "storage": StorageSpec(path="/runs")},
             "storage.path",
             ("'/runs'", "no volume"),
         ),
         (
-            {"security": Security(RunAs(user=0))},
+            {"security": SecuritySpec(RunAsSpec(user=0))},
             "security.run_as.user",
             ("found 0", "root"),
         ),
         (
-            {"security": Security(RunAs(group=2**31))},
+            {"security": SecuritySpec(RunAsSpec(group=2**31))},
             "security.run_as.group",
             ("found 2147483648", "at most 2147483647"),
         ),
@@ -111,49 +111,52 @@ def test_problems(changed: dict[str, Any], path: str, keys: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("path", ["/model_zoo/data/train", "/database/x", "/data/../etc"])
 def test_data_that_the_image_may_hold_is_no_mistake_and_is_worth_a_word(path: str) -> None:
-    spec = replace(MNIST, data=Data(training=("/data/x",), validation=(path,)))
+    spec = replace(MNIST, data=DataSpec(training=("/data/x",), validation=(path,)))
     assert told(spec) == []
-    (note,) = notes(spec)
+    (note,) = find_spec_warnings(spec)
     assert not unsaid(note, "data.validation", path, "volume", "image", "pod.overrides")
 
 
 @pytest.mark.parametrize(
     ("pod", "path"),
     [
-        (Pod(env={"EDL_ROLE": "ps"}), "pod.env.EDL_ROLE"),
-        (Pod(env={"HOME": "/root"}), "pod.env.HOME"),
-        (Pod(env={"A=B": "c"}), "pod.env"),
-        (Pod(labels={"edl.dev/job": "x"}), "pod.labels.edl.dev/job"),
-        (Pod(labels={"app.kubernetes.io/name": "x"}), "pod.labels.app.kubernetes.io/name"),
-        (Pod(labels={"batch.kubernetes.io/controller-uid": "x"}), "pod.labels.batch.kubernetes.io/controller-uid"),
-        (Pod(labels={"a/b/c": "x"}), "pod.labels"),
-        (Pod(labels={"team": "a b"}), "pod.labels.team"),
-        (Pod(labels={"team": "a" * 64}), "pod.labels.team"),
-        (Pod(annotations={"edl.dev/run": "x"}), "pod.annotations.edl.dev/run"),
-        (Pod(annotations={"-": "x"}), "pod.annotations"),
-        (Pod(node_selector={"pool": "-"}), "pod.node_selector.pool"),
-        (Pod(overrides={"kind": "Job"}), "pod.overrides.kind"),
-        (Pod(overrides={"spec": None}), "pod.overrides.spec"),
-        (Pod(overrides={"metadata": {"name": "x"}}), "pod.overrides.metadata.name"),
-        (Pod(overrides={"metadata": {"ownerReferences": []}}), "pod.overrides.metadata.ownerReferences"),
-        (Pod(overrides={"metadata": {"labels": {"edl.dev/job": "x"}}}), "pod.overrides.metadata.labels.edl.dev/job"),
-        (Pod(overrides={"metadata": {"labels": {"a": 1}}}), "pod.overrides.metadata.labels.a"),
-        (Pod(overrides={"spec": {"restartPolicy": "Always"}}), "pod.overrides.spec.restartPolicy"),
-        (Pod(overrides={"spec": {"containers": {}}}), "pod.overrides.spec.containers"),
-        (Pod(overrides={"spec": {"containers": [{"image": "x"}]}}), "pod.overrides.spec.containers"),
-        (Pod(overrides={"spec": {"volumes": None}}), "pod.overrides.spec.volumes"),
-        (Pod(overrides={"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}), "pod.overrides.spec.volumes"),
+        (PodSpec(env={"EDL_ROLE": "ps"}), "pod.env.EDL_ROLE"),
+        (PodSpec(env={"HOME": "/root"}), "pod.env.HOME"),
+        (PodSpec(env={"A=B": "c"}), "pod.env"),
+        (PodSpec(labels={"edl.dev/job": "x"}), "pod.labels.edl.dev/job"),
+        (PodSpec(labels={"app.kubernetes.io/name": "x"}), "pod.labels.app.kubernetes.io/name"),
+        (PodSpec(labels={"batch.kubernetes.io/controller-uid": "x"}), "pod.labels.batch.kubernetes.io/controller-uid"),
+        (PodSpec(labels={"a/b/c": "x"}), "pod.labels"),
+        (PodSpec(labels={"team": "a b"}), "pod.labels.team"),
+        (PodSpec(labels={"team": "a" * 64}), "pod.labels.team"),
+        (PodSpec(annotations={"edl.dev/run": "x"}), "pod.annotations.edl.dev/run"),
+        (PodSpec(annotations={"-": "x"}), "pod.annotations"),
+        (PodSpec(node_selector={"pool": "-"}), "pod.node_selector.pool"),
+        (PodSpec(overrides={"kind": "Job"}), "pod.overrides.kind"),
+        (PodSpec(overrides={"spec": None}), "pod.overrides.spec"),
+        (PodSpec(overrides={"metadata": {"name": "x"}}), "pod.overrides.metadata.name"),
+        (PodSpec(overrides={"metadata": {"ownerReferences": []}}), "pod.overrides.metadata.ownerReferences"),
         (
-            Pod(overrides={"spec": {"containers": [{"name": "edl", "env": [{"name": "EDL_UID", "value": "x"}]}]}}),
+            PodSpec(overrides={"metadata": {"labels": {"edl.dev/job": "x"}}}),
+            "pod.overrides.metadata.labels.edl.dev/job",
+        ),
+        (PodSpec(overrides={"metadata": {"labels": {"a": 1}}}), "pod.overrides.metadata.labels.a"),
+        (PodSpec(overrides={"spec": {"restartPolicy": "Always"}}), "pod.overrides.spec.restartPolicy"),
+        (PodSpec(overrides={"spec": {"containers": {}}}), "pod.overrides.spec.containers"),
+        (PodSpec(overrides={"spec": {"containers": [{"image": "x"}]}}), "pod.overrides.spec.containers"),
+        (PodSpec(overrides={"spec": {"volumes": None}}), "pod.overrides.spec.volumes"),
+        (PodSpec(overrides={"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}), "pod.overrides.spec.volumes"),
+        (
+            PodSpec(overrides={"spec": {"containers": [{"name": "edl", "env": [{"name": "EDL_UID", "value": "x"}]}]}}),
             "pod.overrides.spec.containers.env.EDL_UID",
         ),
         (
-            Pod(overrides={"spec": {"containers": [{"name": "edl", "env": [3]}]}}),
+            PodSpec(overrides={"spec": {"containers": [{"name": "edl", "env": [3]}]}}),
             "pod.overrides.spec.containers[0].env",
         ),
     ],
 )
-def test_additions(pod: Pod, path: str) -> None:
+def test_additions(pod: PodSpec, path: str) -> None:
     assert [each for each, _ in told(replace(MNIST, pod=pod))] == [path]
 
 
@@ -172,7 +175,7 @@ pod:
 """
     Path("job.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(SpecError) as caught:
-        load("job.yaml", demands=problems)
+        load_job_file("job.yaml", demands=find_spec_problems)
     lines = str(caught.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[::2]] == ["job.yaml:1", "job.yaml:4", "job.yaml:6", "job.yaml:8"]
     image, data, claim, label = zip(lines[::2], lines[1::2], strict=True)
@@ -185,11 +188,11 @@ pod:
 
 
 def test_notes_say_what_it_costs() -> None:
-    assert notes(MNIST) == []
-    (kept,) = notes(replace(MNIST, volumes=(Volume("/data", host_path="/mnt/disk"),)))
+    assert find_spec_warnings(MNIST) == []
+    (kept,) = find_spec_warnings(replace(MNIST, volumes=(VolumeSpec("/data", host_path="/mnt/disk"),)))
     assert "volumes[0].host_path" in kept
     assert "uid 1000" in kept
-    (lost,) = notes(replace(MNIST, export=Export("/tmp/model")))
+    (lost,) = find_spec_warnings(replace(MNIST, export=ExportSpec("/tmp/model")))
     assert not unsaid(lost, "/tmp/model", "volume")
 
 
@@ -209,8 +212,8 @@ _OVERRIDES = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(overrides=_OVERRIDES | st.dictionaries(_FIELDS, _ANYTHING, max_size=2))
 def test_overrides_are_refused_or_leave_the_pod_its_identity(overrides: dict[str, Any]) -> None:
-    spec = replace(MNIST, pod=Pod(overrides=overrides))
-    if problems(spec):
+    spec = replace(MNIST, pod=PodSpec(overrides=overrides))
+    if find_spec_problems(spec):
         return
     render_job(spec, namespace="team-a", token="t")
     plain, pod = (

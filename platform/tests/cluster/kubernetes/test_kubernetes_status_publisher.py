@@ -12,15 +12,15 @@ import pytest
 from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.cluster.kubernetes import names, status_publisher
-from edl.cluster.kubernetes.api_client import Listing
-from edl.cluster.kubernetes.api_errors import AwayError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.api_client import ResourceList
+from edl.cluster.kubernetes.api_errors import NoResponseError, NotFoundError, RbacDeniedError
+from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS
-from edl.cluster.kubernetes.status_publisher import KubeBoard
-from edl.cluster.status_port import Desired
+from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
+from edl.cluster.status_port import DesiredState
 
 JOB = "digits"
-STATUS = names.status(JOB)
+STATUS = names.status_configmap(JOB)
 
 
 class Stream:
@@ -52,9 +52,9 @@ class Server(LeaseServer):
         super().__init__()
         self.streams: queue.Queue[Stream] = queue.Queue()
 
-    def list(self, kind: Any, *, fields: str) -> Listing:
-        assert fields == f"metadata.name={names.master(JOB)}"
-        return Listing((self.get(kind, names.master(JOB)),), "7")
+    def list(self, kind: Any, *, fields: str) -> ResourceList:
+        assert fields == f"metadata.name={names.master_name(JOB)}"
+        return ResourceList((self.get(kind, names.master_name(JOB)),), "7")
 
     def watch(self, kind: Any, *, resource_version: str, fields: str) -> Stream:
         assert resource_version == "7"
@@ -64,7 +64,10 @@ class Server(LeaseServer):
 
 
 def job(**desired: Any) -> dict[str, Any]:
-    meta = {"name": names.master(JOB), "annotations": {names.DESIRED: json.dumps(desired)} if desired else {}}
+    meta = {
+        "name": names.master_name(JOB),
+        "annotations": {names.DESIRED_ANNOTATION: json.dumps(desired)} if desired else {},
+    }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta}
 
 
@@ -77,15 +80,15 @@ def server() -> Server:
 
 
 @pytest.fixture
-def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeBoard]:
-    monkeypatch.setattr(status_publisher, "PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr(status_publisher, "_BACKOFF", Backoff(first=0.0, longest=0.0))
-    found = KubeBoard(server, JOB)  # type: ignore[arg-type]
+def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeStatusPublisher]:
+    monkeypatch.setattr(status_publisher, "PUBLISH_PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(status_publisher, "_BACKOFF", ExponentialBackoff(first=0.0, longest=0.0))
+    found = KubeStatusPublisher(server, JOB)  # type: ignore[arg-type]
     yield found
     found.close()
 
 
-def once_closing(kept: KubeBoard, then: Exception) -> Callable[[str], None]:
+def once_closing(kept: KubeStatusPublisher, then: Exception) -> Callable[[str], None]:
     """A request that is on its way while the board is closed, and is refused then."""
 
     def refuse(method: str) -> None:
@@ -102,7 +105,7 @@ def shown(server: Server) -> dict[str, str]:
     return found
 
 
-def test_the_newest_pages_are_shown_and_old_ones_go(server: Server, kept: KubeBoard) -> None:
+def test_the_newest_pages_are_shown_and_old_ones_go(server: Server, kept: KubeStatusPublisher) -> None:
     arrived = threading.Event()
     server.before = lambda method: arrived.set()
     kept.publish({"a": "1", "b": "1"})
@@ -112,7 +115,7 @@ def test_the_newest_pages_are_shown_and_old_ones_go(server: Server, kept: KubeBo
     assert shown(server) == {"a": "2"}
 
 
-def test_what_comes_while_a_request_is_on_its_way_is_one_publication(server: Server, kept: KubeBoard) -> None:
+def test_what_comes_while_a_request_is_on_its_way_is_one_publication(server: Server, kept: KubeStatusPublisher) -> None:
     inside, go = threading.Event(), threading.Event()
 
     def hold(method: str) -> None:
@@ -130,7 +133,7 @@ def test_what_comes_while_a_request_is_on_its_way_is_one_publication(server: Ser
     assert len(server.requests) == 2
 
 
-def test_a_server_that_is_away_gets_the_newest_pages_when_it_is_back(server: Server, kept: KubeBoard) -> None:
+def test_a_server_that_is_away_gets_the_newest_pages_when_it_is_back(server: Server, kept: KubeStatusPublisher) -> None:
     tries = threading.Semaphore(0)
     server.away = True
     server.before = lambda method: tries.release()
@@ -149,7 +152,7 @@ def test_there_is_one_publication_a_second(
     """Of a thousand jobs, each: whoever published at once would keep the server busy with nothing else."""
     now, rests, rested = [0.0], list[float](), threading.Event()
 
-    def resting(_: KubeBoard, again: object, seconds: float) -> bool:
+    def resting(_: KubeStatusPublisher, again: object, seconds: float) -> bool:
         rests.append(seconds)
         rested.set()
         return True
@@ -157,16 +160,16 @@ def test_there_is_one_publication_a_second(
     def passing(_: str) -> None:
         now[0] += took
 
-    monkeypatch.setattr(KubeBoard, "_rest", resting)
+    monkeypatch.setattr(KubeStatusPublisher, "_rest", resting)
     server.before = passing
-    found = KubeBoard(server, JOB, clock=lambda: now[0])  # type: ignore[arg-type]
+    found = KubeStatusPublisher(server, JOB, clock=lambda: now[0])  # type: ignore[arg-type]
     found.publish({"a": "1"})
     assert rested.wait(30)
     found.close()
     assert rests == [rest]
 
 
-def test_a_configmap_that_is_missing_is_not_made(server: Server, kept: KubeBoard) -> None:
+def test_a_configmap_that_is_missing_is_not_made(server: Server, kept: KubeStatusPublisher) -> None:
     """It goes with its Job: whoever made it anew would leave it behind. And a master has no right to."""
     tried = threading.Event()
     server.before = lambda method: tried.set()
@@ -178,7 +181,7 @@ def test_a_configmap_that_is_missing_is_not_made(server: Server, kept: KubeBoard
 
 
 def test_a_configmap_that_goes_before_its_master_is_no_news(
-    server: Server, kept: KubeBoard, caplog: pytest.LogCaptureFixture
+    server: Server, kept: KubeStatusPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.before = once_closing(kept, NotFoundError("there is none"))
     kept.publish({"a": "1"})
@@ -187,22 +190,22 @@ def test_a_configmap_that_goes_before_its_master_is_no_news(
 
 
 def test_what_the_server_will_never_do_is_asked_for_once_and_told(
-    server: Server, kept: KubeBoard, caplog: pytest.LogCaptureFixture
+    server: Server, kept: KubeStatusPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.before = once_closing(kept, NoRightError("configmaps is forbidden: User cannot patch"))
+    server.before = once_closing(kept, RbacDeniedError("configmaps is forbidden: User cannot patch"))
     kept.publish({"a": "1"})
     kept._thread.join(30)
     assert server.requests == [("PATCH", STATUS)]
     assert "cannot patch" in caplog.text
 
 
-def test_pages_that_follow_refused_ones_are_shown(server: Server, kept: KubeBoard) -> None:
+def test_pages_that_follow_refused_ones_are_shown(server: Server, kept: KubeStatusPublisher) -> None:
     refused = threading.Event()
 
     def refuse_once(method: str) -> None:
         server.before = lambda method: None
         refused.set()
-        raise NoRightError("configmaps is forbidden: User cannot patch")
+        raise RbacDeniedError("configmaps is forbidden: User cannot patch")
 
     server.before = refuse_once
     kept.publish({"a": "1"})
@@ -212,20 +215,20 @@ def test_pages_that_follow_refused_ones_are_shown(server: Server, kept: KubeBoar
     assert shown(server) == {"a": "2"}
 
 
-def test_wishes_arrive_once_each_also_those_that_a_watch_missed(server: Server, kept: KubeBoard) -> None:
+def test_wishes_arrive_once_each_also_those_that_a_watch_missed(server: Server, kept: KubeStatusPublisher) -> None:
     wishes = kept.desired()
-    assert next(wishes) == Desired()
-    found: queue.Queue[Desired] = queue.Queue()
+    assert next(wishes) == DesiredState()
+    found: queue.Queue[DesiredState] = queue.Queue()
     reading = threading.Thread(target=lambda: [found.put(wish) for wish in wishes])
     reading.start()
     stream = server.streams.get(timeout=30)
     stream.lines.put(("MODIFIED", job(max=8)))
     stream.lines.put(("MODIFIED", job(max=8)))
     stream.lines.put(("BOOKMARK", {"metadata": {"resourceVersion": "9"}}))
-    assert found.get(timeout=30) == Desired(max=8)
+    assert found.get(timeout=30) == DesiredState(max=8)
     server.put(JOBS, job(max=8, stop=True))
-    stream.lines.put(AwayError("it fell silent"))
-    assert found.get(timeout=30) == Desired(max=8, stop=True)
+    stream.lines.put(NoResponseError("it fell silent"))
+    assert found.get(timeout=30) == DesiredState(max=8, stop=True)
     server.streams.get(timeout=30)
     kept.close()
     reading.join(30)

@@ -13,5 +13,5 @@ from edl.cluster.local.__main__ import main
 ROLE = Path(__file__).with_name("fake_role.py")
 
 if __name__ == "__main__":
-    parent_death.KERNEL_TIES = parent_death.KERNEL_TIES and "EDL_TEST_NO_TIES" not in os.environ
+    parent_death.HAS_PARENT_DEATH_SIGNAL = parent_death.HAS_PARENT_DEATH_SIGNAL and "EDL_TEST_NO_TIES" not in os.environ
     sys.exit(main(sys.argv[1:], command=lambda role, index: [sys.executable, "-I", "-S", str(ROLE)]))

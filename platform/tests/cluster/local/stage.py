@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.local.supervisor_launch import start_supervisor
-from edl.transport.process_identity import Identity
+from edl.transport.process_identity import ProcessIdentity
 
 PATIENCE = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""
@@ -36,7 +36,7 @@ class Actor:
         self.parent: int = report["parent"]
         self.session: int = report["session"]
         self.variables: Mapping[str, str] = report["env"]
-        self.identity = Identity.from_environment(self.variables)
+        self.identity = ProcessIdentity.from_environment(self.variables)
 
     @property
     def uid(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.api.cluster_port import Phase, PodSeen, Role, Synced
+from edl.api.cluster_port import PodPhase, PodStatus, Role, WatchSynced
 from edl.api.errors import RefusedError, RetryableError
 from edl.cluster.local import supervisor_protocol
 from edl.cluster.local.local_cluster import LocalCluster
@@ -25,19 +25,19 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(20)
         self._connection = connection
-        self._lines = supervisor_protocol.Lines()
+        self._lines = supervisor_protocol.MessageDecoder()
 
     def hear(self) -> supervisor_protocol.Message:
         (message,) = self._lines.feed(self._connection.recv(65536))
         return message
 
     def say(self, *messages: supervisor_protocol.Message) -> None:
-        self._connection.sendall(b"".join(supervisor_protocol.encode(message) for message in messages))
+        self._connection.sendall(b"".join(supervisor_protocol.encode_message(message) for message in messages))
 
     def welcome(self) -> supervisor_protocol.Message:
         """Accept the hello and return the request that follows."""
-        assert self.hear() == supervisor_protocol.hello("secret")
-        self.say({"edl": supervisor_protocol.VERSION})
+        assert self.hear() == supervisor_protocol.hello_message("secret")
+        self.say({"edl": supervisor_protocol.PROTOCOL_VERSION})
         return self.hear()
 
 
@@ -69,8 +69,8 @@ def play() -> Iterator[Callable[..., LocalCluster]]:
         yield start
 
 
-def pod(index: int, phase: Phase = Phase.RUNNING, exit_code: int | None = None, reason: str = "") -> PodSeen:
-    return PodSeen(f"worker-{index}-u", Role.WORKER, index, phase, exit_code, reason)
+def pod(index: int, phase: PodPhase = PodPhase.RUNNING, exit_code: int | None = None, reason: str = "") -> PodStatus:
+    return PodStatus(f"worker-{index}-u", Role.WORKER, index, phase, exit_code, reason)
 
 
 def listing(*messages: supervisor_protocol.Message) -> Script:
@@ -83,7 +83,7 @@ def listing(*messages: supervisor_protocol.Message) -> Script:
 
 def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(play: Callable[..., LocalCluster]) -> None:
     synced = {"synced": True}
-    ended = pod(1, Phase.FAILED, 137, "Killed (SIGKILL)")
+    ended = pod(1, PodPhase.FAILED, 137, "Killed (SIGKILL)")
     pods = [supervisor_protocol.pod_message(pod(index)) for index in range(3)]
     cluster = play(
         listing(*pods, synced),
@@ -96,22 +96,22 @@ def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(play: Cal
             supervisor_protocol.pod_message(pod(4)),
         ),
     )
-    seen: list[PodSeen | Synced] = []
+    seen: list[PodStatus | WatchSynced] = []
     with pytest.raises(RetryableError, match="away"):
         note_all(cluster, seen)
     assert seen == [
         pod(0),
         pod(1),
         pod(2),
-        Synced(),
-        pod(0, Phase.GONE, None, "Vanished"),
+        WatchSynced(),
+        pod(0, PodPhase.GONE, None, "Vanished"),
         ended,
         pod(3),
         pod(4),
     ]
 
 
-def note_all(cluster: LocalCluster, seen: list[PodSeen | Synced]) -> None:
+def note_all(cluster: LocalCluster, seen: list[PodStatus | WatchSynced]) -> None:
     for item in cluster.watch():
         seen.append(item)  # noqa: PERF402 - what came before an error counts
 

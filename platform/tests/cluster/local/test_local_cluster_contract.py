@@ -8,16 +8,16 @@ import pytest
 from cluster.local.stage import Stage
 from cluster_contract import ClusterContract
 
-from edl.api.cluster_port import Cluster
+from edl.api.cluster_port import JobCluster
 
 
 class LocalStand:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._master = stage.open()
-        self.cluster: Cluster = self.connect()
+        self.cluster: JobCluster = self.connect()
 
-    def connect(self) -> Cluster:
+    def connect(self) -> JobCluster:
         return self._stage.connect(self._master)
 
     def await_running(self, uid: str) -> None:

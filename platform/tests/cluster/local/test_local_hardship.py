@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from edl.cluster.local import restart_policy
-from edl.cluster.local.event_loop import Loop
-from edl.cluster.local.run_log import Record
-from edl.cluster.local.runtime_directory import RuntimeDir
+from edl.cluster.local.event_loop import EventLoop
+from edl.cluster.local.run_log import RunLog
+from edl.cluster.local.runtime_directory import RuntimeDirectory
 from edl.cluster.local.supervisor import Supervisor
 
 
 def supervise(run_dir: Path, command: Sequence[str]) -> int:
-    loop, runtime = Loop(), RuntimeDir()
+    loop, runtime = EventLoop(), RuntimeDirectory()
     try:
         return Supervisor(loop, run_dir, runtime, lambda role, index: command).run()
     finally:
@@ -35,7 +35,7 @@ def supervise(run_dir: Path, command: Sequence[str]) -> int:
 def test_master_that_never_lives_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str], line: str
 ) -> None:
-    monkeypatch.setattr(restart_policy, "MOST_YOUNG_DEATHS", 3)
+    monkeypatch.setattr(restart_policy, "MAX_YOUNG_DEATHS", 3)
     assert supervise(tmp_path, command) == 1
     log = (tmp_path / "logs" / "supervisor.log").read_text()
     assert log.count(line) == 3
@@ -44,7 +44,7 @@ def test_master_that_never_lives_is_given_up(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_does_not_end_the_job_and_leaves_a_note(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunLog(tmp_path)
     log = tmp_path / "logs" / "supervisor.log"
     log.symlink_to("/dev/full")
     record.line("one")
@@ -63,7 +63,7 @@ def test_sockets_have_short_paths_also_below_a_deep_temporary_folder(
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    runtime = RuntimeDir()
+    runtime = RuntimeDirectory()
     try:
         assert len(os.fsencode(runtime.path / "worker-99999.sock")) < 104
     finally:

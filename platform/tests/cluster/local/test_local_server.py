@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.cluster.local import supervisor_protocol
 from edl.cluster.local import supervisor_server as server_module
-from edl.cluster.local.event_loop import Loop
-from edl.cluster.local.supervisor_server import Server
+from edl.cluster.local.event_loop import EventLoop
+from edl.cluster.local.supervisor_server import SupervisorServer
 
-POD = PodSeen("worker-0-u", Role.WORKER, 0, Phase.RUNNING, reason="Started", pid=1)
+POD = PodStatus("worker-0-u", Role.WORKER, 0, PodPhase.RUNNING, reason="Started", pid=1)
 
 
 class OnePod:
@@ -27,7 +27,7 @@ class OnePod:
     def delete(self, uid: str, grace: float) -> None:
         """Nothing to do."""
 
-    def seen(self) -> Iterable[PodSeen]:
+    def seen(self) -> Iterable[PodStatus]:
         return [POD]
 
 
@@ -36,8 +36,8 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "s"
-        self.loop = Loop()
-        self.server = Server(self.loop, self.path, "secret", OnePod())
+        self.loop = EventLoop()
+        self.server = SupervisorServer(self.loop, self.path, "secret", OnePod())
         self.clients: list[socket.socket] = []
 
     def connect(self) -> socket.socket:
@@ -80,14 +80,14 @@ def desk() -> Iterator[Desk]:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (supervisor_protocol.encode({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
-        (supervisor_protocol.encode({"edl": 1, "token": "secreT"}), "token"),
-        (supervisor_protocol.encode({"edl": 1, "token": ["secret"]}), "token"),
-        (supervisor_protocol.encode({"edl": 1}), "token"),
-        (supervisor_protocol.encode({"op": "watch"}), "version"),
+        (supervisor_protocol.encode_message({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
+        (supervisor_protocol.encode_message({"edl": 1, "token": "secreT"}), "token"),
+        (supervisor_protocol.encode_message({"edl": 1, "token": ["secret"]}), "token"),
+        (supervisor_protocol.encode_message({"edl": 1}), "token"),
+        (supervisor_protocol.encode_message({"op": "watch"}), "version"),
         (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
         (b"[]\n", "not a JSON object"),
-        (b"x" * (supervisor_protocol.LONGEST_LINE + 2), "longer"),
+        (b"x" * (supervisor_protocol.MAX_LINE_BYTES + 2), "longer"),
     ],
 )
 def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> None:
@@ -116,24 +116,25 @@ def test_wrong_request_is_answered_and_the_connection_goes_on(
     desk: Desk, request_message: supervisor_protocol.Message
 ) -> None:
     client = desk.connect()
-    client.sendall(supervisor_protocol.encode(supervisor_protocol.hello("secret")))
+    client.sendall(supervisor_protocol.encode_message(supervisor_protocol.hello_message("secret")))
     assert json.loads(desk.read(client)) == {"edl": 1}
-    client.sendall(supervisor_protocol.encode(request_message))
+    client.sendall(supervisor_protocol.encode_message(request_message))
     assert json.loads(desk.read(client))["error"] == "bad_input"
-    client.sendall(supervisor_protocol.encode({"op": "start", "role": "worker", "index": 0}))
+    client.sendall(supervisor_protocol.encode_message({"op": "start", "role": "worker", "index": 0}))
     assert json.loads(desk.read(client)) == {"uid": POD.uid}
 
 
 def test_silent_stranger_is_left_after_a_while(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.0)
+    monkeypatch.setattr(server_module, "AUTHENTICATION_SECONDS", 0.0)
     assert desk.drain(desk.connect()) == b""
 
 
 def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "LONGEST_BACKLOG", 10_000)
+    monkeypatch.setattr(server_module, "MAX_BACKLOG_BYTES", 10_000)
     client = desk.connect()
     client.sendall(
-        supervisor_protocol.encode(supervisor_protocol.hello("secret")) + supervisor_protocol.encode({"op": "watch"})
+        supervisor_protocol.encode_message(supervisor_protocol.hello_message("secret"))
+        + supervisor_protocol.encode_message({"op": "watch"})
     )
     desk.loop.turn()
     for _ in range(10_000):

@@ -63,7 +63,7 @@ def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
     again.obey("say second life")
     again.exit(0)
     assert stage.wait_closed() == 0
-    events = [event_json.parse(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
+    events = [event_json.parse_event_line(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
     assert all(isinstance(each, RoleEnded) and (each.role, each.index) == ("master", 0) for each in events)
     assert [(each.pid, each.reason, each.exit_code) for each in events] == [
         (master.pid, "Error", 3),
