@@ -24,7 +24,7 @@ End = Annotated[int, Field("First record after the range.", unit="records")]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """Something that happened; ``kind`` is its name in JSON."""
 
     kind: ClassVar[str]
@@ -34,7 +34,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStarted(Event):
+class RunStarted(JobEvent):
     """A run began, or goes on after --resume."""
 
     kind: ClassVar[str] = "run_started"
@@ -47,7 +47,7 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleAsked(Event):
+class RoleRequested(JobEvent):
     """The master asked for a process or pod."""
 
     kind: ClassVar[str] = "role_asked"
@@ -57,7 +57,7 @@ class RoleAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleStarted(Event):
+class RoleStarted(JobEvent):
     """A process or pod of the job started."""
 
     kind: ClassVar[str] = "role_started"
@@ -67,7 +67,7 @@ class RoleStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleLeaving(Event):
+class RoleLeaving(JobEvent):
     """A process or pod of the job was told to go and is still there."""
 
     kind: ClassVar[str] = "role_leaving"
@@ -78,7 +78,7 @@ class RoleLeaving(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleEnded(Event):
+class RoleEnded(JobEvent):
     """A process or pod of the job is gone."""
 
     kind: ClassVar[str] = "role_ended"
@@ -92,7 +92,7 @@ class RoleEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRevoked(Event):
+class LeaseRevoked(JobEvent):
     """A worker may no longer push for a range."""
 
     kind: ClassVar[str] = "lease_revoked"
@@ -104,7 +104,7 @@ class LeaseRevoked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsReturned(Event):
+class RecordsRequeued(JobEvent):
     """A range went back to the head of the queue."""
 
     kind: ClassVar[str] = "records_returned"
@@ -116,7 +116,7 @@ class RecordsReturned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsLeased(Event):
+class RequeuedRecordsLeased(JobEvent):
     """A range that had gone back to the queue is in the hands of a worker again."""
 
     kind: ClassVar[str] = "records_leased"
@@ -127,7 +127,7 @@ class RecordsLeased(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Event):
+class WorkerCountChanged(JobEvent):
     """Somebody wants other numbers of workers than before."""
 
     kind: ClassVar[str] = "scaled"
@@ -136,7 +136,7 @@ class Scaled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled(Event):
+class StallBegan(JobEvent):
     """Training stands for want of parameter servers, or of a checkpoint; again when another server is missing."""
 
     kind: ClassVar[str] = "stalled"
@@ -144,7 +144,7 @@ class Stalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StallEnded(Event):
+class StallEnded(JobEvent):
     """Training goes on; not told of a job that ends."""
 
     kind: ClassVar[str] = "stall_ended"
@@ -153,7 +153,7 @@ class StallEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationStarted(Event):
+class EvaluationStarted(JobEvent):
     """An evaluation of one pinned version began."""
 
     kind: ClassVar[str] = "evaluation_started"
@@ -161,7 +161,7 @@ class EvaluationStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationEnded(Event):
+class EvaluationEnded(JobEvent):
     """Every validation record was evaluated once."""
 
     kind: ClassVar[str] = "evaluation_ended"
@@ -170,7 +170,7 @@ class EvaluationEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved(Event):
+class CheckpointSaved(JobEvent):
     """A cut is on disk."""
 
     kind: ClassVar[str] = "checkpoint_saved"
@@ -183,7 +183,7 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RolledBack(Event):
+class RollbackDone(JobEvent):
     """Parameters, and with ``records`` also the ledger, went back to a cut."""
 
     kind: ClassVar[str] = "rolled_back"
@@ -194,7 +194,7 @@ class RolledBack(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined(Event):
+class RangeQuarantined(JobEvent):
     """A range made workers crash again and again and is left out."""
 
     kind: ClassVar[str] = "quarantined"
@@ -205,7 +205,7 @@ class Quarantined(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Warned(Event):
+class WarningRaised(JobEvent):
     """Something the user should know that does not end the job."""
 
     kind: ClassVar[str] = "warning"
@@ -213,7 +213,7 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CallbackDecided(Event):
+class CallbackDecided(JobEvent):
     """A Keras callback that goes by evaluations decided something for the whole job."""
 
     kind: ClassVar[str] = "callback_decided"
@@ -223,7 +223,7 @@ class CallbackDecided(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Exported(Event):
+class ModelExported(JobEvent):
     """The trained model is on disk."""
 
     kind: ClassVar[str] = "exported"
@@ -234,7 +234,7 @@ class Exported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded(Event):
+class JobEnded(JobEvent):
     """The last event of a run."""
 
     kind: ClassVar[str] = "job_ended"
@@ -243,28 +243,28 @@ class JobEnded(Event):
     summary: Annotated[Summary, Field("What the run came to.")]
 
 
-EVENTS: Mapping[str, type[Event]] = {
+EVENTS: Mapping[str, type[JobEvent]] = {
     event.kind: event
     for event in (
         RunStarted,
-        RoleAsked,
+        RoleRequested,
         RoleStarted,
         RoleLeaving,
         RoleEnded,
-        Scaled,
+        WorkerCountChanged,
         LeaseRevoked,
-        RecordsReturned,
-        RecordsLeased,
-        Stalled,
+        RecordsRequeued,
+        RequeuedRecordsLeased,
+        StallBegan,
         StallEnded,
         EvaluationStarted,
         EvaluationEnded,
         CheckpointSaved,
-        RolledBack,
-        Quarantined,
-        Warned,
+        RollbackDone,
+        RangeQuarantined,
+        WarningRaised,
         CallbackDecided,
-        Exported,
+        ModelExported,
         JobEnded,
     )
 }

@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from edl.api.errors import BadInputError, EdlError
-from edl.api.events import Event, RunStarted, Warned
+from edl.api.events import JobEvent, RunStarted, WarningRaised
 from edl.api.status import ENDED, Status, Summary
 from edl.cluster.status_port import DesiredState
 from edl.jobfile import json_object
@@ -222,13 +222,13 @@ def _read_optional(path: Path, kind: type[RunFile]) -> RunFile | None:
     return json_object.from_json(kind, read_json(path), str(path)) if path.exists() else None
 
 
-def read_events(run: RunDirectory) -> Iterator[Event]:
+def read_events(run: RunDirectory) -> Iterator[JobEvent]:
     """All events of a run; one of another version of EDL is told as a warning."""
     for value in follow_json_lines(run.events).poll():
         try:
             yield event_from_json(value)
         except SpecError as error:
-            yield Warned(f"an event cannot be read: {error}", time=float(value.get("time") or time.time()))
+            yield WarningRaised(f"an event cannot be read: {error}", time=float(value.get("time") or time.time()))
 
 
 def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:

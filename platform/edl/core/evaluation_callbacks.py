@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edl.api.events import CallbackDecided, Warned
+from edl.api.events import CallbackDecided, WarningRaised
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
 from edl.core.callback_decisions import (
     BestCheckpoint,
@@ -71,7 +71,7 @@ def _emit_callback_events(state: JobState, at: EvaluationRound, before: Callback
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
     if after.keep_best and not at.saved:
-        state.emit(Warned(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
+        state.emit(WarningRaised(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
 
 
 def can_finish_evaluation(state: JobState, at: EvaluationRound) -> bool:

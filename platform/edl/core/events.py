@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
-from edl.api.events import Event as PublishedEvent
-from edl.api.events import Stalled
+from edl.api.events import JobEvent as PublishedEvent
+from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
 from edl.core.callback_decisions import CallbackSpec
 from edl.core.ledger import RecordRange
@@ -547,7 +547,7 @@ class TrainingStalled:
         unsaved: why no checkpoint can be written, if training stands for that.
     """
 
-    kind: ClassVar[str] = Stalled.kind
+    kind: ClassVar[str] = StallBegan.kind
     missing: tuple[MissingPs, ...] = ()
     unsaved: str = ""
 

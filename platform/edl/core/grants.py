@@ -8,7 +8,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.api.events import EvaluationEnded, Exported, RecordsLeased
+from edl.api.events import EvaluationEnded, ModelExported, RequeuedRecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, revocation
 from edl.core.checkpoint_failures import steps_before_pause
@@ -147,7 +147,7 @@ def _grant_lease(state: JobState, worker: str, kind: str, work: RecordRange, now
     state.fleet.pods[worker].leased = True
     if again:
         index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
-        state.emit(RecordsLeased(start=work.start, end=work.end, source=source, worker=index))
+        state.emit(RequeuedRecordsLeased(start=work.start, end=work.end, source=source, worker=index))
     return _build_grant(state, kind, ledger.leases[number])
 
 
@@ -329,4 +329,4 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
         state.record(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:
         for path in state.counters.exported:
-            state.emit(Exported(path=path, loading=state.counters.loading or None))
+            state.emit(ModelExported(path=path, loading=state.counters.loading or None))

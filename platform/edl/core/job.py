@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.api.journal_entries import MasterStarted
 from edl.core import (
     checkpoint_failures,
@@ -126,7 +126,7 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.CheckpointSaveFinished: ps_handover.handle_save_finished,
     events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
     events.ScaleRequested: lambda state, event, now: scaling.handle_scale_requested(state, event),
-    events.DesiredStateInvalid: lambda state, event, now: state.emit(Warned(event.message)),
+    events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),
     events.StopRequested: final_checkpoint.handle_stop_requested,
     events.Tick: lambda state, event, now: revocation.handle_tick(state, event, now),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import RolledBack, Warned
+from edl.api.events import RollbackDone, WarningRaised
 from edl.api.journal_entries import (
     CheckpointReplaced,
     EvaluationAbandoned,
@@ -121,7 +121,7 @@ def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
     if not state.synced:
         _attach_ps(state, pod, None, now)
         return
-    state.emit(Warned(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
+    state.emit(WarningRaised(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
     _replace_empty_ps(state, pod)
     if not state.emptied:
         state.emptied = True
@@ -172,7 +172,7 @@ def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
     """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
     pod = state.fleet.pods.get(event.uid)
     if pod is not None and pod.live and not state.ended:
-        state.emit(Warned(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
+        state.emit(WarningRaised(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
         state.do(DeletePod(event.uid, 0.0))
 
 
@@ -210,7 +210,7 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
     state.record(
         CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
     )
-    state.emit(Warned(f"{reason}, checkpoint {older.cut} stands in: {why}"))
+    state.emit(WarningRaised(f"{reason}, checkpoint {older.cut} stands in: {why}"))
     fleet = state.fleet
     if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
         roll_back_job(state, reason)
@@ -259,7 +259,7 @@ def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> Non
     """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
     state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
-    state.emit(RolledBack(records=0, updates=updates, to_cut=cut or None, reason=reason))
+    state.emit(RollbackDone(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
 def roll_back_job(state: JobState, reason: str) -> None:
@@ -275,7 +275,7 @@ def roll_back_job(state: JobState, reason: str) -> None:
         for number in [n for n in holder.stepped if n in training.leases]:
             holder.drop(number)
     state.record(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
-    state.emit(RolledBack(records=records, updates=0, to_cut=cut or None, reason=reason))
+    state.emit(RollbackDone(records=records, updates=0, to_cut=cut or None, reason=reason))
     for pod in state.fleet.live(Role.PS):
         # It was asked with the leases of before, which are closed now.
         pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.api.cluster_port import PodStatus, Role
-from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, Warned
+from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import oom_policy, parameter_servers, scaling
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
@@ -137,7 +137,7 @@ def _raise_memory(state: JobState, pod: JobPod) -> None:
         state.end("Failed", decided.reason)
     elif decided.value != fleet.memory:
         state.record(WorkerMemoryRaised(raised=decided.value.raised, since=decided.value.since))
-        state.emit(Warned(decided.reason))
+        state.emit(WarningRaised(decided.reason))
 
 
 def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_crashing: bool = False) -> None:
@@ -217,6 +217,6 @@ def handle_start_refused(state: JobState, event: StartRefused, now: float) -> No
     """The cluster would not start a pod."""
     if event.retry:
         if state.fleet.refused(event.role, event.index, event.reason, now):
-            state.emit(Warned(f"{event.role}-{event.index} was not started: {event.reason}"))
+            state.emit(WarningRaised(f"{event.role}-{event.index} was not started: {event.reason}"))
     else:
         state.end("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

@@ -11,7 +11,7 @@ back to the newest checkpoint, counted. The protocol is in docs/design/0002-reco
 
 from __future__ import annotations
 
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.api.journal_entries import ParametersHandedOver
 from edl.core import snapshots
 from edl.core.cuts import CutStage
@@ -41,7 +41,7 @@ def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
     if pod.uid not in state.fleet.handed_over or not pod.live or pod.given_up or state.ended or not state.synced:
         return
     pod.given_up, pod.dismissal = True, "it was handed over"
-    state.emit(Warned(f"ps-{pod.index} was handed over and does not go: it is deleted"))
+    state.emit(WarningRaised(f"ps-{pod.index} was handed over and does not go: it is deleted"))
     state.do(DeletePod(pod.uid, 0.0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.api.cluster_port import Role
-from edl.api.events import LeaseRevoked, Quarantined, RecordsReturned
+from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import final_checkpoint, snapshots
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
@@ -87,7 +87,7 @@ def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
 
 def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str) -> None:
     index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
-    state.emit(RecordsReturned(start=work.start, end=work.end, source=source, worker=index, reason=reason))
+    state.emit(RecordsRequeued(start=work.start, end=work.end, source=source, worker=index, reason=reason))
 
 
 def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) -> None:
@@ -192,6 +192,8 @@ def _judge_crash(
         return {}
     state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
     state.suspicion.clear(work)
-    state.emit(Quarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what))
+    state.emit(
+        RangeQuarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what)
+    )
     at_work = next(lease.number for lease, through in held if through < lease.steps)
     return {at_work: work.records}

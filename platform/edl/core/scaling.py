@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
-from edl.api.events import RoleAsked, RoleLeaving, Scaled
+from edl.api.events import RoleLeaving, RoleRequested, WorkerCountChanged
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.core import worker_priority
 from edl.core.events import DeletePod, ScaleRequested, StartPod
@@ -37,7 +37,7 @@ def handle_scale_requested(state: JobState, event: ScaleRequested) -> None:
     """Somebody wants other numbers of workers from now on."""
     if (event.min, event.max) != state.scaled and not state.ended:
         state.record(WorkersScaled(min=event.min, max=event.max))
-        state.emit(Scaled(min=state.workers_min, max=state.workers_max))
+        state.emit(WorkerCountChanged(min=state.workers_min, max=state.workers_max))
 
 
 # ------------------------------------------------------------------------------------------------ how many
@@ -122,7 +122,7 @@ def _request_missing_pods(state: JobState, now: float) -> None:
         if role is Role.WORKER and index >= state.fleet.next_worker:
             state.record(WorkerChanged(index=index))
         state.fleet.ask(role, index, now, wish)
-        state.emit(RoleAsked(role=role.value, index=index, reason=why))
+        state.emit(RoleRequested(role=role.value, index=index, reason=why))
         state.do(StartPod(role, index, wish))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edl.api.cluster_port import Role
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
-from edl.api.events import EvaluationStarted, RolledBack, Warned
+from edl.api.events import EvaluationStarted, RollbackDone, WarningRaised
 from edl.api.journal_entries import (
     CheckpointWritten,
     CutAnnounced,
@@ -80,7 +80,7 @@ def abort_cut(state: JobState, reason: str, now: float, retry: float = RETRY_HEL
     assert state.cut is not None
     state.record(CutCalledOff(cut=state.cut.number, reason=reason))
     state.do(ReleaseCut(state.cut.number))
-    state.emit(Warned(f"cut {state.cut.number} is off: {reason}"))
+    state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
     if state.cut.keep:  # somebody waits for it, and not for long
         retry = min(retry, RETRY_SECONDS)
     _clear_cut(state, reason, now + retry)
@@ -178,12 +178,12 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
         more = updates - state.counters.updates_of.get(index, 0)
         if more:
             reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
-            state.emit(RolledBack(records=0, updates=more, to_cut=back, reason=reason))
+            state.emit(RollbackDone(records=0, updates=more, to_cut=back, reason=reason))
     if found.differs:
         uid, steps = max(found.differs.items(), key=lambda item: abs(item[1]))
         which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
         state.emit(
-            Warned(
+            WarningRaised(
                 f"at cut {cut.number} {step} steps are done, and ps-{state.fleet.pods[uid].index} applied "
                 f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}"
             )
@@ -219,7 +219,7 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
         return
     if event.error:
         state.record(CutCalledOff(cut=cut.number, reason=event.error))
-        state.emit(Warned(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
+        state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
         checkpoint_failures.record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:

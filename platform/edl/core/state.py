@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.api.cluster_port import MOST_WORKERS
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
 from edl.core import compaction, entry_handlers
 from edl.core.callback_decisions import CallbackSpec, CallbackState
@@ -261,7 +261,7 @@ class JobState:
         """Add commands to what is being decided."""
         self.out.extend(commands)
 
-    def emit(self, event: Event | TrainingStalled | PhaseEntered) -> None:
+    def emit(self, event: JobEvent | TrainingStalled | PhaseEntered) -> None:
         """Tell people what happened."""
         self.out.append(EmitEvent(event))
 

@@ -12,7 +12,7 @@ it leads follow the placement, and leases that are closed are refused (docs/desi
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.core.events import DeletePod
 from edl.core.state import JobState
 
@@ -34,7 +34,7 @@ def replace_unreachable_ps(state: JobState, now: float) -> None:
             continue
         pod.given_up, pod.dismissal = True, "its node is unreachable"
         state.emit(
-            Warned(
+            WarningRaised(
                 f"ps-{pod.index} is replaced: its node {pod.node} is unreachable, and neither the master nor a "
                 f"worker has had an answer of it for {silent:.0f} s"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Self
 
 from edl.api.cluster_port import TerminationCause
-from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.jobfile.composite_types import MappingType
 from edl.jobfile.json_object import JsonObject
 from edl.jobfile.scalar_types import IntegerType, TextType
@@ -50,14 +50,14 @@ class DisruptionCounter:
         self._returned, self._leased = 0, 0
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> Self:
+    def of(cls, events: Iterable[JobEvent]) -> Self:
         """A counter that has heard these events."""
         counter = cls()
         for event in events:
             counter.hear(event)
         return counter
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: JobEvent) -> None:
         """Count one event; whom the master itself told to go is no loss."""
         match event:
             case RoleLeaving() if event.cause not in _EXTERNAL_CAUSES:
@@ -65,13 +65,13 @@ class DisruptionCounter:
             case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED_REASONS:
                 if (event.role, event.index) not in self._dismissed:
                     self._lost[event.role][event.reason.partition(": ")[0] or "no reason known"] += 1
-            case RolledBack():
+            case RollbackDone():
                 self._rollbacks += 1
                 self._rolled_back += event.records
                 self._reason = event.reason
-            case RecordsReturned():
+            case RecordsRequeued():
                 self._returned += event.end - event.start
-            case RecordsLeased():
+            case RequeuedRecordsLeased():
                 self._leased += event.end - event.start
 
     @property

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 
-from edl.api.events import EVENTS, Event
+from edl.api.events import EVENTS, JobEvent
 from edl.jobfile import json_object
 from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.problems import SpecError, SpecProblem
 
 
-def line(event: Event) -> str:
+def line(event: JobEvent) -> str:
     """The event as one line, without the line feed."""
     return json.dumps(json_object.to_json(event), allow_nan=False)
 
 
-def parse_event_line(line: str, where: str = "event") -> Event:
+def parse_event_line(line: str, where: str = "event") -> JobEvent:
     """The event of a line; raises SpecError for anything that ``line`` did not write."""
     try:
         value = json.loads(line)
@@ -24,7 +24,7 @@ def parse_event_line(line: str, where: str = "event") -> Event:
     return event_from_json(value, where)
 
 
-def event_from_json(value: object, where: str = "event") -> Event:
+def event_from_json(value: object, where: str = "event") -> JobEvent:
     """The event of a JSON object; raises SpecError that names ``where`` and every wrong field."""
     kind = value.get("event") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in EVENTS:
@@ -37,6 +37,6 @@ def build_event_schema() -> dict[str, JsonValue]:
     return {"oneOf": [_event_type_schema(event) for event in EVENTS.values()]}
 
 
-def _event_type_schema(event: type[Event]) -> dict[str, JsonValue]:
+def _event_type_schema(event: type[JobEvent]) -> dict[str, JsonValue]:
     section = json_object.section_of(event)
     return {"title": event.kind, "description": event.__doc__} | section.schema(required=("event",))

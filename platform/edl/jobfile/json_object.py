@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.jobfile.document_tree import JsonValue, ReadContext, build_tree
 from edl.jobfile.problems import SpecError, SpecProblem
 from edl.jobfile.section_type import SectionType
@@ -16,7 +16,7 @@ def section_of(report: type) -> SectionType:
     """What the JSON object of a class of ``edl.api.status`` or ``edl.api.events`` looks like; of an event, with its
     kind in front.
     """
-    return SectionType(report, constants=(("event", report.kind),) if issubclass(report, Event) else ())
+    return SectionType(report, constants=(("event", report.kind),) if issubclass(report, JobEvent) else ())
 
 
 def to_json(value: Any) -> dict[str, JsonValue]:

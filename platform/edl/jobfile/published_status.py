@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.disruptions import DisruptionReport
@@ -67,7 +67,7 @@ class PublishedStatus:
     """
 
     status: Status | None = None
-    events: Sequence[Event] = ()
+    events: Sequence[JobEvent] = ()
     timeline: Sequence[TimelinePoint] = ()
     summary: Summary | None = None
     failure: JobFailure | None = None
@@ -136,7 +136,7 @@ def _mean_interval(timeline: Sequence[TimelinePoint]) -> float:
     return (timeline[-1].time - timeline[0].time) / (len(timeline) - 1)
 
 
-def _newest_event_lines(events: Sequence[Event]) -> str:
+def _newest_event_lines(events: Sequence[JobEvent]) -> str:
     """The newest events, as many as there is room for, one a line."""
     lines: list[str] = []
     room = MAX_EVENTS_BYTES

@@ -26,7 +26,7 @@ from functools import partial
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
-from edl.api.events import RoleStarted, Warned
+from edl.api.events import RoleStarted, WarningRaised
 from edl.core.events import CoreEvent, EndJob, PodChanged, PodsSynced, StopRequested
 from edl.core.job import JobStateMachine
 from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
@@ -202,7 +202,7 @@ class MasterProcess:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             if self._anew:
-                self._reporter.put(Warned(BEGINS_ANEW_MESSAGE, time=time.time()))
+                self._reporter.put(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
             if not self.shell.state.ended:
                 self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._accounts.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from edl.api.events import EvaluationEnded, Event
+from edl.api.events import EvaluationEnded, JobEvent
 from edl.api.status import Status
 from edl.reporting.summary_text import format_metrics
 
@@ -33,7 +33,7 @@ class ProgressLogger:
         log.info("Loss %.4g at step %s%s, %s", status.loss, f"{status.step:,}", epoch, records)
 
 
-def log_event(event: Event) -> None:
+def log_event(event: JobEvent) -> None:
     """Log the end of an evaluation."""
     if isinstance(event, EvaluationEnded):
         log.info("Evaluation of step %s: %s", f"{event.step:,}", format_metrics(event.metrics) or "done")

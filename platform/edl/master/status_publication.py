@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.status import ENDED, Status, Summary
 from edl.cluster.status_port import StatusPublisher
 from edl.jobfile import json_object
@@ -52,13 +52,13 @@ class RunPublisher:
     def __init__(self, board: StatusPublisher, run: RunDirectory) -> None:
         self._board, self._run = board, run
         self._lock = threading.Lock()
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[JobEvent] = deque(maxlen=MAX_EVENTS)
         self._losses = DisruptionCounter()
         for event in _earlier_events(run):
             self.hear(event)
         self._timeline = _load_timeline(run.path / TIMELINE_KEY)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: JobEvent) -> None:
         """Show an event, from the next publication on."""
         with self._lock:
             self._events.append(event)
@@ -112,7 +112,7 @@ def timeline_point(status: Status) -> TimelinePoint:
     )
 
 
-def _earlier_events(run: RunDirectory) -> Iterator[Event]:
+def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
     """What the masters before this one told, as far as it can be read."""
     try:
         for value in follow_json_lines(run.events).poll():

@@ -15,7 +15,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import Event, Stalled
+from edl.api.events import JobEvent, StallBegan
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
 from edl.core.job import JobStateMachine
@@ -58,7 +58,7 @@ class StatusReporter:
         job: str,
         state: JobStateMachine,
         failed: guarded_threads.FailureHandler,
-        heard: Callable[[Event], None] = lambda event: None,
+        heard: Callable[[JobEvent], None] = lambda event: None,
         parameters: Callable[[], ParametersStatus | None] = lambda: None,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -80,10 +80,10 @@ class StatusReporter:
             log.info("%s %s", event.kind, asdict(event))
             return
         if isinstance(event, TrainingStalled):
-            event = Stalled(describe_stall(event.missing, event.unsaved))
+            event = StallBegan(describe_stall(event.missing, event.unsaved))
         self.put(replace(event, time=time.time()))
 
-    def put(self, event: Event) -> None:
+    def put(self, event: JobEvent) -> None:
         """Queue an event of the master's own."""
         self._heard(event)
         progress_log.log_event(event)

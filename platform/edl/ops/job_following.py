@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edl.api.events import Event, JobEnded
+from edl.api.events import JobEnded, JobEvent
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.polling import poll_repeatedly
 from edl.reporting.run_outcome import RunFailure, RunOutcome, decide_outcome
@@ -54,7 +54,7 @@ class JobFollower:
 
     def __init__(self, face: RunRenderer) -> None:
         self._face = face
-        self._known: Sequence[Event] = ()
+        self._known: Sequence[JobEvent] = ()
         self._told = PublishedStatus()
         self.progress: RunProgress | None = None
 
@@ -115,7 +115,7 @@ def follow_job(
     return outcome.exit_code
 
 
-def new_events(known: Sequence[Event], events: Sequence[Event]) -> Sequence[Event]:
+def new_events(known: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequence[JobEvent]:
     """The events after those that are known; all of them when none of these is left among the newest."""
     if known and known[-1] in events:
         at = len(events) - 1 - list(reversed(events)).index(known[-1])

@@ -11,7 +11,7 @@ from signal import SIGINT, SIGPIPE, SIGTERM
 from signal import Signals as Signal
 
 from edl.api.errors import StorageError
-from edl.api.events import Event, JobEnded, Warned
+from edl.api.events import JobEnded, JobEvent, WarningRaised
 from edl.api.status import Status, Summary
 from edl.core.saved_checkpoint import FINAL_SECONDS
 from edl.jobfile import json_object
@@ -123,11 +123,11 @@ class LocalRunFollower:
         return ended
 
 
-def _parse_event(value: dict[str, object]) -> Event:
+def _parse_event(value: dict[str, object]) -> JobEvent:
     try:
         return event_from_json(value)
     except SpecError as error:
-        return Warned(f"an event cannot be read: {error}", time=time.time())
+        return WarningRaised(f"an event cannot be read: {error}", time=time.time())
 
 
 def _read_summary(run: RunDirectory) -> Summary | None:

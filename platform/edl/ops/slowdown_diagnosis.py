@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.jobfile.disruptions import DisruptionCounter, DisruptionReport
 from edl.jobfile.published_status import TimelinePoint
 from edl.ops.job_findings import JobFinding
@@ -23,7 +23,7 @@ def diagnose_slowdown(job: JobView, called: str) -> Iterator[JobFinding]:
     yield from _find_unapplied_steps(job, called)
     told = job.told
     yield from _find_losses(job.name, told.losses or DisruptionCounter.of(told.events).losses, called)
-    for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, Warned)):
+    for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, WarningRaised)):
         yield JobFinding(job.name, message)
 
 

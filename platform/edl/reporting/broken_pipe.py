@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.reporting.run_info import RunInfo
 from edl.reporting.run_outcome import RunOutcome
 from edl.reporting.run_progress import RunProgress
@@ -37,7 +37,7 @@ class PipeSafeRenderer:
         """What will run."""
         self._show(lambda: self._face.planned(plan))
 
-    def happened(self, event: Event, progress: RunProgress) -> None:
+    def happened(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
         self._show(lambda: self._face.happened(event, progress))
 

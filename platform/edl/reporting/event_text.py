@@ -11,23 +11,23 @@ from edl.api.events import (
     CheckpointSaved,
     EvaluationEnded,
     EvaluationStarted,
-    Event,
-    Exported,
     JobEnded,
+    JobEvent,
     LeaseRevoked,
-    Quarantined,
-    RecordsLeased,
-    RecordsReturned,
-    RoleAsked,
+    ModelExported,
+    RangeQuarantined,
+    RecordsRequeued,
+    RequeuedRecordsLeased,
     RoleEnded,
     RoleLeaving,
+    RoleRequested,
     RoleStarted,
-    RolledBack,
+    RollbackDone,
     RunStarted,
-    Scaled,
-    Stalled,
+    StallBegan,
     StallEnded,
-    Warned,
+    WarningRaised,
+    WorkerCountChanged,
 )
 from edl.api.status import ParametersStatus, Status
 from edl.reporting.summary_text import format_duration, format_metric, format_metrics
@@ -45,17 +45,17 @@ _WORKING_PHASES = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
 
-def describe_event(event: Event) -> str:
+def describe_event(event: JobEvent) -> str:
     """What happened, in one line without time."""
     return to_single_line(_describe_event(event))
 
 
-def _describe_event(event: Event) -> str:
+def _describe_event(event: JobEvent) -> str:
     match event:
         case RunStarted():
             changed = f", changed: {'; '.join(event.changes)}" if event.changes else ""
             return f"run {event.run} {'goes on' if event.resumed else 'starts'} in {event.run_dir}{changed}"
-        case RoleAsked():
+        case RoleRequested():
             return f"{format_role(event.role, event.index)} asked for{_reason_suffix(event.reason)}"
         case RoleStarted():
             return f"{format_role(event.role, event.index)} started{_pid_suffix(event.pid)}"
@@ -64,42 +64,42 @@ def _describe_event(event: Event) -> str:
             return f"{format_role(event.role, event.index)} was told to go{_reason_suffix(why)}"
         case RoleEnded():
             return f"{format_role(event.role, event.index)} ended{_pid_suffix(event.pid)}: {_describe_exit(event)}"
-        case Scaled():
+        case WorkerCountChanged():
             return f"{format_worker_count(event.max)} wanted, at least {event.min}"
-        case Stalled():
+        case StallBegan():
             return f"stalled{_reason_suffix(event.reason)}"
         case StallEnded():
             return f"goes on after {format_duration(event.seconds)}{_reason_suffix(event.reason)}"
         case JobEnded():
             return f"job {event.phase.lower()}{_reason_suffix(event.reason.partition(chr(10))[0])}"
-        case Warned():
+        case WarningRaised():
             return f"warning: {event.message}"
         case CallbackDecided():
             return f"step {event.step:,}: {event.decision}"
-        case Exported():
+        case ModelExported():
             return f"model exported to {event.path}" + (f"; load it with {event.loading}" if event.loading else "")
     return _describe_record_event(event) or _describe_parameter_event(event) or event.kind.replace("_", " ")
 
 
-def _describe_record_event(event: Event) -> str | None:
+def _describe_record_event(event: JobEvent) -> str | None:
     match event:
         case LeaseRevoked():
             return (
                 f"lease on {_describe_range(event)} revoked from"
                 f" {_worker_or_nobody(event.worker)}{_reason_suffix(event.reason)}"
             )
-        case RecordsReturned():
+        case RecordsRequeued():
             what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
             return f"{what} of {_worker_or_nobody(event.worker)} back in the queue{_reason_suffix(event.reason)}"
-        case RecordsLeased():
+        case RequeuedRecordsLeased():
             what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
             return f"{what} leased again by {_worker_or_nobody(event.worker)}"
-        case Quarantined():
+        case RangeQuarantined():
             return f"{_describe_range(event)} left out{_reason_suffix(event.reason)}"
     return None
 
 
-def _describe_parameter_event(event: Event) -> str | None:
+def _describe_parameter_event(event: JobEvent) -> str | None:
     match event:
         case EvaluationStarted():
             return f"evaluation of step {event.step:,} started"
@@ -108,7 +108,7 @@ def _describe_parameter_event(event: Event) -> str | None:
         case CheckpointSaved():
             waited = f"updates waited at most {event.pause_seconds:.3f} s"
             return f"checkpoint {event.cut} at step {event.step:,} saved, {waited}"
-        case RolledBack():
+        case RollbackDone():
             to = "the start" if event.to_cut is None else f"checkpoint {event.to_cut}"
             lost = f", {event.updates:,} updates lost" if event.updates else ""
             return f"rolled back to {to}: {event.records:,} records again{lost}{_reason_suffix(event.reason)}"
@@ -201,5 +201,5 @@ def _worker_or_nobody(index: int | None) -> str:
     return "nobody" if index is None else f"worker {index}"
 
 
-def _describe_range(event: LeaseRevoked | RecordsReturned | RecordsLeased | Quarantined) -> str:
+def _describe_range(event: LeaseRevoked | RecordsRequeued | RequeuedRecordsLeased | RangeQuarantined) -> str:
     return f"records {event.start:,} to {event.end:,} of {PurePosixPath(event.source).name}"

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Self, TextIO
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.status import Status
 from edl.jobfile.json_object import to_json
 from edl.reporting.run_info import RunInfo
@@ -34,7 +34,7 @@ class JsonLinesRenderer:
     def planned(self, plan: RunInfo) -> None:
         """Nothing: the first event names the run."""
 
-    def happened(self, event: Event, progress: RunProgress) -> None:
+    def happened(self, event: JobEvent, progress: RunProgress) -> None:
         """A line."""
         self._write(to_json(event))
 

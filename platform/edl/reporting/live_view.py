@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.reporting.live_screen import render_screen
 from edl.reporting.rich_console import make_console
 from edl.reporting.run_info import RunInfo
@@ -44,7 +44,7 @@ class LiveRenderer:
                 self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
 
-    def happened(self, event: Event, progress: RunProgress) -> None:
+    def happened(self, event: JobEvent, progress: RunProgress) -> None:
         """Part of the next picture."""
         self._drawn = 0.0
 

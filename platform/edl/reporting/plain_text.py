@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Self, TextIO
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.status import Status
 from edl.reporting.event_text import describe_event, describe_served_tables, format_local_time, status_headline
 from edl.reporting.run_info import RunInfo
@@ -39,7 +39,7 @@ class PlainTextRenderer:
         for line in plan.lines():
             self._print(to_single_line(line))
 
-    def happened(self, event: Event, progress: RunProgress) -> None:
+    def happened(self, event: JobEvent, progress: RunProgress) -> None:
         """A line with the time."""
         self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
 

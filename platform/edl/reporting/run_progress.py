@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from edl.api.events import (
     EvaluationEnded,
-    Event,
     JobEnded,
-    RecordsReturned,
+    JobEvent,
+    RecordsRequeued,
     RoleEnded,
     RoleStarted,
-    RolledBack,
+    RollbackDone,
     RunStarted,
 )
 from edl.api.status import Status, Summary
@@ -48,7 +48,7 @@ class RunProgress:
     began: float
     status: Status | None = None
     master_pid: int | None = None
-    recent: tuple[Event, ...] = ()
+    recent: tuple[JobEvent, ...] = ()
     repeated: int = 0
     rolled_back: int = 0
     updates_rolled_back: int = 0
@@ -57,7 +57,7 @@ class RunProgress:
     evaluations: tuple[EvaluationEnded, ...] = ()
     ended: JobEnded | None = None
 
-    def after(self, event: Event) -> RunProgress:
+    def after(self, event: JobEvent) -> RunProgress:
         """The progress once ``event`` has happened; each start of a run counts anew."""
         known = replace(self, recent=(*self.recent, event)[-RECENT_EVENTS:])
         match event:
@@ -69,9 +69,9 @@ class RunProgress:
                 return replace(known, master_pid=None)
             case RoleEnded(role="worker") if event.reason not in NORMAL_END_REASONS:
                 return replace(known, workers_lost=self.workers_lost + 1)
-            case RecordsReturned() if event.source != EXPORT_SOURCE:
+            case RecordsRequeued() if event.source != EXPORT_SOURCE:
                 return replace(known, repeated=self.repeated + event.end - event.start)
-            case RolledBack():
+            case RollbackDone():
                 updates = self.updates_rolled_back + event.updates
                 return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
             case EvaluationEnded():

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Protocol, Self
 
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.reporting.run_info import RunInfo
 from edl.reporting.run_outcome import RunOutcome
 from edl.reporting.run_progress import RunProgress
@@ -24,7 +24,7 @@ class RunRenderer(Protocol):
     def planned(self, plan: RunInfo) -> None:
         """What will run."""
 
-    def happened(self, event: Event, progress: RunProgress) -> None:
+    def happened(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
 
     def refresh(self, progress: RunProgress, now: float) -> None:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from edl.api.cluster_port import PodOptions, PodStatus, Role, TerminationCause
-from edl.api.events import Event
+from edl.api.events import JobEvent
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
@@ -107,7 +107,7 @@ class World:
         self.checkpoints: dict[int, dict[int, Copy]] = {}
         self.evaluations: list[tuple[int, Any]] = []
         self.gone: dict[int, set[Minibatch]] = {}
-        self.told: list[Event | ev.TrainingStalled | ev.PhaseEntered] = []
+        self.told: list[JobEvent | ev.TrainingStalled | ev.PhaseEntered] = []
         self.twice: set[Minibatch] = set()
         self.settled: list[LeaseReturned] = []
         self.handled = 0

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from published_job import TOLD, put_job, put_pod
 
 from edl.api.cluster_port import Role
-from edl.api.events import EvaluationEnded, Warned
+from edl.api.events import EvaluationEnded, WarningRaised
 from edl.api.status import Status
 from edl.cli import app
 from edl.reporting.rich_console import make_console
@@ -224,7 +224,7 @@ def put_hostile(desk: Desk, hostile: str, phase: str = "Training") -> None:
     )
     put_job(
         desk.cluster,
-        told=replace(TOLD, status=status, events=(*TOLD.events, Warned(hostile, time=TOLD.events[-1].time))),
+        told=replace(TOLD, status=status, events=(*TOLD.events, WarningRaised(hostile, time=TOLD.events[-1].time))),
     )
     put_pod(desk.cluster, Role.MASTER)
 
@@ -253,7 +253,7 @@ def test_strategy_local_in_this_terminal(tmp_path: Path, capsys: pytest.CaptureF
     run = make(tmp_path)
     status = Status("digits", "r1", str(tmp_path), "Training", 1.0, metrics={HOSTILE: 0.5})
     report = LocalReport(run, status, as_json=False)
-    report.event(Warned(HOSTILE, time=1.0))
+    report.event(WarningRaised(HOSTILE, time=1.0))
     report.event(EvaluationEnded(3, {HOSTILE: 0.5}, time=1.0))
     report.ended("Failed", HOSTILE, 1, export=HOSTILE)
     out = capsys.readouterr().out

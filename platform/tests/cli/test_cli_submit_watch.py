@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
-from edl.api.events import Event, JobEnded, RoleStarted, Warned
+from edl.api.events import JobEnded, JobEvent, RoleStarted, WarningRaised
 from edl.api.status import Status, Summary
 from edl.cli.submission_workflow import SubmitOptions
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
@@ -28,7 +28,7 @@ def status(done: int, at: float, phase: str = "Training") -> Status:
     return Status("mnist", "run", "/data/edl/team/mnist/run", phase, at, records_total=100, records_done=done)
 
 
-def seen(*events: Event, condition: str = "", **told: object) -> JobView:
+def seen(*events: JobEvent, condition: str = "", **told: object) -> JobView:
     job: Manifest = {"metadata": {"uid": "u", "creationTimestamp": "2027-01-15T08:00:00Z"}}
     if condition:
         job["status"] = {"conditions": [{"type": condition, "status": "True"}]}
@@ -87,11 +87,11 @@ def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobView | None, phas
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6), st.integers(1, 30))
 def test_no_event_is_missed_or_shown_twice_while_the_newest_overlap(looks: list[list[int]], kept: int) -> None:
-    everything: list[Event] = []
-    shown: list[Event] = []
-    known: list[Event] = []
+    everything: list[JobEvent] = []
+    shown: list[JobEvent] = []
+    known: list[JobEvent] = []
     for added in looks:
-        everything += [Warned(str(text), time=T + len(everything) + at) for at, text in enumerate(added)]
+        everything += [WarningRaised(str(text), time=T + len(everything) + at) for at, text in enumerate(added)]
         newest = everything[-max(kept, len(added) + 1) :]
         shown += new_events(known, newest)
         known = newest

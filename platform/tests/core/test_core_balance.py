@@ -9,7 +9,7 @@ from core.masters import Masters, alive, killed
 from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 
 from edl.api.cluster_port import Role
-from edl.api.events import RolledBack, Warned
+from edl.api.events import RollbackDone, WarningRaised
 from edl.core.events import (
     CheckpointSaveFinished,
     CutPrepared,
@@ -66,7 +66,7 @@ def summary(masters: Masters) -> tuple[int, dict[str, int], int]:
 
 def told(masters: Masters) -> int:
     """Updates that events told of."""
-    return sum(tell.updates for tell in masters.told if isinstance(tell, RolledBack))
+    return sum(tell.updates for tell in masters.told if isinstance(tell, RollbackDone))
 
 
 def test_steps_that_were_in_and_not_reported_are_counted() -> None:
@@ -110,7 +110,7 @@ def test_steps_that_are_done_and_that_nobody_applied_are_said() -> None:
     masters, lease = two()
     cut(masters, finish(masters, lease), {"ps-0": 4, "ps-1": 4})
     assert summary(masters) == (0, {}, 6)
-    (warning,) = [tell.message for tell in masters.told if isinstance(tell, Warned)]
+    (warning,) = [tell.message for tell in masters.told if isinstance(tell, WarningRaised)]
     assert "10 steps are done" in warning
     assert "applied 6 fewer" in warning
     masters.restart()
@@ -121,7 +121,7 @@ def test_steps_that_are_applied_and_that_nobody_reported_are_said() -> None:
     masters, lease = two()
     cut(masters, finish(masters, lease), {"ps-0": 13, "ps-1": 13})
     assert summary(masters) == (0, {}, 3)
-    assert "applied 3 more" in [tell.message for tell in masters.told if isinstance(tell, Warned)][-1]
+    assert "applied 3 more" in [tell.message for tell in masters.told if isinstance(tell, WarningRaised)][-1]
 
 
 def test_a_step_that_one_of_two_applied_is_no_difference() -> None:
@@ -175,4 +175,4 @@ def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
     world.run(DAYS)
     assert world.master is not None
     assert world.master.counters.steps_not_applied == 7
-    assert any("applied 7 fewer" in tell.message for tell in world.told if isinstance(tell, Warned))
+    assert any("applied 7 fewer" in tell.message for tell in world.told if isinstance(tell, WarningRaised))

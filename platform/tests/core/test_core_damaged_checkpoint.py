@@ -7,7 +7,7 @@ from typing import Any
 from core.masters import Masters, alive, killed
 
 from edl.api.cluster_port import Role
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.api.journal_entries import CheckpointWritten
 from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
 from edl.core.saved_checkpoint import SavedCheckpoint
@@ -43,7 +43,7 @@ def test_an_older_checkpoint_stands_in_with_its_ledger() -> None:
     assert (masters.state.step, masters.state.checkpoint) == (0, older)
     assert [entry["records"] for entry in masters.entries("rolled_back")] == [0, 40]
     assert [entry["reason"] for entry in masters.entries("checkpoint_back")] == [BAD]
-    assert BAD in next(tell.message for tell in masters.told if isinstance(tell, Warned))
+    assert BAD in next(tell.message for tell in masters.told if isinstance(tell, WarningRaised))
     masters.see(PsAttached("new", True, 0))
     assert masters.state.fleet.ps_ready()
     masters.restart()

@@ -10,7 +10,7 @@ import pytest
 from core.masters import Masters, alive, killed
 
 from edl.api.cluster_port import Role
-from edl.api.events import LeaseRevoked, RoleEnded, RolledBack
+from edl.api.events import LeaseRevoked, RoleEnded, RollbackDone
 from edl.api.journal_entries import JobResumed
 from edl.core.events import (
     AttachPs,
@@ -95,7 +95,7 @@ def test_who_was_gone_when_the_master_came_back_is_named() -> None:
     masters.train()
     masters.restart()
     masters.see(PodsSynced())
-    (back,) = [tell for tell in masters.told if isinstance(tell, RolledBack)]
+    (back,) = [tell for tell in masters.told if isinstance(tell, RollbackDone)]
     assert back.reason == "ps-0: gone when the master came back"
     revoked = [tell for tell in masters.told if isinstance(tell, LeaseRevoked)]
     assert [tell.worker for tell in revoked] == [0]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.api.cluster_port import Role, TerminationCause
-from edl.api.events import RoleLeaving, RoleStarted, RolledBack
+from edl.api.events import RoleLeaving, RoleStarted, RollbackDone
 from edl.core import events as ev
 from edl.core.state import JobSettings
 from edl.testing.simulation import Network, World
@@ -182,7 +182,7 @@ def test_a_job_that_loses_its_only_ps_without_a_volume_begins_again_and_says_so(
     world.end(ps.uid, 137)
     world.run(DAYS)
     world.check_end()
-    (back,) = [tell for tell in world.told if isinstance(tell, RolledBack)]
+    (back,) = [tell for tell in world.told if isinstance(tell, RollbackDone)]
     assert back.to_cut is None
     assert back.records > 0
     assert not any(json.loads(line)["kind"] == "saved" for line in world.journal)

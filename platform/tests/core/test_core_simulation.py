@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.api.events import Quarantined, RolledBack
+from edl.api.events import RangeQuarantined, RollbackDone
 from edl.core.events import StopRequested
 from edl.core.job import JobStateMachine
 from edl.core.shuffle import BlockLayout, describe_ranges
@@ -186,7 +186,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     world.run(2 * DAYS)
     world.check_end()
     if whole:
-        assert [tell.records for tell in world.told if isinstance(tell, RolledBack)][-1] == 0
+        assert [tell.records for tell in world.told if isinstance(tell, RollbackDone)][-1] == 0
         assert world.master.counters.rolled_back == before
 
 
@@ -321,7 +321,7 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     expected = order.epoch(0).ranges(40, 44)
     (entry,) = (entry for entry in world.settled if entry.quarantine)
     assert entry.records == expected
-    (told,) = (told for told in world.told if isinstance(told, Quarantined))
+    (told,) = (told for told in world.told if isinstance(told, RangeQuarantined))
     assert f"{describe_ranges(expected)} made workers crash 3 times" in told.reason
     training = world.master.ledgers["training"]
     assert [(work.source, work.start, work.end) for work in training.quarantined] == [("", 40, 44)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.cluster.status_port import DesiredState
 from edl.core.events import CoreEvent, DeletePod, EmitEvent, PodChanged, PodsSynced, ScaleRequested, StartPod, Tick
 from edl.core.job import JobStateMachine
@@ -117,7 +117,7 @@ def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     job.begin(4)
     job.see(ScaleRequested(max=3))
     (told,) = job.see(*desired_state_events([DesiredState(unreadable="it is ignored")]))
-    assert told == EmitEvent(Warned("it is ignored"))
+    assert told == EmitEvent(WarningRaised("it is ignored"))
     assert job.state.workers_max == 3
 
 

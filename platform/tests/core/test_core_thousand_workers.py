@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.cluster_port import MOST_WORKERS, PodPhase, PodStatus, Role
-from edl.api.events import RoleAsked
+from edl.api.events import RoleRequested
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.job_pod import JobPod
@@ -116,7 +116,7 @@ def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
     world = World(JobSettings(minibatch=8, task_records=8, workers=START_BATCH + 20), (("a", 1_600),), seed=1)
     world.run(3600.0)
     world.check_end()
-    asked = [tell for tell in world.told if isinstance(tell, RoleAsked)]
+    asked = [tell for tell in world.told if isinstance(tell, RoleRequested)]
     assert sum(tell.role == "worker" for tell in asked) == START_BATCH + 20
 
 

@@ -1,7 +1,8 @@
 """Every reason that the code can give, read off its source: what ``edl why``, ``submit`` and ``doctor`` say.
 
 A reason is a template: ``there is no PersistentVolumeClaim …``, where ``…`` stands for what is known only at run time.
-Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and ``Warned``.
+Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and
+``WarningRaised``.
 """
 
 from __future__ import annotations

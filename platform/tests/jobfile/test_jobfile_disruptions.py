@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.jobfile.disruptions import DisruptionCounter, DisruptionReport
 from edl.jobfile.published_status import MAX_EVENTS, PublishedStatus
 
@@ -21,9 +21,9 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
             ended(3, "Completed"),
             ended(0, "its node is unreachable", "ps"),
             ended(0, "killed", "supervisor"),
-            RolledBack(640, 2, "ps-0: killed", time=1.0),
-            RecordsReturned(0, 30, "a", None, "killed", time=1.0),
-            RecordsLeased(0, 10, "a", None, time=1.0),
+            RollbackDone(640, 2, "ps-0: killed", time=1.0),
+            RecordsRequeued(0, 30, "a", None, "killed", time=1.0),
+            RequeuedRecordsLeased(0, 10, "a", None, time=1.0),
         ]
     ).losses
     assert told == DisruptionReport(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from edl.api.events import EVENTS, Event
+from edl.api.events import EVENTS, JobEvent
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import consistency_rules, event_json
 from edl.jobfile.composite_types import (
@@ -151,7 +151,7 @@ def test_reports_survive_json(report: type, data: st.DataObject) -> None:
 
 @settings(_PATIENT, max_examples=50)
 @given(happened=st.sampled_from(sorted(EVENTS)).flatmap(lambda kind: values(section_of(EVENTS[kind]))))
-def test_event_lines_survive(happened: Event) -> None:
+def test_event_lines_survive(happened: JobEvent) -> None:
     line = event_json.line(happened)
     assert "\n" not in line
     assert event_json.parse_event_line(line) == happened

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.events import Event, RecordsReturned, RunStarted, Warned
+from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
 from edl.api.job import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.jobfile.problems import SpecError
@@ -23,9 +23,9 @@ from edl.jobfile.published_status import (
 )
 
 STATUS = Status(job="digits", run="r", run_dir="/data/r", phase="Training", updated=2.0, loss=0.5)
-EVENTS: tuple[Event, ...] = (
+EVENTS: tuple[JobEvent, ...] = (
     RunStarted("r", "/data/r", time=1.0),
-    RecordsReturned(0, 10, "train", 3, "preempted", time=2.0),
+    RecordsRequeued(0, 10, "train", 3, "preempted", time=2.0),
 )
 WHOLE = PublishedStatus(
     STATUS,
@@ -61,9 +61,9 @@ def test_what_this_version_did_not_write_is_refused(page: str, text: str, why: s
 
 
 def test_the_newest_events_are_kept() -> None:
-    many = tuple(Warned(f"warning {n}", time=float(n)) for n in range(1000))
+    many = tuple(WarningRaised(f"warning {n}", time=float(n)) for n in range(1000))
     assert PublishedStatus.from_pages(PublishedStatus(events=many).to_pages()).events == many[-MAX_EVENTS:]
-    long = tuple(Warned("x" * 5000, time=float(n)) for n in range(50))
+    long = tuple(WarningRaised("x" * 5000, time=float(n)) for n in range(50))
     kept = PublishedStatus.from_pages(PublishedStatus(events=long).to_pages()).events
     assert kept == long[-len(kept) :]
     assert 5000 * len(kept) <= MAX_EVENTS_BYTES < 5100 * (len(kept) + 1)

@@ -13,7 +13,7 @@ from master.stage import LONG, TOKEN, PlayedPs, played_ps
 from wording import unsaid
 
 from edl.api.errors import BadInputError, RetryableError
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.core.events import (
     AttachPs,
     CheckpointSaveFinished,
@@ -145,7 +145,7 @@ def test_a_restore_names_the_folder_of_its_cut_and_may_take_long(tmp_path: Path)
 
 def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not a command for parameter servers"):
-        ControlRequestBuilder(INCARNATION, 1, tmp_path).question(EmitEvent(Warned("x")), "ps-0-a")
+        ControlRequestBuilder(INCARNATION, 1, tmp_path).question(EmitEvent(WarningRaised("x")), "ps-0-a")
 
 
 def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(

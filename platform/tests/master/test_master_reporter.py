@@ -22,23 +22,23 @@ from edl.api.events import (
     CallbackDecided,
     EvaluationEnded,
     EvaluationStarted,
-    Event,
-    Exported,
     JobEnded,
+    JobEvent,
     LeaseRevoked,
-    Quarantined,
-    RecordsLeased,
-    RecordsReturned,
-    RoleAsked,
+    ModelExported,
+    RangeQuarantined,
+    RecordsRequeued,
+    RequeuedRecordsLeased,
     RoleEnded,
     RoleLeaving,
+    RoleRequested,
     RoleStarted,
-    RolledBack,
+    RollbackDone,
     RunStarted,
-    Scaled,
-    Stalled,
+    StallBegan,
     StallEnded,
-    Warned,
+    WarningRaised,
+    WorkerCountChanged,
 )
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
@@ -131,24 +131,24 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     assert not stage.failures
 
 
-EMITTED: tuple[Event, ...] = (
-    RoleAsked(role="worker", index=4, reason="4 wanted, 3 there or on their way"),
+EMITTED: tuple[JobEvent, ...] = (
+    RoleRequested(role="worker", index=4, reason="4 wanted, 3 there or on their way"),
     RoleLeaving(role="worker", index=0, cause="preempted"),
-    Scaled(min=1, max=4),
-    RecordsLeased(source="s", start=0, end=4, worker=0),
+    WorkerCountChanged(min=1, max=4),
+    RequeuedRecordsLeased(source="s", start=0, end=4, worker=0),
     RoleStarted(role="worker", index=0, pid=7),
     RoleEnded(role="ps", index=0, pid=None, reason="Killed", exit_code=137),
     LeaseRevoked(source="s", start=0, end=4, worker=0, reason="x"),
-    RecordsReturned(source="s", start=0, end=4, worker=None, reason="x"),
+    RecordsRequeued(source="s", start=0, end=4, worker=None, reason="x"),
     StallEnded(seconds=61.5, reason="ps-0 serves again"),
     EvaluationStarted(step=3),
     EvaluationEnded(step=3, metrics={"accuracy": 0.5, "loss": None}),
     CheckpointSavedEvent(cut=1, step=3, pause_seconds=0.01),
-    RolledBack(records=4, updates=0, to_cut=1, reason="ps-0: Killed"),
-    Quarantined(source="s", start=0, end=4, reason="x"),
-    Warned("cut 3 is off"),
+    RollbackDone(records=4, updates=0, to_cut=1, reason="ps-0: Killed"),
+    RangeQuarantined(source="s", start=0, end=4, reason="x"),
+    WarningRaised("cut 3 is off"),
     CallbackDecided(step=40, callback="ReduceLROnPlateau", decision="the learning rate is 0.1 now"),
-    Exported(path="/somewhere", loading=None),
+    ModelExported(path="/somewhere", loading=None),
 )
 STALLED = TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),), "no space")
 
@@ -166,7 +166,7 @@ def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(s
 def test_every_event_that_may_happen_reaches_the_file(stage: Stage) -> None:
     summary = Summary(records_total=4, records_done=4)
     own = (RunStarted(run="r1", run_dir="/r1"), JobEnded(phase="Done", reason="every record is done", summary=summary))
-    happened = [replace(event, time=2.0) for event in (*EMITTED, Stalled("waiting for ps-0"), *own)]
+    happened = [replace(event, time=2.0) for event in (*EMITTED, StallBegan("waiting for ps-0"), *own)]
     for event in happened:
         stage.reporter.put(event)
     assert [parse_event_line(line) for line in stage.lines()] == happened

@@ -17,7 +17,7 @@ from master.stage import LONG, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
-from edl.api.events import Warned
+from edl.api.events import WarningRaised
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.status_port import DesiredState
 from edl.core.events import LeaseRequested, PodChanged, Tick
@@ -148,7 +148,7 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
         assert set(at_end) == {EPOCHS * RECORDS // 2}, "every step once, none of them on top of earlier ones"
         assert job.events("warning")[0]["message"] == BEGINS_ANEW_MESSAGE
         assert BEGINS_ANEW_MESSAGE in [
-            event.message for event in after.board.read().events if isinstance(event, Warned)
+            event.message for event in after.board.read().events if isinstance(event, WarningRaised)
         ]
 
 

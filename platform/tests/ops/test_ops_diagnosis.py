@@ -22,7 +22,7 @@ from small_cluster import NOW, SmallCluster
 from wording import unsaid
 
 from edl.api.cluster_port import Role
-from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
+from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, TableStatus
 from edl.cluster.kubernetes.resource_kinds import Manifest
@@ -140,8 +140,8 @@ def test_what_starvation_means_depends_on_who_is_left(
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
-    back = RecordsReturned(0, 512, "a", 1, "lost", time=NOW - 9)
-    again = RecordsLeased(0, 200, "a", 2, time=NOW - 8)
+    back = RecordsRequeued(0, 512, "a", 1, "lost", time=NOW - 9)
+    again = RequeuedRecordsLeased(0, 200, "a", 2, time=NOW - 8)
     (found,) = diagnose_slowdown(seen(replace(CALM, events=(back, again))), "mnist")
     assert not unsaid(found.text, "512 records", "200")
 
@@ -156,7 +156,7 @@ def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallC
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
-    back = RolledBack(512, 2, "ps-0: node lost", time=NOW - 30)
+    back = RollbackDone(512, 2, "ps-0: node lost", time=NOW - 30)
     told = replace(TOLD, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert not unsaid(slow.text, "3.3 workers", "average", "4", "33%")
@@ -257,6 +257,6 @@ def test_both_kinds_of_events_are_read() -> None:
 
 
 def test_a_warning_of_the_master_is_told_once() -> None:
-    warned = Warned("the job begins anew", time=NOW - 30)
+    warned = WarningRaised("the job begins anew", time=NOW - 30)
     (found,) = diagnose_slowdown(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
     assert found.text == "the job begins anew"

@@ -15,7 +15,7 @@ from published_job import STATUS, conditions, seen
 from small_cluster import NOW
 from wording import unsaid
 
-from edl.api.events import Event, RoleEnded, RoleStarted
+from edl.api.events import JobEvent, RoleEnded, RoleStarted
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
 from edl.cli.why import finding_lines
@@ -33,7 +33,7 @@ class Stage:
     def __init__(self) -> None:
         self.told = ParametersStatus(Strategy())
         self.workers: tuple[RoleStatus, ...] = ()
-        self.events: tuple[Event, ...] = ()
+        self.events: tuple[JobEvent, ...] = ()
         self.tables: dict[str, TableStatus] = {}
         self.phase = "Training"
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edl.api.events import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
+from edl.api.events import EvaluationEnded, RecordsRequeued, RoleEnded, RoleStarted, WarningRaised
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
 from edl.reporting.live_screen import render_screen
@@ -59,7 +59,7 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> RunProgress:
         RoleStarted("master", 0, 4102, time=BEGAN),
         EvaluationEnded(1000, {"accuracy": 0.9134}, time=BEGAN + 40),
         RoleEnded("worker", 1, 4105, "Killed (SIGKILL)", 137, time=BEGAN + 50),
-        RecordsReturned(512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)", time=BEGAN + 50),
+        RecordsRequeued(512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)", time=BEGAN + 50),
     ):
         known = known.after(event)
     return known
@@ -122,7 +122,7 @@ def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, w
     status = Status("j", "r1", "/r1", "Training", BEGAN + 1, records_total=10**9, records_done=10**8, workers=roles)
     known = RunProgress(began=BEGAN).at(status)
     for number in range(events):
-        known = known.after(Warned(f"{number} " * 100, time=BEGAN))
+        known = known.after(WarningRaised(f"{number} " * 100, time=BEGAN))
     lines = drawn(known, width, height, "Stopping").splitlines()
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from edl.api.events import (
     CheckpointSaved,
     EvaluationEnded,
-    Event,
     JobEnded,
-    Quarantined,
-    RecordsLeased,
-    RecordsReturned,
-    RoleAsked,
+    JobEvent,
+    RangeQuarantined,
+    RecordsRequeued,
+    RequeuedRecordsLeased,
     RoleEnded,
     RoleLeaving,
+    RoleRequested,
     RoleStarted,
-    RolledBack,
+    RollbackDone,
     RunStarted,
-    Scaled,
-    Warned,
+    WarningRaised,
+    WorkerCountChanged,
 )
 from edl.api.job import Strategy
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
@@ -56,10 +56,10 @@ def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
 
 
 def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
-    before: list[Event] = [
+    before: list[JobEvent] = [
         RoleEnded("worker", 0, 7, "Killed", 137, time=1.0),
-        RecordsReturned(0, 10, "train", 3, "lost", time=2.0),
-        RolledBack(20, None, "ps-0", updates=5, time=3.0),
+        RecordsRequeued(0, 10, "train", 3, "lost", time=2.0),
+        RollbackDone(20, None, "ps-0", updates=5, time=3.0),
         ended("Interrupted"),
     ]
     progress = RunProgress(began=0.0).at(status(1.0, 7))
@@ -90,13 +90,13 @@ def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
 
 def test_losses_are_counted_from_events() -> None:
     progress = RunProgress(began=0.0).at(status(1.0, 500))
-    told: list[Event] = [
+    told: list[JobEvent] = [
         RoleStarted("master", 0, 11, time=1.0),
         RoleEnded("worker", 0, 12, "Killed (SIGKILL)", 137, time=2.0),
         RoleEnded("worker", 1, 13, "Deleted", 143, time=2.0),
-        RecordsReturned(64, 96, "train", 0, "worker-0 is gone", time=2.0),
-        RecordsReturned(0, 1, "export", 0, "worker-0 is gone", time=2.0),
-        RolledBack(128, 2, "ps-0 is gone", updates=5, time=3.0),
+        RecordsRequeued(64, 96, "train", 0, "worker-0 is gone", time=2.0),
+        RecordsRequeued(0, 1, "export", 0, "worker-0 is gone", time=2.0),
+        RollbackDone(128, 2, "ps-0 is gone", updates=5, time=3.0),
     ]
     for event in told:
         progress = progress.after(event)
@@ -121,7 +121,7 @@ def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
 def test_only_the_newest_events_are_kept() -> None:
     progress = RunProgress(began=0.0)
     for number in range(100):
-        progress = progress.after(Warned("m", time=float(number)))
+        progress = progress.after(WarningRaised("m", time=float(number)))
     assert [event.time for event in progress.recent] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
 
 
@@ -183,25 +183,28 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
         (RoleEnded("master", 0, 7, "Error", 1, time=0.0), "master ended (pid 7): Error, exit code 1"),
         (RoleEnded("worker", 0, 7, "Killed (SIGKILL)", 137, time=0.0), "worker 0 ended (pid 7): Killed (SIGKILL)"),
         (
-            RecordsReturned(0, 64, "/d/a.recordio", 2, "gone", time=0.0),
+            RecordsRequeued(0, 64, "/d/a.recordio", 2, "gone", time=0.0),
             "records 0 to 64 of a.recordio of worker 2 back",
         ),
-        (RecordsReturned(0, 1, "export", 2, "gone", time=0.0), "the export of worker 2 back in the queue: gone"),
+        (RecordsRequeued(0, 1, "export", 2, "gone", time=0.0), "the export of worker 2 back in the queue: gone"),
         (
             CheckpointSaved(3, 1200, 0.0124, time=0.0),
             "checkpoint 3 at step 1,200 saved, updates waited at most 0.012 s",
         ),
-        (RoleAsked("worker", 4, "refused before:\n  quota", time=0.0), "worker 4 asked for: refused before: quota"),
+        (RoleRequested("worker", 4, "refused before:\n  quota", time=0.0), "worker 4 asked for: refused before: quota"),
         (RoleLeaving("worker", 0, "preempted", "by b", time=0.0), "worker 0 was told to go: preempted, by b"),
         (RoleLeaving("ps", 1, "", time=0.0), "ps 1 was told to go"),
-        (Scaled(1, 4, time=0.0), "4 workers wanted, at least 1"),
-        (RecordsLeased(0, 64, "/d/a.recordio", 2, time=0.0), "records 0 to 64 of a.recordio leased again by worker 2"),
-        (RolledBack(9, None, "lost", time=0.0), "rolled back to the start: 9 records again: lost"),
-        (Quarantined("a", 0, 4, "crashes", time=0.0), "records 0 to 4 of a left out: crashes"),
+        (WorkerCountChanged(1, 4, time=0.0), "4 workers wanted, at least 1"),
+        (
+            RequeuedRecordsLeased(0, 64, "/d/a.recordio", 2, time=0.0),
+            "records 0 to 64 of a.recordio leased again by worker 2",
+        ),
+        (RollbackDone(9, None, "lost", time=0.0), "rolled back to the start: 9 records again: lost"),
+        (RangeQuarantined("a", 0, 4, "crashes", time=0.0), "records 0 to 4 of a left out: crashes"),
         (JobEnded("Failed", "first\nsecond", SUMMARY, time=0.0), "job failed: first"),
     ],
 )
-def test_events_in_words(event: Event, text: str) -> None:
+def test_events_in_words(event: JobEvent, text: str) -> None:
     assert describe_event(event).startswith(text)
     assert "\n" not in describe_event(event)
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from edl.api.events import Event, JobEnded, RoleEnded, RoleStarted
+from edl.api.events import JobEnded, JobEvent, RoleEnded, RoleStarted
 from edl.api.status import Status, Summary
 from edl.jobfile.event_json import line
 from edl.jobfile.json_object import to_json
@@ -46,7 +46,7 @@ class LocalReport:
         """This process, the only one, is the run's worker."""
         self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
 
-    def event(self, event: Event) -> None:
+    def event(self, event: JobEvent) -> None:
         """Something happened."""
         append_json_line(self._run.events, to_json(event))
         if self._as_json:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.api.events import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
+from edl.api.events import (
+    CallbackDecided,
+    CheckpointSaved,
+    EvaluationEnded,
+    EvaluationStarted,
+    ModelExported,
+    WarningRaised,
+)
 from edl.core import shards
 from edl.core.saved_checkpoint import STOPPED
 from edl.core.shuffle import SHUFFLED_SOURCE
@@ -162,7 +169,9 @@ class LocalTraining:
         evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
         self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
         self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
-        self._report.event(Warned(f"goes on from checkpoint {found.cut}, at step {self._step:,}", time=time.time()))
+        self._report.event(
+            WarningRaised(f"goes on from checkpoint {found.cut}, at step {self._step:,}", time=time.time())
+        )
 
     def run(self) -> str | None:
         """Everything to the end; returns the export's directory.
@@ -335,7 +344,7 @@ class LocalTraining:
             self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
         )
         self.export_loading = written["loading"] or None
-        self._report.event(Exported(str(directory), self.export_loading, time=time.time()))
+        self._report.event(ModelExported(str(directory), self.export_loading, time=time.time()))
         return str(directory)
 
 
