@@ -81,7 +81,7 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
                 yield args[TEXT_OF[name]]
         case ast.Call(func=ast.Attribute(attr="end"), args=[ast.Constant(value="Failed"), text, *_]):
             yield text
-        case ast.Call(func=ast.Name(id="SubmitterDecision"), args=[ast.Constant(value=None), text]):
+        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]):
             yield text
         case ast.Call(
             func=ast.Name(id="SubmitterDecision"), args=[ast.Attribute(value=ast.Name(id="SubmitterStep")), text, *_]
