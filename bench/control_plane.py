@@ -145,7 +145,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     assert shell.state.training is not None
     done = shell.state.training.done_records
     server.stop()
-    syncs = journal.fsync_seconds
+    syncs = journal.fsync_latency
     journal.close()
     pipe.send({"fsync_median": syncs.median, "fsync_p99": syncs.p99, "records_done": done})
 

@@ -76,7 +76,7 @@ class Input:
         began, used = time.perf_counter(), time.process_time()
         for task in tasks:
             stream.add(task)
-        records = sum(loaded.records for task in tasks for loaded in stream.minibatches(task))
+        records = sum(loaded.records for task in tasks for loaded in stream.load_steps(task))
         took, busy = time.perf_counter() - began, time.process_time() - used
         stream.close()
         return 1e6 * took / records, 1e6 * busy / records
@@ -92,7 +92,7 @@ def _of_one_worker(ledger: Ledger) -> Iterator[RecordRange]:
     """The leases of the first of some workers that are equally fast; each holds two, as a worker does."""
     held: list[list[int]] = [[] for _ in range(WORKERS)]
     number = 0
-    while not ledger.finished:
+    while not ledger.is_finished:
         for worker in range(WORKERS):
             if held[worker] and (len(held[worker]) == 2 or not ledger.waiting):
                 ledger.done(held[worker].pop(0))

@@ -114,7 +114,7 @@ def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
 def _sentence(top: Field) -> str:
     absent = "It must be given." if top.required else ""
     kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListType) else ""
-    return " ".join(part for part in (top.option.doc, kind, absent) if part)
+    return " ".join(part for part in (top.option.description, kind, absent) if part)
 
 
 def _table(rows: list[Field], *, constants: bool = False) -> str:
@@ -147,7 +147,7 @@ def _default(field: Field) -> str:
 
 
 def _doc(field: Field) -> str:
-    return field.option.doc + (" Other values are not built yet." if field.option.partial else "")
+    return field.option.description + (" Other values are not built yet." if field.option.partial else "")
 
 
 def _plain(value: object) -> str:

@@ -44,7 +44,7 @@ class DistinctContract:
     @given(tables=st.lists(IDS, max_size=4))
     def test_every_lookup_finds_its_id_among_those_that_come_once(self, make: Make, tables: list[Any]) -> None:
         distinct = UniqueIdFinder(make)
-        for ids, found in zip(tables, distinct.each(tables), strict=True):
+        for ids, found in zip(tables, distinct.find_by_table(tables), strict=True):
             check(found, ids)
 
     @pytest.mark.parametrize("count", [1, 15, 16, 17, 5000, 70_000])

@@ -76,7 +76,7 @@ def put_job(
             meta["annotations"] = annotations
         cluster.put({"apiVersion": version, "kind": kind, "metadata": meta, **content})
 
-    pages = told if isinstance(told, dict) else told.to_pages()
+    pages = told if isinstance(told, dict) else told.to_configmap_data()
     status = {"active": 1, "ready": 1} if status is None else status
     thing("Job", names.master_name(name), "batch/v1", Role.MASTER, spec=spec or {}, status=status)
     thing("ConfigMap", names.status_configmap(name), "v1", data=pages)

@@ -71,15 +71,15 @@ class RetentionContract:
             table.apply(array(ids), gradients, 0.5, step)
             model.push(step, ids, gradients)
             np.testing.assert_array_equal(table.read(EVERY), model.every())
-            assert sorted(table.scan(0, table.extent).ids.tolist()) == sorted(model.rows)
+            assert sorted(table.scan(0, table.position_limit).ids.tolist()) == sorted(model.rows)
             if kept and data.draw(st.booleans()):
                 snapshot, then = kept.pop(data.draw(st.integers(0, len(kept) - 1)))
                 assert len(snapshot) == len(then.rows)
                 np.testing.assert_array_equal(snapshot.read(EVERY, SHAPE), then.every())
-                windows = [snapshot.scan(start, 3).ids for start in range(0, snapshot.extent, 3)]
+                windows = [snapshot.scan(start, 3).ids for start in range(0, snapshot.position_limit, 3)]
                 assert sorted(np.concatenate([array([]), *windows]).tolist()) == sorted(then.rows)
                 then.check(snapshot.whole())
-                assert sum(len(piece) for piece in snapshot.pieces()) == len(then.rows)
+                assert sum(len(piece) for piece in snapshot.iter_chunks()) == len(then.rows)
                 snapshot.release()
         model.check(table.snapshot().whole())
 
@@ -94,7 +94,7 @@ class RetentionContract:
             model.push(step, ids, gradients_of(step, ids))
         other = make(SHAPE, SGD, retention=policy)
         copy = one.snapshot().whole()
-        for part in (copy.select(np.arange(len(copy)) % 2 == odd) for odd in (0, 1)):
+        for part in (copy.select_rows(np.arange(len(copy)) % 2 == odd) for odd in (0, 1)):
             other.load(part, step)
         for ahead, ids in after:
             step += ahead
@@ -133,18 +133,18 @@ class RetentionContract:
             assert table.scan(0, 2).ids.tolist() == kept
         assert len(table) == len(table.snapshot()) == 2 + 10 * 6
         named = {*kept, *range(10, 3000)}
-        assert table.dropped == len(named) - len(table)
-        assert table.extent <= 2 + 10 * 7
+        assert table.evicted_count == len(named) - len(table)
+        assert table.position_limit <= 2 + 10 * 7
 
     def test_a_push_beyond_the_bound_is_refused_before_it_begins(self, make: Make):
         table = make(SHAPE, SGD, retention=RowRetention(max_rows=3))
-        table.admit(array([1, 2, 2, 1]), 1)
+        table.prepare_update(array([1, 2, 2, 1]), 1)
         table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         before = table.read(EVERY)
-        assert (len(table), table.bound, table.dropped) == (2, 3, 0)
-        table.admit(array([9, 1, 2, 9]), 2)
+        assert (len(table), table.bound, table.evicted_count) == (2, 3, 0)
+        table.prepare_update(array([9, 1, 2, 9]), 2)
         with pytest.raises(TableFullError, match="2 more do not fit") as refused:
-            table.admit(array([1, 8, 9]), 2)
+            table.prepare_update(array([1, 8, 9]), 2)
         assert refused.value.message == (
             f"table 'emb' ({SHAPE.rows} x {SHAPE.dim}) holds 2 rows on this parameter server, 2 more do not fit: it "
             "may hold 3, as ps.max_rows says"
@@ -159,10 +159,10 @@ class RetentionContract:
         table = make(SHAPE, SGD, retention=RowRetention(max_rows=2, evict_after_steps=3))
         table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         with pytest.raises(TableFullError, match="1 more") as refused:
-            table.admit(array([3]), 4)
+            table.prepare_update(array([3]), 4)
         assert "lower ps.evict_after_steps (3)" in (refused.value.hint or "")
-        assert table.dropped == 0
-        table.admit(array([3, 4]), 5)
-        assert (len(table), table.dropped) == (0, 2)
+        assert table.evicted_count == 0
+        table.prepare_update(array([3, 4]), 5)
+        assert (len(table), table.evicted_count) == (0, 2)
         table.apply(array([3, 4]), gradients_of(5, [3, 4]), 0.5, 5)
         assert sorted(table.snapshot().whole().ids.tolist()) == [3, 4]

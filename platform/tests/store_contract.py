@@ -91,7 +91,7 @@ class StoreContract:
         held = make(ModelDeclaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
         held.apply(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
         slab = np.empty(4, np.float32)
-        held.read_dense(slab)
+        held.read_flat(slab)
         np.testing.assert_array_equal(slab, [0.5, 0, -0.5, 2])
 
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
@@ -122,7 +122,7 @@ class StoreContract:
         held.make_room()
         held.apply(drawn(declared, random), 1)
         dense = np.empty(4, np.float32)
-        held.read_dense(dense)
+        held.read_flat(dense)
         first = held.snapshot()
         np.testing.assert_array_equal(first.dense, dense)
         second = held.snapshot()
@@ -157,7 +157,7 @@ def same(one: ParameterStore, other: ParameterStore) -> None:
     assert ours.tables.keys() == theirs.tables.keys()
     for name, frozen in ours.tables.items():
         rows, others = frozen.whole(), theirs.tables[name].whole()
-        found = others.select(others.find(rows.ids))
+        found = others.select_rows(others.find(rows.ids))
         assert len(found.ids) == len(others.ids)
         np.testing.assert_array_equal(rows.ids, found.ids)
         np.testing.assert_array_equal(rows.values, found.values)

@@ -124,10 +124,10 @@ class TableContract:
         before = table.snapshot().whole()
         table.apply(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
         after = table.snapshot().whole()
-        one = after.select(after.find(array([1])))
-        np.testing.assert_array_equal(one.values, before.select(before.find(array([1]))).values)
+        one = after.select_rows(after.find(array([1])))
+        np.testing.assert_array_equal(one.values, before.select_rows(before.find(array([1]))).values)
         for name, slot in one.slots.items():
-            np.testing.assert_array_equal(slot, before.select(before.find(array([1]))).slots[name])
+            np.testing.assert_array_equal(slot, before.select_rows(before.find(array([1]))).slots[name])
 
     def test_a_push_of_nothing_changes_nothing(self, make: Make):
         table = make(declared(), OPTIMIZERS[0])
@@ -152,9 +152,9 @@ class TableContract:
                 np.testing.assert_array_equal(np.concatenate([part.ids for part in scanned]), copy.ids)
                 np.testing.assert_array_equal(np.concatenate([part.values for part in scanned]), copy.values)
                 assert len(snapshot) == len(copy.ids)
-                for piece in snapshot.pieces():
+                for piece in snapshot.iter_chunks():
                     for name, slot in piece.slots.items():
-                        np.testing.assert_array_equal(slot, copy.select(copy.find(piece.ids)).slots[name])
+                        np.testing.assert_array_equal(slot, copy.select_rows(copy.find(piece.ids)).slots[name])
                 snapshot.release()
 
     def test_positions_belong_to_rows_for_ever(self, make: Make):

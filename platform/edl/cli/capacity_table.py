@@ -19,13 +19,13 @@ _VICTIMS_SHOWN = 3
 def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
     """The job's pods, a line for each kind; how many start at once only where that is known."""
     rows = [
-        [fit.crowd.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
-        for fit in forecast.fits
+        [fit.group.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
+        for fit in forecast.placements
     ]
     head = [*_COLUMNS]
     if forecast.free is not None:
         head = [*head, "at once"]
-        rows = [[*row, str(fit.at_once)] for row, fit in zip(rows, forecast.fits, strict=True)]
+        rows = [[*row, str(fit.at_once)] for row, fit in zip(rows, forecast.placements, strict=True)]
     return [f"  {line}" for line in align_columns([head, *rows])]
 
 
@@ -33,15 +33,15 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
     """What can never start on today's nodes, what will not start at once, by reason, who gives way; a sentence each."""
     yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
-    for role, found in groupby((fit for fit in forecast.fits if not fit.never), key=lambda fit: fit.crowd.role):
+    for role, found in groupby((fit for fit in forecast.placements if not fit.never), key=lambda fit: fit.group.role):
         fits = list(found)
-        count = sum(fit.crowd.count for fit in fits)
+        count = sum(fit.group.count for fit in fits)
         if late := count - sum(fit.at_once for fit in fits):
             by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
         yield f"{_join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
-    if victims := [name for fit in forecast.fits for name in fit.victims]:
+    if victims := [name for fit in forecast.placements for name in fit.victims]:
         pods = "1 pod" if len(victims) == 1 else f"{len(victims)} pods"
         more = " …" if len(victims) > _VICTIMS_SHOWN else ""
         yield f"{pods} of lower priority would give way: {', '.join(victims[:_VICTIMS_SHOWN])}{more}"
@@ -49,21 +49,21 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
 
 def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
     by_reason: dict[str, list[GroupPlacement]] = {}
-    for fit in forecast.fits:
+    for fit in forecast.placements:
         if fit.never:
             by_reason.setdefault(fit.never, []).append(fit)
     for reason, fits in by_reason.items():
-        who = _join_words([_pods_text(fit.crowd.role, fit.crowd.count, fit.crowd.count) for fit in fits])
+        who = _join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
         yield f"{who} can never start on today's nodes: {reason}"
 
 
 def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
     """One kind of pods, for programs."""
     return {
-        "role": fit.crowd.role.value,
-        "count": fit.crowd.count,
+        "role": fit.group.role.value,
+        "count": fit.group.count,
         "priority": priority_class(fit),
-        "requests": amounts_json(fit.each),
+        "requests": amounts_json(fit.requests_per_pod),
         "allowed_by_quota": fit.allowed,
         "at_once": fit.placed,
         "gives_way": list(fit.victims),
@@ -78,23 +78,23 @@ def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
 
 def priority_class(fit: GroupPlacement) -> str:
     """The PriorityClass; empty for none."""
-    return str(fit.crowd.pod["spec"].get("priorityClassName", ""))
+    return str(fit.group.pod["spec"].get("priorityClassName", ""))
 
 
 def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
     """So many pods, or from so many to so many, where that is about all workers."""
-    count = fit.crowd.count
-    elastic = len(forecast.of(Role.WORKER)) == 1 and fit.crowd.role is Role.WORKER and least_workers < count
+    count = fit.group.count
+    elastic = len(forecast.of(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
     return f"{least_workers}-{count}" if elastic else str(count)
 
 
 def _requests_text(fit: GroupPlacement) -> str:
-    return format_amounts({name: amount for name, amount in fit.each.items() if name != "pods"})
+    return format_amounts({name: amount for name, amount in fit.requests_per_pod.items() if name != "pods"})
 
 
 def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
     """What the first pod that waits is waiting for."""
-    fit = next(fit for fit in fits if fit.at_once < fit.crowd.count)
+    fit = next(fit for fit in fits if fit.at_once < fit.group.count)
     if fit.at_once == fit.allowed and fit.refusal is not None:
         return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
     if fit.lacking:

@@ -79,8 +79,8 @@ def cp(
         raise BadInputError("no such file or directory", where=source)
     visit = _helper_pod_options(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
     with open_volume(api, visit) as reached:
-        plan = reached.repeatedly(lambda files: _plan_copy(files, source, target, outward, inward))
-        travelled = reached.carry(plan, upload=outward is not None)
+        plan = reached.run_with_retries(lambda files: _plan_copy(files, source, target, outward, inward))
+        travelled = reached.copy_files(plan, upload=outward is not None)
     _print_result(plan, travelled, source, target, as_json=as_json)
 
 
@@ -103,7 +103,7 @@ def ls(
         raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
     visit = _helper_pod_options(there.claim, image, (uid, gid), 10, priority, read_only=True)
     with open_volume(connect_api(context, namespace), visit) as reached:
-        entries = reached.repeatedly(lambda files: _list_entries(files, there, recursive=recursive))
+        entries = reached.run_with_retries(lambda files: _list_entries(files, there, recursive=recursive))
     if as_json:
         keys = ("path", "kind", "size", "modified")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
@@ -157,10 +157,10 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
             "bytes": plan.size,
             "travelled": travelled,
         }
-        print(json.dumps(told | {"left_out": list(plan.left_out)}))
+        print(json.dumps(told | {"left_out": list(plan.skipped)}))
         return
     count = len(plan.items)
     there = f" ({plan.size - travelled:,} were there already)" if travelled < plan.size else ""
     print(f"{count:,} {'file' if count == 1 else 'files'}, {plan.size:,} bytes{there}, checksums right: {target}")
-    for name in plan.left_out:
+    for name in plan.skipped:
         print(f"left out, since it is neither file nor directory: {name}", file=sys.stderr)

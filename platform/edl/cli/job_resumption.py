@@ -74,5 +74,5 @@ def report_resumed(api: KubeClient, job: str, voice: SubmissionReporter) -> str 
     facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}
     share = f", {100 * done // total} % done" if total else ""
     lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
-    voice.happened("resumed", facts, "\n".join(lines))
+    voice.report_event("resumed", facts, "\n".join(lines))
     return status.run

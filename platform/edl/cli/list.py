@@ -113,7 +113,7 @@ def _job_row(job: JobView, now: float) -> list[str]:
     if job.ended:
         return [_display_name(job), job.phase, share, "-", "-", format_age(now - job.created)]
     starved = " starved" if status.starved else ""
-    workers = f"{job.working}/{status.workers_wanted}" + (f" ({job.starting} starting)" if job.starting else "")
+    workers = f"{job.ready_workers}/{status.workers_wanted}" + (f" ({job.starting} starting)" if job.starting else "")
     return [
         _display_name(job),
         job.phase + starved,
@@ -142,5 +142,5 @@ def job_json(job: JobView) -> dict[str, Any]:
         "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},
         "status": to_json(job.status) if job.status else None,
         "summary": to_json(job.told.summary) if job.told.summary else None,
-        "unreadable": job.unreadable or None,
+        "unreadable": job.unreadable_reason or None,
     }

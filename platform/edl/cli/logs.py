@@ -143,7 +143,7 @@ def _read_from_volume(
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with open_volume(api, _reader_pod_options(spec, place, image)) as reader:
-            return reader.repeatedly(lambda files: list(_read_stored_logs(files, place, chosen, tail)))
+            return reader.run_with_retries(lambda files: list(_read_stored_logs(files, place, chosen, tail)))
 
     try:
         return read(spec["image"])
@@ -172,7 +172,7 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
         remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
-        priority=worker_priority.parse_priority(workers).class_of(elevated=False),
+        priority=worker_priority.parse_priority(workers).priority_class(elevated=False),
     )
 
 

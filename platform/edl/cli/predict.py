@@ -53,7 +53,7 @@ def predict(
     create_storage(folder)
     with JobLock(folder) as lock:
         weights = find_weights(folder, source)
-        for line in weights.left_out():
+        for line in weights.skipped_lines():
             print(line, file=sys.stderr)
         directory = create_run(folder)
         lock.describe(directory.run_id)

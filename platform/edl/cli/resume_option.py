@@ -38,18 +38,18 @@ def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
 class OptionalRunCommand(TyperCommand):
     """A command whose ``--resume`` may come without a run: only what looks like one after it is taken for one."""
 
-    run_id: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")
-    newest: ClassVar[str] = "newest"
+    run_id_pattern: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")
+    newest_run: ClassVar[str] = "newest"
     """What a ``--resume`` that stands alone means."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Give a ``--resume`` that stands alone its value."""
-        return super().parse_args(ctx, [self._whole(arg, after) for arg, after in pairwise([*args, ""])])
+        return super().parse_args(ctx, [self._with_default_run(arg, after) for arg, after in pairwise([*args, ""])])
 
-    def _whole(self, arg: str, after: str) -> str:
+    def _with_default_run(self, arg: str, after: str) -> str:
         """An argument, with its value if it is a ``--resume`` that stands alone."""
-        return f"--resume={self.newest}" if arg == "--resume" and not self.names_run(after) else arg
+        return f"--resume={self.newest_run}" if arg == "--resume" and not self.is_run_id(after) else arg
 
-    def names_run(self, word: str) -> bool:
+    def is_run_id(self, word: str) -> bool:
         """Whether the word after ``--resume`` is the run that is meant."""
-        return self.run_id.fullmatch(word) is not None
+        return self.run_id_pattern.fullmatch(word) is not None

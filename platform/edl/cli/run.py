@@ -23,7 +23,7 @@ from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange
 
-NEWEST_RUN = OptionalRunCommand.newest
+NEWEST_RUN = OptionalRunCommand.newest_run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -91,7 +91,7 @@ def read_job_file(
 
 def _count_overrides(workers: int | None, ps: int | None) -> Iterator[NumberOption]:
     if workers is not None:
-        yield NumberOption(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+        yield NumberOption(f"--workers {workers}", "workers.max", workers, limited_field="workers.min")
     if ps is not None:
         yield NumberOption(f"--ps {ps}", "ps.count", ps)
 
@@ -117,7 +117,9 @@ def _explain_damaged_journal(folder: Path, resume: str | None, order: RunArgumen
     except JournalDamagedError as error:
         if resume is None:
             raise
-        back = order.goes_back(local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume)).run_id)
+        back = order.resume_from_checkpoint_command(
+            local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume)).run_id
+        )
         raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {back}") from error
 
 

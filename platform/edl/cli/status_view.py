@@ -41,8 +41,8 @@ def _title_line(job: JobView, now: float) -> str:
 
 def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     status = job.status
-    if job.unreadable:
-        yield f"What the master says cannot be read: {job.unreadable}"
+    if job.unreadable_reason:
+        yield f"What the master says cannot be read: {job.unreadable_reason}"
         return
     if status is None:
         yield "The master has not said anything yet."
@@ -63,7 +63,7 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
         yield ""
         yield from format_block(summary_heading(job.phase, job.told.summary), summary_rows(job.told.summary))
     if not job.ended and now - status.updated > _STALE_STATUS_SECONDS:
-        yield f"The master said this {format_age(now - status.updated)} ago: {job.silence or 'it may be away'}."
+        yield f"The master said this {format_age(now - status.updated)} ago: {job.master_silence or 'it may be away'}."
 
 
 def _progress_lines(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _desired_lines(job: JobView) -> Iterator[str]:
     if not job.ended:
         starting = f" and {job.starting} starting" if job.starting else ""
         yield (
-            f"{format_worker_count(job.working)}{starting} of {status.workers_wanted} wanted, at least"
+            f"{format_worker_count(job.ready_workers)}{starting} of {status.workers_wanted} wanted, at least"
             f" {status.workers_min}"
         )
 

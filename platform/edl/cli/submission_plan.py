@@ -62,7 +62,7 @@ class SubmissionPlan:
 
     def lines(self, width: int = 80) -> list[str]:
         """The plan, for people."""
-        found = [f"{self.job}: {self.spec.model.definition}, {self._where()}"]
+        found = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
         for label, text in self._rows():
             found += wrap_labelled(label, text, width)
         found += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
@@ -83,7 +83,7 @@ class SubmissionPlan:
             "resumes": self.run,
             "changes": [*self.changes],
             "replaces": self.replaced.uid if self.replaced else None,
-            "pods": [forecast_json(fit) for fit in self.forecast.fits],
+            "pods": [forecast_json(fit) for fit in self.forecast.placements],
             "requested": amounts_json(self.forecast.requested),
             "free": None if self.forecast.free is None else amounts_json(self.forecast.free),
             "quotas": [
@@ -93,7 +93,7 @@ class SubmissionPlan:
             "warnings": [*forecast_warnings(self.forecast), *self.warnings],
         }
 
-    def _where(self) -> str:
+    def _location_text(self) -> str:
         place = f"namespace {self.namespace}" if self.namespace else "the context's namespace"
         return place + (f" of context {self.context}" if self.context else "")
 

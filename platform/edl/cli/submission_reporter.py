@@ -20,7 +20,7 @@ class SubmissionReporter(Protocol):
     def planned(self, plan: SubmissionPlan) -> None:
         """What will be done."""
 
-    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         """Something was done, or is known now: in words, and as facts."""
 
     def note(self, text: str) -> None:
@@ -38,7 +38,7 @@ class TextReporter:
         width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
         print("\n".join(plan.lines(width)), flush=True)
 
-    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         """A line."""
         print(text, flush=True)
 
@@ -55,11 +55,11 @@ class JsonReporter:
 
     def planned(self, plan: SubmissionPlan) -> None:
         """One object."""
-        self._write({"event": "plan", **plan.to_json()})
+        self._write_object({"event": "plan", **plan.to_json()})
 
-    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         """One object."""
-        self._write({"event": event, **facts})
+        self._write_object({"event": event, **facts})
 
     def note(self, text: str) -> None:
         """Standard error."""
@@ -68,9 +68,9 @@ class JsonReporter:
     def failed(self, error: EdlError) -> None:
         """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
         told = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
-        self._write({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **told})
+        self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **told})
 
-    def _write(self, value: Mapping[str, Any]) -> None:
+    def _write_object(self, value: Mapping[str, Any]) -> None:
         print(json.dumps(value, allow_nan=False), flush=True)
 
 

@@ -85,7 +85,7 @@ class JobStateUnknownError(JobFailedError):
 def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPlan:
     """The plan as far as it is known without a cluster."""
     request = build_request(spec, namespace=options.namespace, run=options.run)
-    outlook = forecast_job(request.crowds, None, NamespaceQuotas(()))
+    outlook = forecast_job(request.pod_groups, None, NamespaceQuotas(()))
     named = (options.job_file, options.namespace, options.context)
     return SubmissionPlan(
         spec, *named, request.manifests, outlook, run=options.run, warnings=tuple(find_spec_warnings(spec)), asked=False
@@ -162,10 +162,10 @@ def _forecast_pods(
     from edl.ops.preflight import PreflightError
     from edl.ops.preflight_findings import check_quotas, merge_findings
 
-    known = answers.nodes is not None and answers.tenants is not None
-    room = ClusterCapacity(answers.nodes or (), answers.tenants or ()) if known else None
-    outlook = forecast_job(answers.crowds, room, quotas)
-    if refused := check_quotas(outlook.fits, quotas):
+    known = answers.nodes is not None and answers.running_pods is not None
+    room = ClusterCapacity(answers.nodes or (), answers.running_pods or ()) if known else None
+    outlook = forecast_job(answers.pod_groups, room, quotas)
+    if refused := check_quotas(outlook.placements, quotas):
         raise PreflightError(request.job, api.namespace, merge_findings(refused))
     return outlook
 
@@ -180,7 +180,7 @@ def _create_job(
         voice.note(f"The ended job {request.job} was removed.")
     made = submit_job(api, request.job, request.manifests, uuid.uuid4().hex)
     facts = {"job": made.name, "namespace": made.namespace, "uid": made.uid, "run": options.resume or made.uid}
-    voice.happened("submitted", facts, f"Job {made.name} submitted to namespace {made.namespace}.")
+    voice.report_event("submitted", facts, f"Job {made.name} submitted to namespace {made.namespace}.")
     try:
         return _wait_for_start(api, options, made, voice)
     except KeyboardInterrupt:
@@ -206,11 +206,11 @@ def _wait_for_start(api: KubeClient, options: SubmitOptions, made: SubmittedJob,
     facts = {"stage": sight.stage.value, "reason": sight.reason, "message": sight.message, "seconds": round(seconds, 3)}
     run = options.resume or made.uid
     if sight.started:
-        voice.happened("started", facts, f"The master started after {seconds:.0f} s.")
+        voice.report_event("started", facts, f"The master started after {seconds:.0f} s.")
         if options.resume is not None:
             run = report_resumed(api, made.name, voice) or run
     else:
-        voice.happened("waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(sight)}")
+        voice.report_event("waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(sight)}")
     if options.watch:
         from edl.ops.job_following import WatchedJob, follow_job
 

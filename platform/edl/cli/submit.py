@@ -35,14 +35,14 @@ class DryRunMode(StrEnum):
 class OptionalClusterRunCommand(OptionalRunCommand):
     """Whatever is neither an option nor a job file is a run, be it a wrong one: better refused than misunderstood."""
 
-    run_id = re.compile(rf"{LATEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+    run_id_pattern = re.compile(rf"{LATEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
     """Runs on a cluster have the uid of the Job that began them."""
-    newest = LATEST_RUN
+    newest_run = LATEST_RUN
 
-    def names_run(self, word: str) -> bool:
+    def is_run_id(self, word: str) -> bool:
         """Whether the word after ``--resume`` is meant as a run."""
         is_file = Path(word).suffix in _JOB_FILES or Path(word).is_file()
-        return bool(word) and not word.startswith("-") and (super().names_run(word) or not is_file)
+        return bool(word) and not word.startswith("-") and (super().is_run_id(word) or not is_file)
 
 
 @app.command(cls=OptionalClusterRunCommand)
@@ -108,7 +108,7 @@ def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:
             where=str(job),
             hint="Without volumes a run is gone with its master's pod.",
         )
-    if resume is not None and not OptionalClusterRunCommand.run_id.fullmatch(resume):
+    if resume is not None and not OptionalClusterRunCommand.run_id_pattern.fullmatch(resume):
         raise BadInputError(
             f"no run has the name {resume!r}: runs on a cluster have the uid of the Job that began them",
             where="--resume",

@@ -64,7 +64,7 @@ def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
 def _load_spec(source: Path, me: SubmitterIdentity) -> JobSpec:
     """The job, under the name that it has in the cluster."""
     spec = load_job_file(source, required=("training",), demands=find_spec_problems)
-    name = me.job_name(spec.name)
+    name = me.derive_job_name(spec.name)
     return (
         spec
         if name == spec.name

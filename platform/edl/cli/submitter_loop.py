@@ -77,11 +77,15 @@ class ReleaseSubmitter:
     def __init__(
         self, api: KubeClient, me: SubmitterIdentity, spec: JobSpec, source: Path, time: SubmitterClock | None = None
     ) -> None:
-        self._api, self._me, self._spec, self._time = api, me, spec, time or SubmitterClock()
+        self._api, self._identity, self._spec, self._clock = api, me, spec, time or SubmitterClock()
         self._options = SubmitOptions(source, resume=me.resume, namespace=api.namespace, yes=True, watch=True)
-        self._clearing = ReleaseCleanup(api, spec.name)
-        self._patience, self._clear_patience = RetryDeadline(), CleanupTimeout()
-        self._voice, self._decided, self._progress = TextReporter(), StatusLine(sys.stdout), StatusLine(sys.stdout)
+        self._cleanup = ReleaseCleanup(api, spec.name)
+        self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
+        self._reporter, self._decision_line, self._progress = (
+            TextReporter(),
+            StatusLine(sys.stdout),
+            StatusLine(sys.stdout),
+        )
 
     def run(self) -> int:
         """The exit code, once there is one.
@@ -93,118 +97,120 @@ class ReleaseSubmitter:
         """
         while True:
             try:
-                decision = decide_step(read_release_view(self._api, self._me))
+                decision = decide_step(read_release_view(self._api, self._identity))
                 if decision.step is SubmitterStep.DELETED:
-                    raise JobFailedError(decision.reason, where=f"release {self._me.release}")
-                self._decided.say(f"release {self._me.release}: {decision.reason}")
+                    raise JobFailedError(decision.reason, where=f"release {self._identity.release}")
+                self._decision_line.say(f"release {self._identity.release}: {decision.reason}")
                 if decision.step is SubmitterStep.REPLACED:
                     return 0
                 if decision.step is SubmitterStep.FOLLOW:
                     return self._follow(decision.masters[0])
-                self._advance(decision)
-                self._patience.succeeded()
+                self._take_step(decision)
+                self._failure_timeout.reset()
             except JobVanishedError:
                 continue  # the next decision says why
             except (ApiError, PreflightError, RetryableError) as error:
-                self._bear(error)
+                self._wait_or_raise(error)
 
-    def _bear(self, error: EdlError) -> None:
+    def _wait_or_raise(self, error: EdlError) -> None:
         """Wait a little before the next look; raises the error when it has lasted."""
-        if self._patience.bears(error, self._time.clock()):
+        if self._failure_timeout.may_retry(error, self._clock.clock()):
             self._progress.say(f"{error.message.splitlines()[0]}; trying again")
-            self._time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
             return
         if not isinstance(error, RetryableError):
-            self._withdraw(error)
+            self._roll_back_job(error)
         raise error
 
-    def _withdraw(self, cause: EdlError) -> None:
+    def _roll_back_job(self, cause: EdlError) -> None:
         """Remove the Job of a job that cannot be completed."""
         name = names.master_name(self._spec.name)
         try:
-            roll_back_submission(self._api, name, self._me.submission)
+            roll_back_submission(self._api, name, self._identity.submission_id)
         except ApiError as error:
             cause.hint = f"The Job {name} may be left, suspended ({error.message}); it goes with the release."
 
-    def _advance(self, decision: SubmitterDecision) -> None:
+    def _take_step(self, decision: SubmitterDecision) -> None:
         """One step towards a job that runs."""
         if decision.step is SubmitterStep.FINISH:
-            self._finish(decision.masters[0])
-        elif self._still_clears(self._clearing.round(decision.masters)):
-            self._time.sleep(POLL_SECONDS)
+            self._complete_job(decision.masters[0])
+        elif self._is_cleanup_pending(self._cleanup.round(decision.masters)):
+            self._clock.sleep(POLL_SECONDS)
         elif decision.step is SubmitterStep.SUBMIT:
-            self._submit()
+            self._reserve_job()
 
-    def _still_clears(self, left: JobObjects) -> bool:
+    def _is_cleanup_pending(self, left: JobObjects) -> bool:
         """Whether something of an earlier job is still there; raises DeletionTimeoutError if it does not go."""
-        if self._clear_patience.is_over(left=bool(left), now=self._time.clock()):
+        if self._cleanup_timeout.has_expired(left=bool(left), now=self._clock.clock()):
             raise DeletionTimeoutError(
                 f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s there is still: {format_object_list(left.objects)}",
-                where=f"release {self._me.release}",
+                where=f"release {self._identity.release}",
                 hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
             )
         if left:
             self._progress.say(f"an earlier job is {leftovers_text(left)}")
         return bool(left)
 
-    def _request(self) -> SubmissionRequest:
-        request = build_request(self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._me.resume)
-        return replace(request, manifests=add_release_labels(request.manifests, self._me), replaces=False)
+    def _build_request(self) -> SubmissionRequest:
+        request = build_request(
+            self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._identity.resume
+        )
+        return replace(request, manifests=add_release_labels(request.manifests, self._identity), replaces_ended=False)
 
-    def _submit(self) -> None:
+    def _reserve_job(self) -> None:
         """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
-        request = self._request()
+        request = self._build_request()
         plan = plan_submission(self._api, self._spec, self._options, request)
-        self._voice.planned(plan)
-        create_suspended_job(self._api, request.job, request.manifests[-1], self._me.submission)
+        self._reporter.planned(plan)
+        create_suspended_job(self._api, request.job, request.manifests[-1], self._identity.submission_id)
 
-    def _finish(self, own: MasterJob) -> None:
-        *parts, job = self._request().manifests
+    def _complete_job(self, own: MasterJob) -> None:
+        *parts, job = self._build_request().manifests
         made = SubmittedJob(own.job, job["metadata"]["name"], own.uid, self._api.namespace)
         create_dependents(self._api, made, parts)
-        mark_submitted(self._api, self._me, own.uid)
+        mark_submitted(self._api, self._identity, own.uid)
         unsuspend_job(self._api, made)
-        self._voice.note(f"Job {made.name} submitted to namespace {made.namespace}.")
+        self._reporter.note(f"Job {made.name} submitted to namespace {made.namespace}.")
 
     def _follow(self, own: MasterJob) -> int:
         """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
-        release, where = self._me.release, f"-n {self._api.namespace}"
+        release, where = self._identity.release, f"-n {self._api.namespace}"
         again = f"helm upgrade {release} … {where} --set resume=latest"
-        watched = WatchedJob(own.job, self._me.resume or own.uid, again, f"helm uninstall {release} {where}")
-        code = follow_job(self._api, watched, own.uid, as_json=False, check=self._check(own))
-        self._let_finish(own)
+        watched = WatchedJob(own.job, self._identity.resume or own.uid, again, f"helm uninstall {release} {where}")
+        code = follow_job(self._api, watched, own.uid, as_json=False, check=self._start_observer(own))
+        self._wait_for_master_end(own)
         return code if code in (0, _REFUSED) else _FAILED
 
-    def _let_finish(self, own: MasterJob) -> None:
+    def _wait_for_master_end(self, own: MasterJob) -> None:
         """Wait for the master's own end: a CronJob that keeps no history removes it with this submitter."""
-        end = self._time.clock() + MASTER_END_SECONDS
-        while self._time.clock() < end:
+        end = self._clock.clock() + MASTER_END_SECONDS
+        while self._clock.clock() < end:
             with suppress(ApiError, RetryableError):
-                if self._is_over(own):
+                if self._has_master_ended(own):
                     return
-            self._time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
-    def _is_over(self, own: MasterJob) -> bool:
+    def _has_master_ended(self, own: MasterJob) -> bool:
         try:
             job = self._api.get(JOBS, names.master_name(own.job))
         except NotFoundError:
             return True
         return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(job_conditions(job)))
 
-    def _check(self, own: MasterJob) -> Callable[[JobView | None], None]:
+    def _start_observer(self, own: MasterJob) -> Callable[[JobView | None], None]:
         """Ends the watch of a job that is gone, or whose master will not start."""
         lookout, patience = MasterStatusReader(self._api, own.job, own.uid), StartTimeout()
 
         def check(seen: JobView | None) -> None:
-            self._patience.succeeded()
+            self._failure_timeout.reset()
             if seen is None:
                 raise JobVanishedError(f"the job {own.job} is gone")
             if seen.status is not None or seen.ended:
                 return
             sight = lookout.look()
             self._progress.say(master_status_text(sight))
-            if patience.is_over(sight, self._time.clock()):
-                self._clearing.round([own])
+            if patience.has_expired(sight, self._clock.clock()):
+                self._cleanup.round([own])
                 raise start_error(own.job, sight, "Its objects are being removed.")
 
         return check

@@ -44,7 +44,7 @@ def parse_goal(text: str) -> WaitGoal:
         return WaitGoal(text, lambda job: job.status is not None and job.status.phase != "Starting")
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
-        return WaitGoal(text, lambda job: job.status is not None and not job.ended and job.working == count)
+        return WaitGoal(text, lambda job: job.status is not None and not job.ended and job.ready_workers == count)
     raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
 
 
@@ -110,7 +110,7 @@ def _workers_text(job: JobView) -> str:
     if job.ended or job.status is None:
         return ""
     more = f", {job.starting} more {'start' if job.starting > 1 else 'starts'}" if job.starting else ""
-    return f"; {job.working} of {job.status.workers_wanted} workers work{more}"
+    return f"; {job.ready_workers} of {job.status.workers_wanted} workers work{more}"
 
 
 def parse_timeout(text: str) -> float:

@@ -62,8 +62,8 @@ def gather_evidence(api: KubeClient, job: str, called: str) -> JobEvidence:
 
 def finding_lines(seen: JobView, found: Sequence[JobFinding]) -> Iterator[str]:
     """The findings, for people."""
-    if seen.unreadable:
-        yield f"What the master says cannot be read: {seen.unreadable}"
+    if seen.unreadable_reason:
+        yield f"What the master says cannot be read: {seen.unreadable_reason}"
     if seen.phase == "Done":
         yield (
             f"{seen.name} is Done{_ended_at_text(seen)}; {'this cost it time:' if found else 'nothing was the matter.'}"

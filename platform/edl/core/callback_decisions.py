@@ -34,7 +34,7 @@ class MetricMonitor:
     mode: str
     min_delta: float = 0.0
 
-    def improves(self, value: float, reference: float | None) -> bool:
+    def is_improvement(self, value: float, reference: float | None) -> bool:
         """Whether a value is better than another one; any value is better than none, and NaN than nothing.
 
         Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
@@ -142,7 +142,7 @@ class CallbackState:
         evaluations: how many there were.
         rate: that ``ReduceLROnPlateau`` has set; None as long as the optimizer's own counts.
         stopped: why training is to end; empty while it is not.
-        history: step and state after each of the newest evaluations, for :meth:`back_to`.
+        history: step and state after each of the newest evaluations, for :meth:`roll_back_to`.
     """
 
     declared: tuple[CallbackSpec, ...] = ()
@@ -155,7 +155,7 @@ class CallbackState:
     # ------------------------------------------------------------------ what follows from them
 
     @property
-    def keep_best(self) -> bool:
+    def keeps_best_checkpoint(self) -> bool:
         """Whether the weights of the best evaluation are to be kept: then each evaluated cut becomes a checkpoint."""
         return any(_keeps_best(callback) for callback in self.declared)
 
@@ -174,7 +174,7 @@ class CallbackState:
         return None
 
     @property
-    def unwritten(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
+    def best_to_write(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
         """The first of the best checkpoints that a worker is to write to its file, with its place in the list."""
         for at, (callback, progress) in enumerate(zip(self.declared, self.progress, strict=True)):
             if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
@@ -227,7 +227,7 @@ class CallbackState:
             progress[place] = replace(progress[place], written=cut)
         return replace(self, progress=tuple(progress))
 
-    def back_to(self, step: int) -> CallbackState:
+    def roll_back_to(self, step: int) -> CallbackState:
         """As they were when the job was at ``step``: what was evaluated after it has not happened."""
         kept = tuple(one for one in self.history if one[0] <= step)
         if len(kept) == len(self.history):
@@ -237,7 +237,7 @@ class CallbackState:
             then = then.at(kept[-1][1])
         return replace(then, history=kept)
 
-    def forget_before(self, step: int) -> CallbackState:
+    def trim_history(self, step: int) -> CallbackState:
         """The job does not go back behind ``step`` any more."""
         older = [one for one in self.history if one[0] <= step]
         return replace(self, history=(*older[-1:], *(one for one in self.history if one[0] > step)))
@@ -355,11 +355,11 @@ def _apply_early_stopping(
     # Where the best evaluation's weights are not on disk, later ones are held to those that are: the kept weights
     # must not stay far behind the best value. If all are on disk, both comparisons are the same.
     kept = was.best_metrics.get(callback.monitor) if was.best_cut else None
-    if callback.restore_best_weights and (not was.best_cut or callback.improves(value, kept)):
+    if callback.restore_best_weights and (not was.best_cut or callback.is_improvement(value, kept)):
         now = _keep_weights(now, epoch, at)
-    if callback.improves(value, now.best):
+    if callback.is_improvement(value, now.best):
         now = replace(now, best=value)
-        if callback.baseline is None or callback.improves(value, callback.baseline):
+        if callback.baseline is None or callback.is_improvement(value, callback.baseline):
             now = replace(now, wait=0)
         return now, ""
     if now.wait >= callback.patience and epoch > 0:
@@ -374,7 +374,7 @@ def _apply_plateau(
 ) -> tuple[CallbackProgress, float | None]:
     """Keras' ``ReduceLROnPlateau.on_epoch_end``, and the rate if it is another one; an optimizer's is a float32."""
     now = replace(was, cooldown=was.cooldown - 1, wait=0) if was.cooldown > 0 else was
-    if callback.improves(value, now.best):
+    if callback.is_improvement(value, now.best):
         return replace(now, best=value, wait=0), None
     if now.cooldown > 0:
         return now, None
@@ -390,7 +390,7 @@ def _apply_best_checkpoint(
     callback: BestCheckpoint, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
 ) -> CallbackProgress:
     """Keras' ``ModelCheckpoint._should_save_model``; one that could not be written does not become the best."""
-    if not at.cut or not callback.improves(value, was.best):
+    if not at.cut or not callback.is_improvement(value, was.best):
         return was
     return replace(_keep_weights(was, epoch, at), best=value)
 

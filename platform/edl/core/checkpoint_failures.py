@@ -14,7 +14,7 @@ from edl.core.state import JobState
 
 def record_save_failure(state: JobState, reason: str) -> None:
     """Take note that a checkpoint was not written; since when training waits stays as it was."""
-    since = state.checkpoint_failure.paused if state.checkpoint_failure else None
+    since = state.checkpoint_failure.paused_at if state.checkpoint_failure else None
     state.checkpoint_failure = CheckpointFailure(reason, since)
 
 
@@ -37,9 +37,9 @@ def advance_save_failure(state: JobState, now: float) -> None:
     failure = state.checkpoint_failure
     if failure is None:
         return
-    if failure.paused is None and (state.checkpoint is None or steps_before_pause(state) == 0):
-        failure.paused = now  # what people hear of it: module ``stall``
-    if failure.paused is not None and now >= failure.paused + state.settings.checkpoint_full_timeout:
+    if failure.paused_at is None and (state.checkpoint is None or steps_before_pause(state) == 0):
+        failure.paused_at = now  # what people hear of it: module ``stall``
+    if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
         state.end(
             "Failed",
@@ -52,6 +52,6 @@ def advance_save_failure(state: JobState, now: float) -> None:
 def pause_deadline(state: JobState) -> float:
     """When ``advance`` ends the job."""
     failure = state.checkpoint_failure
-    if failure is None or failure.paused is None or state.ended:
+    if failure is None or failure.paused_at is None or state.ended:
         return float("inf")
-    return failure.paused + state.settings.checkpoint_full_timeout
+    return failure.paused_at + state.settings.checkpoint_full_timeout

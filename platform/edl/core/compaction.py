@@ -32,24 +32,29 @@ _SNAPSHOT_FIELDS = (
 
 def state_to_snapshot(state: JobState) -> dict[str, Any]:
     """All that the journal's entries so far have led to."""
-    checkpoint, fleet = state.checkpoint, state.fleet
+    checkpoint, fleet = state.checkpoint, state.pods
     return {
-        "sources": dataset_entry(state) if state.described else None,
+        "sources": dataset_entry(state) if state.is_dataset_known else None,
         "ledgers": {k: x.snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
         "round": state.round.snapshot() if state.round else None,
         "counters": {name: getattr(state.counters, name) for name in JobCounters.__slots__},
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
         "marks": [getattr(state, name) for name in _SNAPSHOT_FIELDS],
-        "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
-        "dismissed": sorted(fleet.dismissed),
-        "handed_over": [state.kept_cut, dict(fleet.handed_over)],
-        "memory": [fleet.memory.raised, fleet.memory.since],
+        "fleet": [
+            fleet.next_worker_index,
+            dict(fleet.born),
+            dict(fleet.workers),
+            sorted(fleet.parameter_holders.items()),
+        ],
+        "dismissed": sorted(fleet.leaving_workers),
+        "handed_over": [state.paused_cut, dict(fleet.handed_over_ps)],
+        "memory": [fleet.memory.raise_count, fleet.memory.since],
         "scaled": list(state.scaled),
-        "balance": [dict(fleet.offsets), sorted(fleet.measured.items())],
+        "balance": [dict(fleet.update_offsets), sorted(fleet.measured.items())],
         "callbacks": state.callbacks.snapshot(),
         "best_restored": state.best_restored,
         "revoked": sorted(state.revoked),
-        "revocations": [revocation.row() for revocation in state.revocations],
+        "revocations": [revocation.to_row() for revocation in state.revocations],
     }
 
 
@@ -70,14 +75,14 @@ def restore_state(state: JobState, was: Mapping[str, Any]) -> None:
     state.checkpoint = SavedCheckpoint(*was["checkpoint"]) if was["checkpoint"] else None
     for name, value in zip(_SNAPSHOT_FIELDS, was["marks"], strict=True):
         setattr(state, name, value)
-    state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
-    state.fleet.holding = dict(holding)
-    state.fleet.dismissed = set(was.get("dismissed", ()))
-    state.kept_cut, handed_over = was.get("handed_over", (0, {}))
-    state.fleet.handed_over = dict(handed_over)
-    state.fleet.memory = MemoryRaise(*was.get("memory", ()))
+    state.pods.next_worker_index, state.pods.born, state.pods.workers, holding = was["fleet"]
+    state.pods.parameter_holders = dict(holding)
+    state.pods.leaving_workers = set(was.get("dismissed", ()))
+    state.paused_cut, handed_over = was.get("handed_over", (0, {}))
+    state.pods.handed_over_ps = dict(handed_over)
+    state.pods.memory = MemoryRaise(*was.get("memory", ()))
     offsets, measured = was.get("balance", ({}, ()))
-    state.fleet.offsets, state.fleet.measured = dict(offsets), dict(measured)
+    state.pods.update_offsets, state.pods.measured = dict(offsets), dict(measured)
     if "callbacks" in was:
         state.callbacks = CallbackState.restore(was["callbacks"])
     state.best_restored = was.get("best_restored", 0)

@@ -30,32 +30,32 @@ class CrashSuspects:
     """What is known of the ends of workers.
 
     Attributes:
-        ranges: of workers that crashed, not done since: they are leased one by one.
-        one_by_one: numbers of leases that are held so.
-        possible: how often a worker ended that may have fed this minibatch ahead, or had it at work.
-        certain: how often one ended that had nothing else in its hands.
+        suspect_ranges: of workers that crashed, not done since: they are leased one by one.
+        one_by_one_leases: numbers of leases that are held so.
+        possible_crashes: how often a worker ended that may have fed this minibatch ahead, or had it at work.
+        certain_crashes: how often one ended that had nothing else in its hands.
     """
 
-    ranges: list[RecordRange] = field(default_factory=list)
-    one_by_one: set[int] = field(default_factory=set)
-    possible: dict[RecordRange, int] = field(default_factory=dict)
-    certain: dict[RecordRange, int] = field(default_factory=dict)
+    suspect_ranges: list[RecordRange] = field(default_factory=list)
+    one_by_one_leases: set[int] = field(default_factory=set)
+    possible_crashes: dict[RecordRange, int] = field(default_factory=dict)
+    certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
 
-    def suspects(self, work: RecordRange) -> bool:
+    def is_suspect(self, work: RecordRange) -> bool:
         """Whether a range, or a part of it, was in the hands of a worker that crashed."""
-        return any(_ranges_overlap(each, work) for each in self.ranges)
+        return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
 
     def over(self, lease: Lease, through: int) -> None:
         """A lease is over after so many steps: nothing of what they cover is suspect any more."""
-        self.one_by_one.discard(lease.number)
+        self.one_by_one_leases.discard(lease.number)
         self.clear(lease.work.split(lease.position(through))[0])
 
     def clear(self, work: RecordRange) -> None:
         """A range is done, or set aside."""
-        if not self.suspects(work):
+        if not self.is_suspect(work):
             return
-        parts = [part for each in self.ranges for part in _subtract_range(each, work)]
-        self.ranges = [part for part in parts if part.records]
+        parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
+        self.suspect_ranges = [part for part in parts if part.records]
 
     def crashed(self, held: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
         """A worker crashed, or ended without a word.
@@ -69,18 +69,18 @@ class CrashSuspects:
         begun = [(lease, through) for lease, through in held if through < lease.steps]
         if not begun:
             return None
-        alone = begun[0][0].number in self.one_by_one
-        fed = [begun[0]] if alone else [each for each in begun if each[0].number not in self.one_by_one]
+        alone = begun[0][0].number in self.one_by_one_leases
+        fed = [begun[0]] if alone else [each for each in begun if each[0].number not in self.one_by_one_leases]
         near = list(islice(_pending_minibatches(fed), 1 if alone else 1 + MAX_FED_AHEAD))
-        counts, at_work = self.certain if alone else self.possible, near[0]
+        counts, at_work = self.certain_crashes if alone else self.possible_crashes, near[0]
         for each in near:
             counts[each] = counts.get(each, 0) + 1
         for lease, through in begun:
             rest = lease.work.split(lease.position(through))[1]
             self.clear(rest)
-            self.ranges.append(rest)
-        certain = self.certain.get(at_work, 0)
-        count = certain + self.possible.get(at_work, 0)
+            self.suspect_ranges.append(rest)
+        certain = self.certain_crashes.get(at_work, 0)
+        count = certain + self.possible_crashes.get(at_work, 0)
         return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
 
 

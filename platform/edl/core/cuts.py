@@ -79,7 +79,7 @@ class PendingCut:
         return not self.parts
 
     @property
-    def awaited(self) -> bool:
+    def awaits_copies(self) -> bool:
         """Whether some PS has no copy yet."""
         return self.stage is not CutStage.SAVING
 
@@ -88,11 +88,11 @@ class PendingCut:
         """Whether updates may be held for it."""
         return self.stage in (CutStage.HOLDING, CutStage.SNAPSHOT)
 
-    def overdue(self, now: float) -> bool:
+    def is_overdue(self, now: float) -> bool:
         """Whether updates have been held for too long."""
         return self.holds and now >= self.deadline
 
-    def unmet(self, live: Mapping[int, int], born: Mapping[str, int]) -> dict[int, str]:
+    def find_unconfirmed_leases(self, live: Mapping[int, int], born: Mapping[str, int]) -> dict[int, str]:
         """Leases with steps that may be lost to a PS, and that PS.
 
         One that went back to a checkpoint after a lease was granted cannot tell a step that is on its way from one that

@@ -67,7 +67,7 @@ _LEASE_COUNTER_MASK = (1 << 32) - 1
 
 def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
     s = state.settings
-    state.described = True
+    state.is_dataset_known = True
     state.ledgers.pop(DESCRIBE, None)
     for kind, rows, epochs, seed in (
         (TRAINING, entry.training, s.epochs, s.seed),
@@ -168,7 +168,7 @@ def _apply_cut(state: JobState, entry: CutAnnounced | CutTaken | CutCalledOff) -
 def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced | BestWeightsRestored) -> None:
     state.checkpoint = SavedCheckpoint(entry.cut, entry.step, entry.version, entry.ledger)
     state.last_checkpoint = entry.step
-    state.callbacks = state.callbacks.forget_before(entry.step)
+    state.callbacks = state.callbacks.trim_history(entry.step)
     if state.round is not None and state.round.pin == entry.cut:
         state.round.saved = True
 
@@ -211,30 +211,30 @@ def _apply_final(state: JobState, entry: FinalCutPinned) -> None:
 
 
 def _apply_holds(state: JobState, entry: ParametersHeld) -> None:
-    state.fleet.holding[entry.index] = entry.ps
-    if len(state.fleet.holding) == state.fleet.ps:
+    state.pods.parameter_holders[entry.index] = entry.ps
+    if len(state.pods.parameter_holders) == state.pods.ps:
         _release_paused_updates(state)
 
 
 def _apply_handed_over(state: JobState, entry: ParametersHandedOver) -> None:
-    state.fleet.holding.pop(entry.index, None)
-    state.fleet.handed_over[entry.ps] = entry.index
-    state.kept_cut = entry.cut
+    state.pods.parameter_holders.pop(entry.index, None)
+    state.pods.handed_over_ps[entry.ps] = entry.index
+    state.paused_cut = entry.cut
 
 
 def _release_paused_updates(state: JobState) -> None:
     """Every PS that was handed over has a successor, or what it had went back."""
-    state.fleet.handed_over.clear()
-    state.kept_cut = 0
+    state.pods.handed_over_ps.clear()
+    state.paused_cut = 0
 
 
 def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
     if entry.ledger is None:
-        fleet = state.fleet
+        fleet = state.pods
         assert entry.ps is not None
-        fleet.holding.pop(entry.ps, None)
+        fleet.parameter_holders.pop(entry.ps, None)
         # A successor that is lost, too, has perhaps applied what the checkpoint lacks.
-        fleet.handed_over = {uid: index for uid, index in fleet.handed_over.items() if index != entry.ps}
+        fleet.handed_over_ps = {uid: index for uid, index in fleet.handed_over_ps.items() if index != entry.ps}
         update_accounting.add_lost_updates(state, str(entry.ps), entry.updates or 0)
     else:
         training = state.ledgers[TRAINING]
@@ -248,10 +248,10 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         state.last_checkpoint = state.last_evaluation = training.done_steps
         state.revoked.clear()
         state.revocations.clear()
-        state.fleet.holding.clear()
+        state.pods.parameter_holders.clear()
         _release_paused_updates(state)
         update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
-        state.callbacks = state.callbacks.back_to(training.done_steps)
+        state.callbacks = state.callbacks.roll_back_to(training.done_steps)
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
@@ -267,28 +267,28 @@ def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
 
 
 def _apply_restored(state: JobState, entry: ParametersRestored) -> None:
-    state.fleet.born[entry.ps] = entry.born
+    state.pods.born[entry.ps] = entry.born
     if entry.index is not None:
         update_accounting.apply_ps_restore(state, entry.ps, entry.index)
 
 
 def _apply_worker(state: JobState, entry: WorkerChanged) -> None:
-    fleet, uid = state.fleet, entry.uid or ""
-    fleet.next_worker = max(fleet.next_worker, entry.index + 1)
+    fleet, uid = state.pods, entry.uid or ""
+    fleet.next_worker_index = max(fleet.next_worker_index, entry.index + 1)
     if entry.lost:
         fleet.workers.pop(uid, None)
-        state.counters.workers_lost += uid not in fleet.dismissed
-        fleet.dismissed.discard(uid)
+        state.counters.workers_lost += uid not in fleet.leaving_workers
+        fleet.leaving_workers.discard(uid)
     elif uid:
         fleet.workers[uid] = entry.index
 
 
 def _apply_dismissed(state: JobState, entry: WorkerDismissed) -> None:
-    state.fleet.dismissed.add(entry.uid)
+    state.pods.leaving_workers.add(entry.uid)
 
 
 def _apply_memory(state: JobState, entry: WorkerMemoryRaised) -> None:
-    state.fleet.memory = MemoryRaise(entry.raised, entry.since)
+    state.pods.memory = MemoryRaise(entry.raised, entry.since)
 
 
 def _apply_scaled(state: JobState, entry: WorkersScaled) -> None:
@@ -301,7 +301,7 @@ def _apply_phase(state: JobState, entry: JobPhaseChanged) -> None:
 
 def _apply_resumed(state: JobState, entry: JobResumed) -> None:
     state.phase, state.reason = "Starting", "resumed"
-    state.fleet.dismissed = set(state.fleet.workers)
+    state.pods.leaving_workers = set(state.pods.workers)
 
 
 def _apply_incarnation(state: JobState, entry: MasterStarted) -> None:

@@ -38,7 +38,7 @@ def declare_callbacks(state: JobState, declared: Sequence[CallbackSpec]) -> None
     if state.declared == state.callbacks.declared:
         return
     state.record(CallbacksDeclared(declared=callbacks_to_json(declared)))
-    if state.callbacks.keep_best and not state.settings.durable:
+    if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
         state.end(
             "Failed",
             "callbacks ask for the best weights to be kept (restore_best_weights, save_best_only), and the run has no "
@@ -70,25 +70,25 @@ def _emit_callback_events(state: JobState, at: EvaluationRound, before: Callback
     for callback, now, was in zip(after.declared, after.progress, before.progress, strict=True):
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
-    if after.keep_best and not at.saved:
+    if after.keeps_best_checkpoint and not at.saved:
         state.emit(WarningRaised(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
 
 
 def can_finish_evaluation(state: JobState, at: EvaluationRound) -> bool:
     """Whether an evaluation may be ended: what is to be kept of it is on disk by then, or will never be."""
     saving = state.cut is not None and state.cut.number == at.pin and state.cut.stage is CutStage.SAVING
-    return not (state.callbacks.keep_best and saving)
+    return not (state.callbacks.keeps_best_checkpoint and saving)
 
 
 def request_best_write(state: JobState) -> None:
     """Have a worker write the file of a best checkpoint that has none yet."""
-    if state.callbacks.unwritten is not None:
+    if state.callbacks.best_to_write is not None:
         state.ledgers.setdefault(BEST_MODEL, single_task_ledger(BEST_MODEL))
 
 
 def best_write_payload(state: JobState) -> dict[str, Any] | None:
     """What the worker is told that writes it."""
-    found = state.callbacks.unwritten
+    found = state.callbacks.best_to_write
     if found is None:
         return None
     place, callback, best = found
@@ -110,12 +110,12 @@ def restore_best_weights(state: JobState) -> bool:
     best = state.callbacks.restored
     if best is None or best.best_cut in (state.final_pin, state.best_restored):
         return True
-    if state.copying or state.cut is not None or state.training is None:
+    if state.copy_cut or state.cut is not None or state.training is None:
         return False
-    state.copying = state.cut_number + 1
-    state.record(CutAnnounced(cut=state.copying, step=state.step))
+    state.copy_cut = state.cut_number + 1
+    state.record(CutAnnounced(cut=state.copy_cut, step=state.step))
     version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.do(CopyCheckpoint(best.best_cut, state.copying, version, _final_ledger(state)))
+    state.do(CopyCheckpoint(best.best_cut, state.copy_cut, version, _final_ledger(state)))
     return False
 
 
@@ -129,9 +129,9 @@ def _final_ledger(state: JobState) -> dict[str, Any]:
 def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now: float) -> None:
     """The best checkpoint is the newest one now, or could not be copied."""
     del now
-    if event.cut != state.copying or state.training is None:
+    if event.cut != state.copy_cut or state.training is None:
         return
-    state.copying = 0
+    state.copy_cut = 0
     best = state.callbacks.restored
     if event.error or best is None or best.best_cut != event.source:
         if event.error:

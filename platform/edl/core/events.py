@@ -304,11 +304,11 @@ class Tick:
 
     Attributes:
         late: seconds by which this comes later than it was due: the master itself was held up, and heard nobody.
-        speaking: workers whose messages are in the master's hands, waiting for its disk: they cannot say more.
+        speaking_workers: workers whose messages are in the master's hands, waiting for its disk: they cannot say more.
     """
 
     late: float = 0.0
-    speaking: frozenset[str] = frozenset()
+    speaking_workers: frozenset[str] = frozenset()
 
 
 CoreEvent = (

@@ -42,7 +42,7 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     elif now >= stopping.deadline:
         why = stopping.obstacle or _describe_obstacle(state)
         state.end("Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.seconds:g} s: {why}")
-    elif state.cut is None and state.held_cuts >= stopping.deadline:
+    elif state.cut is None and state.cuts_blocked_until >= stopping.deadline:
         state.end("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
     elif snapshots.can_begin_cut(state, now):
         snapshots.begin_cut(state, checkpoint=True, pin=False)
@@ -81,5 +81,5 @@ def _describe_obstacle(state: JobState) -> str:
         return "not every parameter server was ready"
     if state.cut.stage is CutStage.SAVING:
         return "it was still being written"
-    names = sorted(f"ps-{state.fleet.pods[uid].index}" for uid in state.cut.parts if uid in state.fleet.pods)
+    names = sorted(f"ps-{state.pods.pods[uid].index}" for uid in state.cut.parts if uid in state.pods.pods)
     return f"{', '.join(names) or 'leases on their way back'} had not answered"

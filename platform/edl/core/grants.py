@@ -47,14 +47,14 @@ def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, no
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
         return WaitForWork("the master has just started and looks who is there")
-    if state.fleet.has_ended(worker):
+    if state.pods.has_ended(worker):
         return StopWork("the cluster says that this pod has ended")
-    if not state.fleet.is_live(worker):
+    if not state.pods.is_live(worker):
         return WaitForWork("the cluster has not shown this pod yet")
-    pod = state.fleet.pods[worker]
+    pod = state.pods.pods[worker]
     if pod.left:
         return StopWork("this worker has said goodbye")
-    if not pod.ran:
+    if not pod.has_run:
         return WaitForWork("the cluster has not shown this pod running yet")
     if not pod.staying:
         return WaitForWork("this worker was told to go")
@@ -64,8 +64,8 @@ def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, no
     lost = _find_lost_grant(state, worker, held)
     if lost is not None:
         return lost
-    alone = state.suspicion.one_by_one
-    if alone and any(lease.number in alone for _, lease in state.leases_of(worker)):
+    alone = state.crash_suspects.one_by_one_leases
+    if alone and any(lease.number in alone for _, lease in state.worker_leases(worker)):
         return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
     for kind in _KIND_PRIORITY:
         work = _next_range(state, worker, kind) if _may_take_kind(state, worker, kind) else None
@@ -78,7 +78,7 @@ def _find_lost_grant(state: JobState, worker: str, held: frozenset[int] | None) 
     """A lease that the worker was granted and does not know of, because the answer was lost: the same one again."""
     if held is None:
         return None
-    for kind, lease in state.leases_of(worker):
+    for kind, lease in state.worker_leases(worker):
         if lease.number not in held and not lease.through:
             return _build_grant(state, kind, lease)
     return None
@@ -89,10 +89,10 @@ def _may_take_kind(state: JobState, worker: str, kind: str) -> bool:
 
     It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
     """
-    fleet = state.fleet
+    fleet = state.pods
     if not fleet.pods[worker].building or not fleet.roles[Role.WORKER].built:
         return True
-    return kind == TRAINING and not state.leases_of(worker)
+    return kind == TRAINING and not state.worker_leases(worker)
 
 
 def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
@@ -101,7 +101,7 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
         return None
     if kind == TRAINING:
         return ledger.next(remaining_step_budget(state), worker) if is_serving_training(state) else None
-    if kind in (EVALUATION, EXPORT) and not state.fleet.ps_ready():
+    if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
     return ledger.next()
 
@@ -119,42 +119,44 @@ def remaining_step_budget(state: JobState) -> int | None:
 
 def is_serving_training(state: JobState) -> bool:
     """Whether training work is handed out: all PS are there, and a checkpoint to fall back to, if there are any."""
-    return state.fleet.ps_ready() and (state.checkpoint is not None or not state.settings.durable)
+    return state.pods.all_ps_ready() and (state.checkpoint is not None or not state.settings.durable)
 
 
 def idle_reason(state: JobState) -> str:
     """Why there is no work now, for people."""
-    if not state.fleet.ps_ready():
+    if not state.pods.all_ps_ready():
         return "waiting for the parameter servers"
-    if not state.described:
+    if not state.is_dataset_known:
         return "waiting for the description of the data set"
     if state.training is not None and not is_serving_training(state):
         return "waiting for the first checkpoint"
-    if state.checkpoint_failure is not None and state.checkpoint_failure.paused is not None:
+    if state.checkpoint_failure is not None and state.checkpoint_failure.paused_at is not None:
         return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
     return "all that is left is in the hands of other workers"
 
 
 def _grant_lease(state: JobState, worker: str, kind: str, work: RecordRange, now: float) -> LeaseReply:
-    number = state.next_number()
+    number = state.next_lease_number()
     ledger = state.ledgers[kind]
     again = bool(ledger.returned)
     row = (work.epoch, work.source, work.start, work.end)
     state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
-    if kind == TRAINING and state.suspicion.suspects(work):
-        state.suspicion.one_by_one.add(number)
+    if kind == TRAINING and state.crash_suspects.is_suspect(work):
+        state.crash_suspects.one_by_one_leases.add(number)
     state.holders[worker].hold(number, now)
-    state.fleet.pods[worker].leased = True
+    state.pods.pods[worker].leased = True
     if again:
-        index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
+        index, source = state.pods.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
         state.emit(RequeuedRecordsLeased(start=work.start, end=work.end, source=source, worker=index))
     return _build_grant(state, kind, ledger.leases[number])
 
 
 def _build_grant(state: JobState, kind: str, lease: Lease) -> LeaseReply:
     pin, step, payload = _evaluation_fields(state, kind)
-    granted = LeaseReply(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
-    if lease.number in state.suspicion.one_by_one:
+    granted = LeaseReply(
+        lease.number, kind, lease.work, lease.minibatch, state.patience.silence_seconds, pin, step, payload
+    )
+    if lease.number in state.crash_suspects.one_by_one_leases:
         granted = replace(granted, one_by_one=True)
     if kind == TRAINING and state.order is not None:
         return replace(granted, window=state.order.window, order=state.order.fingerprint)
@@ -203,7 +205,7 @@ def record_lease_progress(state: JobState, worker: str, steps: LeaseProgress, no
         return
     holder = state.holders.get(worker)
     if holder is not None:
-        holder.mentioned[steps.lease] = now
+        holder.last_mentioned[steps.lease] = now
     if kind in STEPWISE_KINDS:
         made = min(steps.through, lease.steps) - lease.through
         if made > 0:
@@ -225,9 +227,9 @@ def _loss(steps: LeaseProgress) -> float | None:
 
 def _credit_steps(state: JobState, worker: str, lease: int, made: int, now: float) -> None:
     holder = state.holders.get(worker)
-    pod = state.fleet.pods.get(worker)
+    pod = state.pods.pods.get(worker)
     if pod is not None and pod.building:  # its declaration may have gone to the master before this one
-        state.fleet.has_built(worker)
+        state.pods.mark_model_built(worker)
     if made > 0:
         state.stepped = now
     if made > 0 and holder is not None:
@@ -235,8 +237,8 @@ def _credit_steps(state: JobState, worker: str, lease: int, made: int, now: floa
         state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
         holder.stepped[lease] = now
         holder.steps += made
-    state.fleet.worked(Role.WORKER, made)
-    state.fleet.worked(Role.PS, made)
+    state.pods.credit_steps(Role.WORKER, made)
+    state.pods.credit_steps(Role.PS, made)
 
 
 def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
@@ -258,7 +260,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         steps = event.last or LeaseProgress(event.lease, lease.steps)
         _credit_steps(state, event.worker, event.lease, lease.steps - lease.through, now)
         state.record(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped or None))
-        state.suspicion.over(lease, lease.steps)
+        state.crash_suspects.over(lease, lease.steps)
     else:
         _record_result(state, kind, event)
     _check_corrupt_limit(state)
@@ -311,7 +313,7 @@ def _check_corrupt_limit(state: JobState) -> None:
 
 def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     """One entry a result: a master that dies between two would leave half of it behind."""
-    state.fleet.worked(Role.WORKER, STEPS_PER_CRASH)
+    state.pods.credit_steps(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         parts = dict(event.result)
         blocks = parts.pop("blocks", None)

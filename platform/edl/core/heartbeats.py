@@ -8,11 +8,11 @@ from edl.core.state import JobState
 
 def record_heartbeat(state: JobState, worker: str, now: float) -> None:
     """A worker spoke. What arrives late from one that has ended says nothing."""
-    if state.fleet.has_ended(worker):
+    if state.pods.has_ended(worker):
         return
     holder = state.holders.get(worker)
     if holder is None:
-        pod = state.fleet.pods.get(worker)
+        pod = state.pods.pods.get(worker)
         state.holders[worker] = LeaseHolder(now, starting=pod is not None and pod.building)
         return
     if holder.stepped:

@@ -65,13 +65,13 @@ class JobStateMachine(JobState):
 
     def deadline(self, now: float) -> float:
         """When ``Tick`` should be handled at the latest, if nothing happens before."""
-        if now >= self.next_look:
+        if now >= self.next_holder_check:
             times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
-            self.next_look = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
-        times = [self.next_look]
-        refused = (backoff.until for backoff in self.fleet.backoff.values())
-        times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
-        if self.more_missing and not self.ended:
+            self.next_holder_check = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
+        times = [self.next_holder_check]
+        refused = (backoff.until for backoff in self.pods.start_backoff.values())
+        times += [at for at in (*self.pods.relaunch_times.values(), *refused, self.cuts_blocked_until) if at > now]
+        if self.has_more_missing and not self.ended:
             times.append(now + scaling.BATCH_DELAY_SECONDS)
         if self.cut is not None and self.cut.holds:
             times.append(self.cut.deadline)
@@ -80,14 +80,14 @@ class JobStateMachine(JobState):
         times.append(max(now, checkpoint_failures.pause_deadline(self)))
         return min(times)
 
-    def new_incarnation(self, number: int) -> list[CoreCommand]:
+    def begin_incarnation(self, number: int) -> list[CoreCommand]:
         """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
         self.out = []
         self.record(MasterStarted(number=number))
         commands, self.out = self.out, []
         return commands
 
-    def give_up(self, reason: str, kind: str) -> list[CoreCommand]:
+    def fail_job(self, reason: str, kind: str) -> list[CoreCommand]:
         """Fail the job for a reason that was found outside."""
         self.out = []
         self.end("Failed", reason, kind=kind)
@@ -97,7 +97,7 @@ class JobStateMachine(JobState):
 
 def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
-    if not state.described:
+    if not state.is_dataset_known:
         grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 
 

@@ -42,7 +42,7 @@ def advance_job(state: JobState, now: float) -> None:
 
 
 def _advance_work(state: JobState, now: float) -> None:
-    if not state.described:
+    if not state.is_dataset_known:
         if state.settings.describe:
             state.ledgers.setdefault(DESCRIBE, single_task_ledger(DESCRIBE))
     elif state.settings.predict:
@@ -61,9 +61,9 @@ def _enter_phase(state: JobState, phase: str, reason: str) -> None:
 
 def _check_pins(state: JobState) -> None:
     """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
-    if not state.fleet.ps_ready():
+    if not state.pods.all_ps_ready():
         return
-    kept = [state.pins.get(ps.uid, frozenset()) for ps in state.fleet.live(Role.PS)]
+    kept = [state.pins.get(ps.uid, frozenset()) for ps in state.pods.live(Role.PS)]
     if state.round is not None and not all(state.round.pin in pins for pins in kept):
         state.record(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
     if state.final_pin and not all(state.final_pin in pins for pins in kept):
@@ -84,7 +84,7 @@ def _advance_prediction(state: JobState) -> None:
     main = state.main
     if main is None:
         state.end("Failed", "there are no records to predict", kind="input")
-    elif main.finished:
+    elif main.is_finished:
         state.end("Done", "every record is predicted")
     else:
         _enter_phase(state, "Predicting", "the data set is known")
@@ -95,7 +95,7 @@ def _advance_training(state: JobState, now: float) -> None:
     evaluation_callbacks.request_best_write(state)
     if state.ended:
         return
-    if state.training_over():
+    if state.is_training_over():
         _finish_training(state, now)
     elif snapshots.can_begin_cut(state, now):
         _begin_due_cut(state, now)
@@ -110,7 +110,7 @@ def _begin_due_cut(state: JobState, now: float) -> None:
     checkpoint = first or (s.durable and is_due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.round is None and not first
     pin = evaluate and is_due(state.step, state.last_evaluation, s.evaluation_steps)
-    checkpoint = checkpoint or (pin and s.durable and state.callbacks.keep_best)
+    checkpoint = checkpoint or (pin and s.durable and state.callbacks.keeps_best_checkpoint)
     if checkpoint or pin:
         snapshots.begin_cut(state, checkpoint=checkpoint, pin=pin)
 
@@ -129,7 +129,7 @@ def _finish_training(state: JobState, now: float) -> None:
     elif state.settings.export and not state.counters.exported:
         _enter_phase(state, "Exporting", _end_reason(state))
         state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
-    elif state.cut is None and state.callbacks.unwritten is None:
+    elif state.cut is None and state.callbacks.best_to_write is None:
         state.end("Done", _end_reason(state))
 
 
@@ -151,4 +151,4 @@ def _begin_final_evaluation(state: JobState) -> None:
 def are_metrics_due(state: JobState) -> bool:
     """Whether all records of the evaluation are in and a worker should turn the sum into values."""
     at = state.round
-    return at is not None and at.ledger.finished and evaluation_callbacks.can_finish_evaluation(state, at)
+    return at is not None and at.ledger.is_finished and evaluation_callbacks.can_finish_evaluation(state, at)

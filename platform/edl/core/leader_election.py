@@ -47,15 +47,15 @@ class LeaseSnapshot:
 
     Attributes:
         holder: whose it is; empty when it was given back.
-        renewed: when it was renewed last, in unix seconds of the server's clock; None if the server does not say.
-        duration: seconds that it lasts from there.
-        unchanged: seconds of the reader's own clock for which nothing of it has changed.
+        renewed_at: when it was renewed last, in unix seconds of the server's clock; None if the server does not say.
+        duration_seconds: seconds that it lasts from there.
+        unchanged_seconds: seconds of the reader's own clock for which nothing of it has changed.
     """
 
     holder: str
-    renewed: float | None
-    duration: float
-    unchanged: float = 0.0
+    renewed_at: float | None
+    duration_seconds: float
+    unchanged_seconds: float = 0.0
 
 
 def may_acquire_lease(
@@ -80,8 +80,8 @@ def may_acquire_lease(
         return Decision(True, "this pod holds it already")
     if holder_ended:
         return Decision(True, f"{lease.holder} has ended")
-    silent = max(lease.unchanged, _server_silence(lease.renewed, server_now))
-    left = lease.duration - silent
+    silent = max(lease.unchanged_seconds, _server_silence(lease.renewed_at, server_now))
+    left = lease.duration_seconds - silent
     if left < 0:
         return Decision(True, f"{lease.holder} has not renewed it for {silent:.0f} s")
     return Decision(False, f"{lease.holder} holds it for {left:.0f} s more, unless it ends or renews")

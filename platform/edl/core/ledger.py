@@ -75,14 +75,14 @@ class Ledger:
     """The ranges of one kind of work: a plan, repeated for a number of epochs.
 
     Attributes:
-        portion: records of a lease; 0: a lease is a whole shard of the plan.
+        lease_records: records of a lease; 0: a lease is a whole shard of the plan.
         begun: rests of shards, by the epoch, source and record that they start at.
     """
 
     plan: ShardPlan
     epochs: int
     minibatch: int
-    portion: int = 0
+    lease_records: int = 0
     epoch: int = 0
     index: int = 0
     returned: deque[RecordRange] = field(default_factory=deque)
@@ -105,7 +105,7 @@ class Ledger:
         """Records of all epochs; of a run that had got further when it was given fewer, all that it is to have done."""
         if (self.epoch, self.index) <= (self.epochs, 0):
             return self.plan.records * self.epochs
-        handed_out = self.plan.records * self.epoch + self._reached()
+        handed_out = self.plan.records * self.epoch + self._count_reached_records()
         back = (*self.returned, *self.begun.values())
         return handed_out - sum(work.records for work in back if work.epoch >= self.epochs)
 
@@ -115,11 +115,11 @@ class Ledger:
         return self.epoch < self.epochs or self._due() is not None or self._rest() is not None
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing is planned, returned or leased."""
         return not self.waiting and not self.leases
 
-    def lowest(self) -> int | None:
+    def oldest_lease(self) -> int | None:
         """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
         return next(iter(self.leases), None)
 
@@ -136,17 +136,23 @@ class Ledger:
         """
         if max_steps is not None and max_steps <= 0:
             return None
-        work = self._due() or self._continued(worker) or self._rest(self.epoch) or self._planned() or self._rest()
+        work = (
+            self._due()
+            or self._continued_rest(worker)
+            or self._rest(self.epoch)
+            or self._planned_range()
+            or self._rest()
+        )
         if work is None:
             return None
         most = [work.records] if max_steps is None else [work.records, max_steps * self.minibatch]
-        return work.split(work.start + min([*most, self.portion] if self.portion else most))[0]
+        return work.split(work.start + min([*most, self.lease_records] if self.lease_records else most))[0]
 
     def _due(self) -> RecordRange | None:
         """What was returned first; what lies beyond the last epoch stays where it is."""
         return next((work for work in self.returned if work.epoch < self.epochs), None)
 
-    def _continued(self, worker: str) -> RecordRange | None:
+    def _continued_rest(self, worker: str) -> RecordRange | None:
         """The rest of the shard of which a worker holds a lease."""
         if not self.begun:
             return None
@@ -159,10 +165,10 @@ class Ledger:
         last = self.epochs if before is None else min(before, self.epochs)
         return next((work for work in self.begun.values() if work.epoch < last), None)
 
-    def _planned(self) -> RecordRange | None:
-        return self._shard() if self.epoch < self.epochs else None
+    def _planned_range(self) -> RecordRange | None:
+        return self._current_shard() if self.epoch < self.epochs else None
 
-    def _shard(self) -> RecordRange:
+    def _current_shard(self) -> RecordRange:
         shard = self.plan.shard(self.epoch, self.index)
         return RecordRange(self.epoch, shard.source, shard.start, shard.end)
 
@@ -181,10 +187,10 @@ class Ledger:
         else:
             whole = self.begun.pop((work.epoch, work.source, work.start), None)
             if whole is None:
-                whole = self._shard()
+                whole = self._current_shard()
                 if self._due() or not _starts_with(whole, work):
                     raise ValueError(f"{work} is not next: {self.next()}")
-                self._advance()
+                self._advance_plan()
             self._keep_rest(whole.split(work.end)[1])
         lease = self._enter(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.steps
@@ -193,7 +199,7 @@ class Ledger:
     def _keep_rest(self, rest: RecordRange) -> None:
         if not rest.records:
             return
-        if self.portion:
+        if self.lease_records:
             self.begun[rest.epoch, rest.source, rest.start] = rest
         else:
             self.returned.appendleft(rest)
@@ -210,7 +216,7 @@ class Ledger:
             del self._held[lease.worker]
         return lease
 
-    def _advance(self) -> None:
+    def _advance_plan(self) -> None:
         self.index += 1
         if self.index == self.plan.count:
             self.epoch, self.index = self.epoch + 1, 0
@@ -248,21 +254,21 @@ class Ledger:
             self.returned.appendleft(rest)
         return rest
 
-    def remaining(self) -> int:
+    def count_remaining_records(self) -> int:
         """Records that are still to be done, counted by looking at every place they can be in."""
         planned = 0
         if self.epoch < self.epochs:
-            planned = self.plan.records * (self.epochs - self.epoch) - self._reached()
+            planned = self.plan.records * (self.epochs - self.epoch) - self._count_reached_records()
         leased = sum(lease.work.end - lease.position(lease.through) for lease in self.leases.values())
         back = (*self.returned, *self.begun.values())
         return planned + leased + sum(work.records for work in back if work.epoch < self.epochs)
 
-    def _reached(self) -> int:
+    def _count_reached_records(self) -> int:
         """Records of the epoch that is being handed out that were handed out."""
         shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
         return sum(shard.end - shard.start for shard in shards)
 
-    def ranges(self) -> Iterator[tuple[str, RecordRange]]:
+    def open_ranges(self) -> Iterator[tuple[str, RecordRange]]:
         """Every range that is not planned and not done, with the place it is in."""
         for work in self.returned:
             yield "returned", work
@@ -298,16 +304,16 @@ class Ledger:
         self.done_records, self.done_steps = state["done_records"], state["done_steps"]
         self.quarantined = [RecordRange(*row) for row in state["quarantined"]]
 
-    def anew(self) -> Ledger:
+    def empty_copy(self) -> Ledger:
         """A ledger of the same work, of which nothing is done."""
-        return Ledger(self.plan, self.epochs, self.minibatch, self.portion)
+        return Ledger(self.plan, self.epochs, self.minibatch, self.lease_records)
 
     def position(self, applied: Mapping[int, int]) -> dict[str, Any]:
         """The snapshot of a ledger in which ``applied`` steps of each lease are done and no lease is held.
 
         This is the ledger's half of a cut: what is not in the parameters is to be leased again.
         """
-        copy = self.anew()
+        copy = self.empty_copy()
         copy.restore(self.snapshot())
         for number in sorted(copy.leases, reverse=True):
             copy.give_back(number, applied.get(number, 0))

@@ -15,16 +15,16 @@ class MemoryRaise:
     """What workers that are asked for now get; survives the master.
 
     Attributes:
-        raised: how often it was raised.
+        raise_count: how often it was raised.
         since: workers with a lower index were asked for with less.
     """
 
-    raised: int = 0
+    raise_count: int = 0
     since: int = 0
 
     def factor(self, each: float) -> float:
         """Of the memory that the spec says, when each raise multiplies it by ``each``."""
-        return each**self.raised
+        return each**self.raise_count
 
 
 NO_MEMORY_RAISE = MemoryRaise()
@@ -51,13 +51,13 @@ def decide_after_oom(
             f"{who}: workers.resources.memory{_size_suffix(size)} is too little. Raise it, or set"
             " workers.oom_memory_factor above 1 to have successors ask for more",
         )
-    if memory.raised >= MAX_RAISES:
+    if memory.raise_count >= MAX_RAISES:
         return Decision(
             None,
             f"{who} with {memory.factor(each):.3g} times workers.resources.memory{_size_suffix(size)}: raise that; "
             f"workers.oom_memory_factor multiplies it {MAX_RAISES} times at most",
         )
-    raised = MemoryRaise(memory.raised + 1, next_index)
+    raised = MemoryRaise(memory.raise_count + 1, next_index)
     return Decision(raised, f"{who}: the next ones get {raised.factor(each):.3g} times workers.resources.memory")
 
 

@@ -24,13 +24,13 @@ _LEAVING_REASON = "a master before this one told it to go"
 
 def handle_pod_changed(state: JobState, what: PodStatus, now: float) -> None:
     """The cluster says something about a pod."""
-    known = state.fleet.pods.get(what.uid)
-    had_run = known is not None and known.ran
-    pod, before = state.fleet.see(what, over=state.ended)
+    known = state.pods.pods.get(what.uid)
+    had_run = known is not None and known.has_run
+    pod, before = state.pods.see(what, over=state.ended)
     if known is None:
         pod.heard = now
     if pod.live:
-        if pod.ran and not had_run:
+        if pod.has_run and not had_run:
             _handle_start(state, pod)
         if pod.state is PodState.LEAVING and before is not PodState.LEAVING:
             _emit_leaving(state, pod)
@@ -41,20 +41,20 @@ def handle_pod_changed(state: JobState, what: PodStatus, now: float) -> None:
 
 
 def _handle_start(state: JobState, pod: JobPod) -> None:
-    known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
+    known = pod.uid in state.pods.workers or pod.uid in state.pods.parameter_holders.values()
     pod.leased = known
     if not known:
         state.emit(RoleStarted(role=pod.role.value, index=pod.index, pid=pod.pid))
         if pod.role is Role.WORKER:
-            state.fleet.builds(pod)
+            state.pods.mark_building(pod)
             state.record(WorkerChanged(index=pod.index, uid=pod.uid))
-            if pod.dismissed is not None:  # it found room before the order to go reached it
-                state.record(WorkerDismissed(uid=pod.uid, reason=pod.dismissal))
+            if pod.leaving_since is not None:  # it found room before the order to go reached it
+                state.record(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 
 def _emit_leaving(state: JobState, pod: JobPod) -> None:
     """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
-    if pod.dismissed is None and pod.uid not in state.fleet.dismissed and not state.ended:
+    if pod.leaving_since is None and pod.uid not in state.pods.leaving_workers and not state.ended:
         state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=pod.cause.value, message=pod.message))
 
 
@@ -64,7 +64,7 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
     state.emit(RoleEnded(role=role, index=pod.index, pid=pod.pid, reason=reason, exit_code=code))
     if state.ended:
         return
-    dismissed = pod.dismissed is not None or pod.uid in state.fleet.dismissed
+    dismissed = pod.leaving_since is not None or pod.uid in state.pods.leaving_workers
     laid_to = _blame_for_end(state, pod)
     if laid_to is not EndBlame.NOTHING:
         state.failure = _describe_silent_end(pod)
@@ -82,10 +82,10 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     """What the end of a worker is laid to, if nobody else wanted it. Call it while its leases are still its own."""
     if pod.role is not Role.WORKER:
         return EndBlame.NOTHING
-    held = state.leases_of(pod.uid)
+    held = state.worker_leases(pod.uid)
     return assign_blame(
         pod.state,
-        wanted=bool(pod.cause) or pod.wanted_to_go or pod.uid in state.fleet.dismissed,
+        wanted=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
         working=bool(held) or not pod.leased,
         in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
     )
@@ -106,11 +106,11 @@ def _describe_crash_range(state: JobState, pod: JobPod) -> str:
     Call it while its leases are still its own. Unlike a minibatch of training such a range ends nothing by itself: it
     takes much longer, so that kills from outside may hit it several times.
     """
-    held = state.leases_of(pod.uid)
+    held = state.worker_leases(pod.uid)
     if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
         return ""
     kind, work = held[0][0], held[0][1].work
-    count = state.range_ends[kind, work] = state.range_ends.get((kind, work), 0) + 1
+    count = state.range_crashes[kind, work] = state.range_crashes.get((kind, work), 0) + 1
     which = describe_ranges({work.source: [(work.start, work.end)]})
     return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else "")
 
@@ -119,32 +119,32 @@ def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool
     """Whether what ended is replaced, or the job ends with it; ``where``: the records that it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
-    on, why = state.fleet.ended(pod, now, crashed=crashed)
+    on, why = state.pods.ended(pod, now, crashed=crashed)
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
         state.end("Failed", f"{pod.role}s {why}{where}: {message}", detail, "crash")
 
 
 def _raise_memory(state: JobState, pod: JobPod) -> None:
-    s, fleet = state.settings, state.fleet
+    s, fleet = state.settings, state.pods
     if pod.role is Role.PS:
         state.end("Failed", oom_policy.ps_oom_reason(pod.index, s.ps_memory))
         return
     decided = oom_policy.decide_after_oom(
-        fleet.memory, pod.index, fleet.next_worker, s.oom_memory_factor, s.worker_memory
+        fleet.memory, pod.index, fleet.next_worker_index, s.oom_memory_factor, s.worker_memory
     )
     if decided.value is None:
         state.end("Failed", decided.reason)
     elif decided.value != fleet.memory:
-        state.record(WorkerMemoryRaised(raised=decided.value.raised, since=decided.value.since))
+        state.record(WorkerMemoryRaised(raised=decided.value.raise_count, since=decided.value.since))
         state.emit(WarningRaised(decided.reason))
 
 
 def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_crashing: bool = False) -> None:
     """A worker has ended; ``in_crashing``: without a word, in a minibatch that may have made it end."""
-    if not pod.ran:
+    if not pod.has_run:
         return
-    crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed)
+    crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
     state.record(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
@@ -155,7 +155,7 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
 
 def handle_pods_synced(state: JobState, now: float) -> None:
     """All pods that exist have been seen: who is not among them is gone, and so is what was asked for in vain."""
-    state.fleet.asked.clear()
+    state.pods.asked.clear()
     if state.synced:
         return
     state.synced = True
@@ -165,11 +165,11 @@ def handle_pods_synced(state: JobState, now: float) -> None:
         for number, lease in ledger.leases.items():
             if lease.revoking is None:
                 state.holders.setdefault(lease.worker, LeaseHolder(now)).hold(number, now)
-    for uid, index in list(state.fleet.workers.items()):
-        if not state.fleet.is_live(uid):
+    for uid, index in list(state.pods.workers.items()):
+        if not state.pods.is_live(uid):
             _handle_worker_gone(state, uid, index, now)
-        elif uid in state.fleet.dismissed:
-            scaling.terminate_worker(state, state.fleet.pods[uid], _LEAVING_REASON, now)
+        elif uid in state.pods.leaving_workers:
+            scaling.terminate_worker(state, state.pods.pods[uid], _LEAVING_REASON, now)
     parameter_servers.check_lost_holders(state, _GONE_REASON)
 
 
@@ -178,12 +178,14 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
 
     One that ended with its run, before that was resumed, was told to go: people need not hear of it.
     """
-    pod = state.fleet.pods.get(uid)
+    pod = state.pods.pods.get(uid)
     if pod is None:
         # Events name it by its index, which is looked up here.
-        pod = state.fleet.pods[uid] = JobPod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, ran=True)
+        pod = state.pods.pods[uid] = JobPod(
+            uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, has_run=True
+        )
     pod.leased = True
-    if uid in state.fleet.dismissed:
+    if uid in state.pods.leaving_workers:
         _handle_worker_lost(state, pod, "its run was ended", now)
     else:
         _handle_end(state, pod, now)
@@ -197,8 +199,8 @@ def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
     revoke_leases(state, event.worker, event.reason, now, in_flight=False)
-    if event.worker in state.fleet.pods:
-        state.fleet.pods[event.worker].left = True
+    if event.worker in state.pods.pods:
+        state.pods.pods[event.worker].left = True
     state.do(Acknowledged())
 
 
@@ -216,7 +218,7 @@ def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> No
 def handle_start_refused(state: JobState, event: StartRefused, now: float) -> None:
     """The cluster would not start a pod."""
     if event.retry:
-        if state.fleet.refused(event.role, event.index, event.reason, now):
+        if state.pods.refused(event.role, event.index, event.reason, now):
             state.emit(WarningRaised(f"{event.role}-{event.index} was not started: {event.reason}"))
     else:
         state.end("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

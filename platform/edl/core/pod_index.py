@@ -36,26 +36,26 @@ class PodIndex:
         for file, belongs in (
             (self.live, live),
             (self.staying, staying),
-            (self.waiting, staying and not pod.ran),
+            (self.waiting, staying and not pod.has_run),
             (self.elevated, staying and pod.elevated),
-            (self.built, live and pod.ran and not pod.building),
-            (self.told, live and pod.dismissed is not None),
+            (self.built, live and pod.has_run and not pod.building),
+            (self.told, live and pod.leaving_since is not None),
         ):
             if belongs:
                 file[pod.uid] = pod
             else:
                 file.pop(pod.uid, None)
 
-    def dismiss(self, pod: JobPod, why: str, now: float) -> None:
+    def mark_leaving(self, pod: JobPod, why: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
-        pod.dismissed, pod.dismissal = now, why
+        pod.leaving_since, pod.leaving_reason = now, why
         self.told.pop(pod.uid, None)
         self.enter(pod)
 
-    def told_before(self, time: float) -> Iterator[JobPod]:
+    def told_to_leave_before(self, time: float) -> Iterator[JobPod]:
         """Those that were last told to go at or before a time and have not gone."""
         for pod in self.told.values():
-            if pod.dismissed is None or pod.dismissed > time:
+            if pod.leaving_since is None or pod.leaving_since > time:
                 return
             yield pod
 

@@ -29,12 +29,13 @@ class PendingPodRequests:
     Attributes:
         elevated: how many of what is on its way have the higher class of a divided priority.
         refusals: what the cluster said when it would not start a pod, until that pod starts.
-        turned_away: of the refused ones, those that are not on their way again: the next asked for get their indices.
+        rejected_indices: of the refused ones, those that are not on their way again: the next asked for get their
+            indices.
     """
 
     elevated: int = 0
     refusals: dict[PodKey, str] = field(default_factory=dict)
-    turned_away: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
+    rejected_indices: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
     _asked: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
     """In the order in which they were last asked for."""
 
@@ -59,12 +60,12 @@ class PendingPodRequests:
         self._take(name)
         self._asked[name[0]][name[1]] = PodRequest(wish, now)
         self.elevated += wish.elevated
-        self.turned_away[name[0]].discard(name[1])
+        self.rejected_indices[name[0]].discard(name[1])
 
-    def appeared(self, name: PodKey) -> bool:
+    def mark_appeared(self, name: PodKey) -> bool:
         """A pod is there; whether it was on its way."""
         if self.refusals.pop(name, None) is not None:
-            self.turned_away[name[0]].discard(name[1])
+            self.rejected_indices[name[0]].discard(name[1])
         return self._take(name) is not None
 
     def refused(self, name: PodKey, reason: str) -> bool:
@@ -72,7 +73,7 @@ class PendingPodRequests:
         if self._take(name) is None:
             return False
         self.refusals[name] = reason
-        self.turned_away[name[0]].add(name[1])
+        self.rejected_indices[name[0]].add(name[1])
         return True
 
     def drop(self, name: PodKey) -> PodRequest:
@@ -80,7 +81,7 @@ class PendingPodRequests:
         asked = self._take(name)
         assert asked is not None
         if name in self.refusals:
-            self.turned_away[name[0]].add(name[1])
+            self.rejected_indices[name[0]].add(name[1])
         return asked
 
     def clear(self) -> None:
@@ -88,7 +89,7 @@ class PendingPodRequests:
         for name, _ in list(self.items()):
             self.drop(name)
 
-    def unseen(self, now: float) -> Iterator[PodKey]:
+    def overdue_requests(self, now: float) -> Iterator[PodKey]:
         """What was asked for so long ago that it is to be asked for again."""
         for role, of in self._asked.items():
             for index, asked in of.items():
@@ -96,13 +97,13 @@ class PendingPodRequests:
                     break
                 yield role, index
 
-    def first_refused(self, role: Role, count: int) -> list[int]:
+    def lowest_rejected(self, role: Role, count: int) -> list[int]:
         """The lowest indices that were refused and are not on their way."""
-        return heapq.nsmallest(count, self.turned_away[role]) if self.turned_away[role] else []
+        return heapq.nsmallest(count, self.rejected_indices[role]) if self.rejected_indices[role] else []
 
-    def forget_refused(self, role: Role, keep: int) -> None:
+    def trim_rejected(self, role: Role, keep: int) -> None:
         """Only so many of the refused ones are still wanted."""
-        refused = self.turned_away[role]
+        refused = self.rejected_indices[role]
         if len(refused) > keep:
             for index in sorted(refused)[keep:]:
                 refused.discard(index)

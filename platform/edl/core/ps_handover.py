@@ -23,13 +23,13 @@ from edl.core.state import JobState
 
 def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
     """A PS was told to go: answer whether it may end, and see to it that it may soon."""
-    decided = _decide_may_end(state, state.fleet.pods.get(event.uid))
+    decided = _decide_may_end(state, state.pods.pods.get(event.uid))
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
-        state.held_cuts = min(state.held_cuts, now)  # its grace does not wait
-        if state.kept_cut and event.uid in state.keeping:
-            _hand_over_parameters(state, state.kept_cut)  # it holds its updates since that cut already
-            decided = _decide_may_end(state, state.fleet.pods.get(event.uid))
+        state.cuts_blocked_until = min(state.cuts_blocked_until, now)  # its grace does not wait
+        if state.paused_cut and event.uid in state.paused_ps:
+            _hand_over_parameters(state, state.paused_cut)  # it holds its updates since that cut already
+            decided = _decide_may_end(state, state.pods.pods.get(event.uid))
     state.do(MayEnd(decided.value, decided.reason))
 
 
@@ -38,9 +38,9 @@ def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
 
     Whoever has the job's token can say in its name that it was told to go.
     """
-    if pod.uid not in state.fleet.handed_over or not pod.live or pod.given_up or state.ended or not state.synced:
+    if pod.uid not in state.pods.handed_over_ps or not pod.live or pod.is_abandoned or state.ended or not state.synced:
         return
-    pod.given_up, pod.dismissal = True, "it was handed over"
+    pod.is_abandoned, pod.leaving_reason = True, "it was handed over"
     state.emit(WarningRaised(f"ps-{pod.index} was handed over and does not go: it is deleted"))
     state.do(DeletePod(pod.uid, 0.0))
 
@@ -51,26 +51,26 @@ def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
         return Decision(False, "the master has just started and looks who is there")
     if pod is None or not pod.live:
         return Decision(True, "the cluster does not show this pod")
-    if pod.uid in state.fleet.handed_over:
-        return Decision(True, f"checkpoint {state.kept_cut} has all that it holds")
-    if pod.uid in state.not_kept:
-        return Decision(True, state.not_kept[pod.uid])
+    if pod.uid in state.pods.handed_over_ps:
+        return Decision(True, f"checkpoint {state.paused_cut} has all that it holds")
+    if pod.uid in state.unsaved_ps:
+        return Decision(True, state.unsaved_ps[pod.uid])
     if not state.settings.durable:
         return Decision(True, "the job has no volume for checkpoints")
-    if state.fleet.holding.get(pod.index) != pod.uid:
+    if state.pods.parameter_holders.get(pod.index) != pod.uid:
         return Decision(True, "it holds no parameters")
     return Decision(False, "what it holds is not in a checkpoint yet")
 
 
 def advance_handover(state: JobState, now: float) -> None:
     """Begin the kept cut that somebody waits for."""
-    state.leaving_ps = {uid for uid in state.leaving_ps - state.not_kept.keys() if state.fleet.is_live(uid)}
+    state.leaving_ps = {uid for uid in state.leaving_ps - state.unsaved_ps.keys() if state.pods.is_live(uid)}
     if state.training is None or not state.leaving_ps:
         return
-    if state.training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
+    if state.is_training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
         _hand_over_parameters(state, state.checkpoint.cut)  # no worker will change anything any more
         return
-    if state.cut is not None and state.cut.awaited and not state.cut.keep:
+    if state.cut is not None and state.cut.awaits_copies and not state.cut.keep:
         snapshots.abort_cut(
             state, "a parameter server was told to go: one is taken that updates are held after", now, 0
         )
@@ -87,18 +87,18 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     if event.error:
         why = f"checkpoint {event.cut} was not written: {event.error}"
         state.do(ReleaseCut(event.cut))
-        state.not_kept.update(dict.fromkeys(state.leaving_ps, why))
+        state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, why))
     else:
-        state.keeping = frozenset(cut.versions)
+        state.paused_ps = frozenset(cut.versions)
         _hand_over_parameters(state, event.cut)
-        if not state.kept_cut:  # whoever was told to go has gone meanwhile
+        if not state.paused_cut:  # whoever was told to go has gone meanwhile
             state.do(ReleaseCut(event.cut))
 
 
 def _hand_over_parameters(state: JobState, cut: int) -> None:
     """What these PS hold is in a checkpoint, and nothing enters any more that is not."""
     for uid in sorted(state.leaving_ps):
-        pod = state.fleet.pods.get(uid)
-        if pod is not None and state.fleet.holding.get(pod.index) == uid:
+        pod = state.pods.pods.get(uid)
+        if pod is not None and state.pods.parameter_holders.get(pod.index) == uid:
             state.record(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
     state.leaving_ps.clear()

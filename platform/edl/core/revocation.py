@@ -21,9 +21,9 @@ def handle_tick(state: JobState, event: Tick, now: float) -> None:
     """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
     if event.late > 0:
         for holder in state.holders.values():
-            holder.excuse(event.late, now)
-    for worker in event.speaking & state.holders.keys():
-        state.holders[worker].excuse(now - state.holders[worker].heard, now)
+            holder.excuse_silence(event.late, now)
+    for worker in event.speaking_workers & state.holders.keys():
+        state.holders[worker].excuse_silence(now - state.holders[worker].heard, now)
     revoke_expired_leases(state, now)
 
 
@@ -34,7 +34,7 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
         if unknown:
             why = "its worker does not know of it"
             revoke_leases(state, worker, why, now, in_flight=False, only=unknown)
-        reasons = holder.expired(now, state.patience)
+        reasons = holder.find_expired_leases(now, state.patience)
         if reasons:
             revoke_leases(state, worker, next(iter(reasons.values())), now, only=list(reasons))
         _drop_closed_leases(state, holder, [*unknown, *reasons])
@@ -65,7 +65,7 @@ def revoke_leases(
         only: these leases; default: all.
     """
     training = []
-    for kind, lease in reversed(state.leases_of(worker)):
+    for kind, lease in reversed(state.worker_leases(worker)):
         if only is not None and lease.number not in only:
             continue
         if kind == TRAINING:
@@ -86,7 +86,7 @@ def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
 
 
 def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str) -> None:
-    index, source = state.fleet.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
+    index, source = state.pods.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
     state.emit(RecordsRequeued(start=work.start, end=work.end, source=source, worker=index, reason=reason))
 
 
@@ -109,7 +109,7 @@ def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) 
         work = state.ledgers[TRAINING].leases[number].work
         state.emit(
             LeaseRevoked(
-                worker=state.fleet.index_of(revocation.worker),
+                worker=state.pods.index_of(revocation.worker),
                 source=work.source or SHUFFLED_SOURCE_NAME,
                 start=work.start,
                 end=work.end,
@@ -121,7 +121,7 @@ def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) 
 
 def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
     """Every live PS has to answer; those that do not listen yet are asked when they do."""
-    live = state.fleet.live(Role.PS)
+    live = state.pods.live(Role.PS)
     revocation.waiting = {ps.uid for ps in live}
     for ps in live:
         if ps.attached:
@@ -138,7 +138,7 @@ def settle_revocations(state: JobState, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
     if state.ended or not state.synced or final_checkpoint.is_ledger_frozen(state):
         return
-    if state.kept_cut:  # with a PS missing, nobody knows how far a lease got
+    if state.paused_cut:  # with a PS missing, nobody knows how far a lease got
         return
     for revocation in [x for x in state.revocations if not x.waiting]:
         settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
@@ -154,7 +154,7 @@ def _requeue_records(state: JobState, revocation: LeaseRevocation, s: LeaseSettl
     if quarantine and state.order is not None:
         # Positions mean nothing to people, nor to a program that looks at the files.
         at = min(rest.end, rest.start + quarantine)
-        records = state.order.epoch(rest.epoch).ranges(rest.start, at)
+        records = state.order.epoch(rest.epoch).record_ranges(rest.start, at)
     state.record(
         LeaseReturned(
             lease=s.lease,
@@ -176,22 +176,22 @@ def _judge_crash(
     """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
     leases = state.ledgers[TRAINING].leases
     held = [(leases[s.lease], s.through) for s in settlements]
-    guilty = state.suspicion.crashed(held) if revocation.crashed else None
+    guilty = state.crash_suspects.crashed(held) if revocation.crashed else None
     for lease, through in held:
-        state.suspicion.over(lease, through)
+        state.crash_suspects.over(lease, through)
     if guilty is None:
         return {}
     work, count = guilty
     which = f"records {work.start} to {work.end - 1} of {work.source}"
     if state.order is not None:
-        which = describe_ranges(state.order.epoch(work.epoch).ranges(work.start, work.end))
+        which = describe_ranges(state.order.epoch(work.epoch).record_ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
         message, detail = state.failure or ("the workers' logs say why", "")
         state.end("Failed", f"{what}: {message}", detail, "crash")
         return {}
-    state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
-    state.suspicion.clear(work)
+    state.pods.forgive_crashes(Role.WORKER, count)  # the range is to blame, and is out of the way
+    state.crash_suspects.clear(work)
     state.emit(
         RangeQuarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what)
     )

@@ -30,7 +30,7 @@ class LeaseRevocation:
     answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
     first: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
-    def row(self) -> list[Any]:
+    def to_row(self) -> list[Any]:
         """What the journal keeps: who is waited for is found again by looking."""
         return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
 

@@ -27,8 +27,8 @@ class CheckpointFailure:
 
     Attributes:
         reason: for people.
-        paused: since when no further step is handed out; None while training goes on.
+        paused_at: since when no further step is handed out; None while training goes on.
     """
 
     reason: str
-    paused: float | None = None
+    paused_at: float | None = None

@@ -53,9 +53,9 @@ def count_wanted_workers(state: JobState) -> int:
 def has_waiting_work(state: JobState) -> bool:
     """Whether a worker that came now would get something to do, or will when what is on its way has come back."""
     main = state.main
-    if main is None or (state.revocations and not state.training_over()):
+    if main is None or (state.revocations and not state.is_training_over()):
         return True
-    if state.training_over():
+    if state.is_training_over():
         return False
     return main.next(remaining_step_budget(state)) is not None or (
         state.round is not None and state.round.ledger.waiting
@@ -64,7 +64,7 @@ def has_waiting_work(state: JobState) -> bool:
 
 def is_starved(state: JobState) -> bool:
     """Whether work waits and fewer workers run than the job should have at least."""
-    running = state.fleet.roles[Role.WORKER].running
+    running = state.pods.roles[Role.WORKER].running
     return not state.ended and running < state.workers_min and has_waiting_work(state)
 
 
@@ -73,37 +73,37 @@ def is_starved(state: JobState) -> bool:
 
 def _withdraw_pending_workers(state: JobState, now: float) -> None:
     """Workers that wait for room are not started for nothing; one stays if no other is there."""
-    there = state.fleet.roles[Role.WORKER]
+    there = state.pods.roles[Role.WORKER]
     if not there.waiting or has_waiting_work(state):
         return
-    for pod in state.fleet.waiting(Role.WORKER)[0 if there.running else 1 :]:
+    for pod in state.pods.waiting(Role.WORKER)[0 if there.running else 1 :]:
         terminate_worker(state, pod, "withdrawn: no work waits for it", now)
 
 
 def _remove_excess_workers(state: JobState, now: float) -> None:
     """Of too many workers those go first that do not run yet, then the newest ones."""
-    staying = state.fleet.roles[Role.WORKER].staying
+    staying = state.pods.roles[Role.WORKER].staying
     excess = len(staying) - state.workers_max
     if excess > 0:
         why = f"only {state.workers_max} of {len(staying)} workers are wanted"
-        for pod in sorted(staying.values(), key=lambda pod: (pod.ran, -pod.index))[:excess]:
+        for pod in sorted(staying.values(), key=lambda pod: (pod.has_run, -pod.index))[:excess]:
             terminate_worker(state, pod, why, now)
 
 
 def terminate_worker(state: JobState, pod: JobPod, why: str, now: float) -> None:
     """Tell a worker to go; one that runs gets the time to give back what it has."""
-    if pod.uid in state.fleet.workers and pod.uid not in state.fleet.dismissed:
+    if pod.uid in state.pods.workers and pod.uid not in state.pods.leaving_workers:
         state.record(WorkerDismissed(uid=pod.uid, reason=why))
-    state.fleet.dismiss(pod, why, now)
+    state.pods.mark_leaving(pod, why, now)
     state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=why))
-    state.do(DeletePod(pod.uid, state.settings.grace if pod.ran else 0.0))
+    state.do(DeletePod(pod.uid, state.settings.grace if pod.has_run else 0.0))
 
 
 def _delete_lingering_workers(state: JobState, now: float) -> None:
     """An order to go may have been lost, with the master that gave it or on its way."""
     patience = state.settings.grace + DELETE_AGAIN_SECONDS
-    for pod in list(state.fleet.roles[Role.WORKER].told_before(now - patience)):
-        state.fleet.dismiss(pod, pod.dismissal, now)
+    for pod in list(state.pods.roles[Role.WORKER].told_to_leave_before(now - patience)):
+        state.pods.mark_leaving(pod, pod.leaving_reason, now)
         state.do(DeletePod(pod.uid, 0.0))
 
 
@@ -113,26 +113,26 @@ def _delete_lingering_workers(state: JobState, now: float) -> None:
 def _request_missing_pods(state: JobState, now: float) -> None:
     wanted = count_wanted_workers(state)
     left = START_BATCH - _repeat_requests(state, wanted, now)
-    names = state.fleet.missing(wanted, now, left + 1)
-    state.more_missing = len(names) > left
+    names = state.pods.missing(wanted, now, left + 1)
+    state.has_more_missing = len(names) > left
     for role, index in names[:left]:
-        refused = state.fleet.refusals.get((role, index), "")
+        refused = state.pods.refusals.get((role, index), "")
         why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
         wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
-        if role is Role.WORKER and index >= state.fleet.next_worker:
+        if role is Role.WORKER and index >= state.pods.next_worker_index:
             state.record(WorkerChanged(index=index))
-        state.fleet.ask(role, index, now, wish)
+        state.pods.ask(role, index, now, wish)
         state.emit(RoleRequested(role=role.value, index=index, reason=why))
         state.do(StartPod(role, index, wish))
 
 
 def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
     """What was asked for and never shown: asked for anew, or not wanted any more; returns how many."""
-    names = list(islice(state.fleet.asked.unseen(now), START_BATCH))
+    names = list(islice(state.pods.asked.overdue_requests(now), START_BATCH))
     for role, index in names:
-        asked = state.fleet.asked.drop((role, index))
-        if role is Role.PS or state.fleet.wanted_now() < wanted:
-            state.fleet.ask(role, index, now, asked.wish)
+        asked = state.pods.asked.drop((role, index))
+        if role is Role.PS or state.pods.count_expected_workers() < wanted:
+            state.pods.ask(role, index, now, asked.wish)
             state.do(StartPod(role, index, asked.wish))
     return len(names)
 
@@ -140,12 +140,12 @@ def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
 def _request_reason(state: JobState, role: Role, wanted: int) -> str:
     if role is Role.PS:
         return f"the parameters need {state.settings.ps}"
-    return f"{wanted} wanted, {state.fleet.wanted_now()} there or on their way"
+    return f"{wanted} wanted, {state.pods.count_expected_workers()} there or on their way"
 
 
 def _worker_options(state: JobState) -> PodOptions:
     """What the next worker is asked for with."""
-    s, fleet = state.settings, state.fleet
+    s, fleet = state.settings, state.pods
     raised = bool(s.elevated_share) and worker_priority.next_is_elevated(
         s.elevated_share, state.workers_max, fleet.elevated()
     )

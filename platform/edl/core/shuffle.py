@@ -239,7 +239,7 @@ class EpochOrder:
         start = number * self.window
         return start, min(self.window, self.records - start), splitmix64(self.key ^ splitmix64(number))
 
-    def blocks_of(self, start: int, end: int) -> range:
+    def block_range(self, start: int, end: int) -> range:
         """Numbers of the blocks that hold the unmixed positions ``[start, end)``."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
 
@@ -255,7 +255,7 @@ class EpochOrder:
         block = self.blocks[at]
         return RecordPosition(block.source, block.end - (self.ends[at] - unmixed))
 
-    def ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
+    def record_ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
         """Which records are at the positions ``[start, end)``: sorted ranges ``[first, after last]`` by source."""
         found: dict[str, list[list[int]]] = {}
         places = (self.place(position) for position in range(start, end))

@@ -42,9 +42,9 @@ def can_begin_cut(state: JobState, now: float) -> bool:
     """Whether a cut that is begun now can be taken."""
     assert state.training is not None
     live = state.training.leases
-    unmet = any(lease in live and live[lease].through <= known for lease, known in state.unmet.items())
-    free = state.cut is None and not state.kept_cut
-    return free and not unmet and now >= state.held_cuts and state.fleet.ps_ready()
+    unmet = any(lease in live and live[lease].through <= known for lease, known in state.unconfirmed_leases.items())
+    free = state.cut is None and not state.paused_cut
+    return free and not unmet and now >= state.cuts_blocked_until and state.pods.all_ps_ready()
 
 
 def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep: bool = False) -> None:
@@ -65,7 +65,7 @@ def advance_cut(state: JobState, now: float) -> None:
     if cut.stage is CutStage.PREPARING and cut.complete and not state.revocations:
         cut.enter(CutStage.HOLDING, _live_ps(state), now + cuts.HOLD_TIMEOUT_SECONDS)
         state.do(HoldUpdates(cut.number))
-    elif cut.overdue(now):
+    elif cut.is_overdue(now):
         abort_cut(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
 
 
@@ -88,7 +88,7 @@ def abort_cut(state: JobState, reason: str, now: float, retry: float = RETRY_HEL
 
 def _clear_cut(state: JobState, reason: str, until: float) -> None:
     """No cut is on its way any more, and none is begun before ``until``."""
-    state.cut, state.held_cuts = None, until
+    state.cut, state.cuts_blocked_until = None, until
     if state.stopping is not None:
         state.stopping.obstacle = reason
 
@@ -110,10 +110,10 @@ def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None
         return
     assert training is not None
     live = {number: lease.through for number, lease in training.leases.items()}
-    unmet = cut.unmet(live, state.fleet.born)
+    unmet = cut.find_unconfirmed_leases(live, state.pods.born)
     if unmet:
-        state.unmet = {lease: live[lease] for lease in unmet}
-        names = sorted({f"ps-{state.fleet.pods[ps].index}" for ps in unmet.values()})
+        state.unconfirmed_leases = {lease: live[lease] for lease in unmet}
+        names = sorted({f"ps-{state.pods.pods[ps].index}" for ps in unmet.values()})
         reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has made a step since"
         abort_cut(state, reason, now, RETRY_SECONDS)
         return
@@ -121,8 +121,8 @@ def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None
     if steps.value is None:
         abort_cut(state, steps.reason, now)
         return
-    cut.within, cut.below = steps.value, state.next_number()
-    state.frozen = training.position(cut.within)
+    cut.within, cut.below = steps.value, state.next_lease_number()
+    state.cut_ledger = training.position(cut.within)
     cut.enter(CutStage.SNAPSHOT, _live_ps(state), now + cuts.COPY_TIMEOUT_SECONDS)
     state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within, cut.keep))
 
@@ -135,14 +135,14 @@ def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> 
     cut.versions[event.ps], cut.pause = event.version, max(cut.pause, event.pause)
     if event.entered is not None:
         cut.entered[event.ps] = event.entered
-    if event.ps in state.fleet.pods:
-        state.fleet.pods[event.ps].version = event.version
+    if event.ps in state.pods.pods:
+        state.pods.pods[event.ps].version = event.version
     if cut.complete:
         _complete_cut(state, cut)
 
 
 def _complete_cut(state: JobState, cut: PendingCut) -> None:
-    version, step = max(cut.versions.values(), default=0), state.frozen["done_steps"]
+    version, step = max(cut.versions.values(), default=0), state.cut_ledger["done_steps"]
     found = _check_update_balance(state, cut, step)
     state.record(
         CutTaken(
@@ -151,13 +151,13 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
             version=version,
             below=cut.below,
             lacking=found.lacking if cut.entered else None,
-            differs=found.differs if cut.entered else None,
+            differs=found.step_differences if cut.entered else None,
             applied={str(number): through for number, through in cut.within.items()},
             pause=round(cut.pause, 6),
         )
     )
     # Of a checkpoint without it, written by an older EDL, nobody knows.
-    state.frozen["lacking"] = dict(state.counters.updates_of)
+    state.cut_ledger["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
@@ -165,7 +165,7 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
         _record_pin(state, cut.number, step, final=lasting and state.over(_ledger_at_cut(state)))
     if cut.checkpoint:
         cut.enter(CutStage.SAVING, ())
-        state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause, dataset_entry(state)))
+        state.do(SaveCheckpoint(cut.number, step, version, state.cut_ledger, cut.pause, dataset_entry(state)))
     else:
         state.cut = None
 
@@ -179,12 +179,12 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
         if more:
             reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
             state.emit(RollbackDone(records=0, updates=more, to_cut=back, reason=reason))
-    if found.differs:
-        uid, steps = max(found.differs.items(), key=lambda item: abs(item[1]))
+    if found.step_differences:
+        uid, steps = max(found.step_differences.items(), key=lambda item: abs(item[1]))
         which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
         state.emit(
             WarningRaised(
-                f"at cut {cut.number} {step} steps are done, and ps-{state.fleet.pods[uid].index} applied "
+                f"at cut {cut.number} {step} steps are done, and ps-{state.pods.pods[uid].index} applied "
                 f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}"
             )
         )
@@ -195,13 +195,13 @@ def _ledger_at_cut(state: JobState) -> Ledger:
     """The training ledger as the cut has it."""
     training = state.training
     assert training is not None
-    ledger = training.anew()
-    ledger.restore(state.frozen)
+    ledger = training.empty_copy()
+    ledger.restore(state.cut_ledger)
     return ledger
 
 
 def _live_ps(state: JobState) -> set[str]:
-    return {ps.uid for ps in state.fleet.live(Role.PS)}
+    return {ps.uid for ps in state.pods.live(Role.PS)}
 
 
 def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
@@ -223,8 +223,8 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
         checkpoint_failures.record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
-        step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
-        state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.frozen))
+        step, version = state.cut_ledger["done_steps"], max(cut.versions.values(), default=0)
+        state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
         state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
         checkpoint_failures.clear_save_failure(state)
     state.cut = None

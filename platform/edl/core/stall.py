@@ -36,16 +36,16 @@ def update_stall(state: JobState, now: float) -> None:
             stalled.lost[each.index] = each.why, each.since
     news = {(each.index, bool(each.since)) for each in missing} - stalled.told
     lasts = news if now - stalled.since >= EVENT_DELAY_SECONDS else set()
-    if lasts or (unsaved and not stalled.told_unsaved):
+    if lasts or (unsaved and not stalled.reported_unsaved):
         # A PS whose node is lost is asked for anew a moment later: that is no news.
         stalled.told |= lasts | {(index, False) for index, _ in lasts}
-        stalled.told_unsaved |= stalled.unsaved
+        stalled.reported_unsaved |= stalled.unsaved
         state.emit(TrainingStalled(missing, unsaved))
 
 
 def _end_stall(state: JobState, now: float) -> None:
     stalled, state.stalled = state.stalled, None
-    if stalled is None or state.ended or not (stalled.told or stalled.told_unsaved):
+    if stalled is None or state.ended or not (stalled.told or stalled.reported_unsaved):
         return
     reason = f"{', '.join(stalled.waits)} {'serves' if len(stalled.waits) == 1 else 'serve'} again"
     if stalled.unsaved:
@@ -57,17 +57,17 @@ def _end_stall(state: JobState, now: float) -> None:
 def unsaved_checkpoint_reason(state: JobState) -> str:
     """Why no checkpoint can be written, if training stands for want of one; else nothing."""
     failure, training = state.checkpoint_failure, state.training
-    if state.ended or failure is None or failure.paused is None or training is None:
+    if state.ended or failure is None or failure.paused_at is None or training is None:
         return ""
-    return "" if training.outstanding_steps or state.training_over() else failure.reason
+    return "" if training.outstanding_steps or state.is_training_over() else failure.reason
 
 
 def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
     """The PS for want of which a job that was at work stands now."""
     if state.ended or not state.synced or state.phase not in _WORKING_PHASES:
         return ()
-    there = {pod.index: pod for pod in state.fleet.live(Role.PS)}
-    found = (_find_missing(state, index, there.get(index), now) for index in range(state.fleet.ps))
+    there = {pod.index: pod for pod in state.pods.live(Role.PS)}
+    found = (_find_missing(state, index, there.get(index), now) for index in range(state.pods.ps))
     return tuple(_add_lost_node(state, missing) for missing in found if missing is not None)
 
 
@@ -82,12 +82,12 @@ def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
 
 def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:
     if pod is None:
-        refusal = state.fleet.refusals.get((Role.PS, index), "")
+        refusal = state.pods.refusals.get((Role.PS, index), "")
         return MissingPs(index, f"the cluster does not start it: {refusal}" if refusal else "a new one is asked for")
     silent = now - max(pod.heard, state.stepped)
     if pod.unreachable and silent >= SILENCE_SECONDS:
         return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable)
-    if not pod.ran:
+    if not pod.has_run:
         return MissingPs(index, f"it has no place yet: {pod.message}" if pod.message else "it is being started")
     if not (pod.attached and pod.initialized):
         return MissingPs(index, "it loads its checkpoint" if pod.loading else "it is being started")

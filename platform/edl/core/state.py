@@ -78,7 +78,7 @@ class StallState:
         waits: for these PS, in the end.
         lost: what was said of PS on lost nodes, and since when they are: their successors are waited for.
         unsaved: it waits for a checkpoint that can be written.
-        told_unsaved: people were told of that.
+        reported_unsaved: people were told of that.
     """
 
     since: float
@@ -86,7 +86,7 @@ class StallState:
     waits: tuple[str, ...] = ()
     lost: dict[int, tuple[str, float]] = field(default_factory=dict)
     unsaved: bool = False
-    told_unsaved: bool = False
+    reported_unsaved: bool = False
 
 
 @dataclass(slots=True)
@@ -103,25 +103,26 @@ class JobState:
         scaled: least and most workers that somebody wants instead of what the spec says; None: as it says.
         synced: every pod that exists has been seen.
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
-        frozen: the ledger's half of the cut on its way.
-        held_cuts: no cut is begun before.
+        cut_ledger: the ledger's half of the cut on its way.
+        cuts_blocked_until: no cut is begun before.
         checkpoint_failure: why the newest checkpoint was not written; None when it was.
-        unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
+        unconfirmed_leases: nor while one of these leases is held and no further step of it is in: how many are, by
+            lease.
         stepped: when a worker last told of a step.
         stalled: training stands now; None: it does not.
         stopping: somebody wants the job to end after a final checkpoint.
-        kept_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
-        keeping: uids of the PS that hold them; empty in a master that came later.
+        paused_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
+        paused_ps: uids of the PS that hold them; empty in a master that came later.
         leaving_ps: uids of PS that were told to go and wait until they may end.
-        not_kept: of them, those that may end though a checkpoint lacks what they hold, and why.
+        unsaved_ps: of them, those that may end though a checkpoint lacks what they hold, and why.
         best_restored: the checkpoint whose copy is the newest one, as ``restore_best_weights`` asks for; 0: none.
         declared: the callbacks that workers of this master declare; None: none has done so yet.
-        copying: number of the copy of a checkpoint on its way; 0: there is none.
+        copy_cut: number of the copy of a checkpoint on its way; 0: there is none.
         pins: the cuts that each PS keeps, by uid.
-        more_missing: more pods are to be asked for than one event asks for.
-        emptied: PS and workers were replaced because the journal knew nothing of what they had done.
-        suspicion: what is known of minibatches that ended workers.
-        next_look: until then ``deadline`` need not look at every holder.
+        has_more_missing: more pods are to be asked for than one event asks for.
+        workers_replaced: PS and workers were replaced because the journal knew nothing of what they had done.
+        crash_suspects: what is known of minibatches that ended workers.
+        next_holder_check: until then ``deadline`` need not look at every holder.
     """
 
     settings: JobSettings
@@ -129,8 +130,8 @@ class JobState:
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     validation: tuple[RecordSource, ...] = ()
     order: ShuffleOrder | None = None
-    described: bool = False
-    fleet: JobPods = field(init=False)
+    is_dataset_known: bool = False
+    pods: JobPods = field(init=False)
     counters: JobCounters = field(default_factory=JobCounters)
     checkpoint: SavedCheckpoint | None = None
     round: EvaluationRound | None = None
@@ -138,7 +139,7 @@ class JobState:
     last_evaluation: int = 0
     last_checkpoint: int = 0
     final_pin: int = 0
-    kept_cut: int = 0
+    paused_cut: int = 0
     scaled: tuple[int | None, int | None] = (None, None)
     evaluated_final: bool = False
     phase: str = "Starting"
@@ -151,32 +152,32 @@ class JobState:
     # Found again after a restart, never in the journal:
     synced: bool = False
     cut: PendingCut | None = None
-    frozen: dict[str, Any] = field(default_factory=dict)
-    held_cuts: float = 0.0
+    cut_ledger: dict[str, Any] = field(default_factory=dict)
+    cuts_blocked_until: float = 0.0
     checkpoint_failure: CheckpointFailure | None = None
-    unmet: dict[int, int] = field(default_factory=dict)
+    unconfirmed_leases: dict[int, int] = field(default_factory=dict)
     stepped: float = 0.0
     stalled: StallState | None = None
     stopping: PendingStop | None = None
-    keeping: frozenset[str] = frozenset()
+    paused_ps: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)
-    not_kept: dict[str, str] = field(default_factory=dict)
+    unsaved_ps: dict[str, str] = field(default_factory=dict)
     declared: tuple[CallbackSpec, ...] | None = None
-    copying: int = 0
+    copy_cut: int = 0
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
-    emptied: bool = False
+    workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     patience: LeaseTimeouts = field(default_factory=LeaseTimeouts)
-    more_missing: bool = False
-    next_look: float = float("-inf")
-    suspicion: CrashSuspects = field(default_factory=CrashSuspects)
-    range_ends: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
+    has_more_missing: bool = False
+    next_holder_check: float = float("-inf")
+    crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)
+    range_crashes: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
     """Workers that crashed in a range of an evaluation or a prediction, by kind and range."""
     failure: tuple[str, str] | None = None
     out: list[CoreCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fleet = JobPods(self.settings.ps)
+        self.pods = JobPods(self.settings.ps)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -212,7 +213,7 @@ class JobState:
         wanted = self.scaled[0]
         return min(self.workers_max, self.settings.workers_min if wanted is None else wanted)
 
-    def training_over(self) -> bool:
+    def is_training_over(self) -> bool:
         """Whether every step that is to be made is done."""
         return self.training is not None and self.over(self.training)
 
@@ -229,7 +230,7 @@ class JobState:
                 return kind, ledger.leases[number]
         return None
 
-    def leases_of(self, worker: str) -> list[tuple[str, Lease]]:
+    def worker_leases(self, worker: str) -> list[tuple[str, Lease]]:
         """What a worker holds and is not being taken back, oldest first."""
         held = [
             (kind, lease)
@@ -239,14 +240,14 @@ class JobState:
         ]
         return sorted(held, key=lambda item: item[1].number)
 
-    def next_number(self) -> int:
+    def next_lease_number(self) -> int:
         """The number that the next lease gets."""
         return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
 
     def oldest(self) -> int:
         """The oldest training lease, or the number of the next one."""
-        lowest = self.training.lowest() if self.training else None
-        return self.next_number() if lowest is None else lowest
+        lowest = self.training.oldest_lease() if self.training else None
+        return self.next_lease_number() if lowest is None else lowest
 
     def floor(self) -> int:
         """Every lease below is closed. Leases of a snapshot on its way stay open: their pushes may be, too."""
@@ -282,7 +283,7 @@ class JobState:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
         entry_handlers.ENTRY_HANDLERS[type(entry)](self, entry)
 
-    def replay(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
+    def replay_journal(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
         """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""
         if snapshot is not None:
             compaction.restore_state(self, snapshot)

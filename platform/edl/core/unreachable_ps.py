@@ -25,14 +25,16 @@ TAINT_SECONDS = 5.0
 
 def replace_unreachable_ps(state: JobState, now: float) -> None:
     """Give up every PS of which nobody hears; what follows is what follows a lost PS."""
-    for pod in state.fleet.live(Role.PS):
-        pod.noticed = (now if pod.noticed is None else pod.noticed) if pod.unreachable else None
-        if pod.noticed is None or now - pod.noticed < TAINT_SECONDS:
+    for pod in state.pods.live(Role.PS):
+        pod.unreachable_noticed_at = (
+            (now if pod.unreachable_noticed_at is None else pod.unreachable_noticed_at) if pod.unreachable else None
+        )
+        if pod.unreachable_noticed_at is None or now - pod.unreachable_noticed_at < TAINT_SECONDS:
             continue
         silent = now - max(pod.heard, state.stepped)
-        if pod.given_up or silent < SILENCE_SECONDS:
+        if pod.is_abandoned or silent < SILENCE_SECONDS:
             continue
-        pod.given_up, pod.dismissal = True, "its node is unreachable"
+        pod.is_abandoned, pod.leaving_reason = True, "its node is unreachable"
         state.emit(
             WarningRaised(
                 f"ps-{pod.index} is replaced: its node {pod.node} is unreachable, and neither the master nor a "

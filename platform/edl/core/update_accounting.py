@@ -56,24 +56,24 @@ class UpdateBalance:
 
     Attributes:
         lacking: updates that the parameters of each PS lack, by its index.
-        differs: by uid of a PS: steps done less steps let in, beyond what it lost.
+        step_differences: by uid of a PS: steps done less steps let in, beyond what it lost.
     """
 
     lacking: dict[str, int] = field(default_factory=dict)
-    differs: dict[str, int] = field(default_factory=dict)
+    step_differences: dict[str, int] = field(default_factory=dict)
 
 
 def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalance:
     """Compare what every PS let in until it copied its parameters with the steps that are ``done`` in the cut."""
-    fleet, known = state.fleet, state.counters.updates_of
+    fleet, known = state.pods, state.counters.updates_of
     balance = UpdateBalance()
     back: dict[str, int] = {}
     steady = []
     for uid, entered in cut.entered.items():
-        if uid not in fleet.pods or (uid in fleet.born and uid not in fleet.offsets):
+        if uid not in fleet.pods or (uid in fleet.born and uid not in fleet.update_offsets):
             continue  # a master of an older EDL told it to load its checkpoint
         index = fleet.pods[uid].index
-        found = done + fleet.offsets.get(uid, 0) - entered
+        found = done + fleet.update_offsets.get(uid, 0) - entered
         if uid in fleet.born and fleet.measured.get(index) != uid:
             back[uid] = found
             continue
@@ -81,7 +81,7 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
         balance.lacking[str(index)] = before
         steady.append(found - before)
         if found != before:
-            balance.differs[uid] = found - before
+            balance.step_differences[uid] = found - before
     # What all others miss, those that went back miss for the same reason.
     common = max(0, min(steady, default=0))
     for uid, found in back.items():
@@ -89,28 +89,28 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
         lacking = max(found - common, known.get(which, 0))
         balance.lacking[which] = lacking
         if found != lacking:
-            balance.differs[uid] = found - lacking
+            balance.step_differences[uid] = found - lacking
     return balance
 
 
 def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
     """Make true what a cut shows; nothing, if no parameter server counts its steps."""
-    fleet, counters = state.fleet, state.counters
+    fleet, counters = state.pods, state.counters
     if entry.lacking is None:
         return
     counters.updates_of.update(entry.lacking)
     counters.updates_of = {index: updates for index, updates in counters.updates_of.items() if updates}
     counters.updates_rolled_back = sum(counters.updates_of.values())
-    fleet.measured = {index: uid for index, uid in fleet.holding.items() if str(index) in entry.lacking}
+    fleet.measured = {index: uid for index, uid in fleet.parameter_holders.items() if str(index) in entry.lacking}
     differs = entry.differs or {}
     for uid, steps in differs.items():
-        fleet.offsets[uid] = fleet.offsets.get(uid, 0) - steps
+        fleet.update_offsets[uid] = fleet.update_offsets.get(uid, 0) - steps
     counters.steps_not_applied += max(map(abs, differs.values()), default=0)
 
 
 def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
     """All parameters are those of a checkpoint, which lacks so many updates; None: nobody knows how many."""
-    state.fleet.measured.clear()
+    state.pods.measured.clear()
     if lacking is not None:
         state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
         state.counters.updates_rolled_back = sum(state.counters.updates_of.values())
@@ -119,12 +119,12 @@ def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> N
 def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
     """A PS loads the newest checkpoint, or begins with initial values where there is none."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
-    state.fleet.offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
-    state.fleet.measured.pop(index, None)
+    state.pods.update_offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
+    state.pods.measured.pop(index, None)
 
 
 def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
     """So many steps that each of these PS let in are not done: they are leased again."""
     for uid, extra in steps.items():
-        if uid in state.fleet.offsets or uid not in state.fleet.born:
-            state.fleet.offsets[uid] = state.fleet.offsets.get(uid, 0) + extra
+        if uid in state.pods.update_offsets or uid not in state.pods.born:
+            state.pods.update_offsets[uid] = state.pods.update_offsets.get(uid, 0) + extra

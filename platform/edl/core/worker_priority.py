@@ -26,7 +26,7 @@ class PriorityRule:
     name: str
     share: float = 0.0
 
-    def class_of(self, *, elevated: bool) -> str:
+    def priority_class(self, *, elevated: bool) -> str:
         """The PriorityClass of a worker."""
         return self.name if elevated or not self.share else LOW_PRIORITY_CLASS
 

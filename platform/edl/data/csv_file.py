@@ -76,14 +76,14 @@ class CsvFile:
         self.path = path
         self._dialect = dialect
         # Row number and offset where the last read ended: reads in order never parse a row twice.
-        self._resume = (0, 0)
+        self._resume_position = (0, 0)
 
     @cached_property
     def index(self) -> CsvIndex:
         """Found by one pass over the file."""
         try:
             with self.path.open("rb") as stream:
-                return self._scan(stream)
+                return self._scan_file(stream)
         except OSError as error:
             raise read_error(self.path, error) from error
 
@@ -110,24 +110,24 @@ class CsvFile:
                 where=str(self.path),
                 hint="write new files beside the old ones instead of over them",
             )
-        at, offset = self._nearest(start)
+        at, offset = self._nearest_known_row(start)
         parsed = CsvRowStream(stream, offset, self._dialect.sep)
         for _ in range(start - at):
             next(parsed)
         found = [next(parsed) for _ in range(end - start)]
-        self._resume = (end, parsed.offset)
+        self._resume_position = (end, parsed.offset)
         return found
 
-    def _nearest(self, row: int) -> tuple[int, int]:
+    def _nearest_known_row(self, row: int) -> tuple[int, int]:
         """The last known row at or before ``row``, and its offset."""
         block = row // _ROWS_PER_BLOCK
         indexed = (block * _ROWS_PER_BLOCK, self.index.offsets[block])
-        resume = self._resume
+        resume = self._resume_position
         return resume if indexed[0] < resume[0] <= row else indexed
 
-    def _scan(self, stream: BinaryIO) -> CsvIndex:
+    def _scan_file(self, stream: BinaryIO) -> CsvIndex:
         parsed = CsvRowStream(stream, 0, self._dialect.sep)
-        header = self._header(parsed) if self._dialect.header else None
+        header = self._read_header(parsed) if self._dialect.header else None
         offsets, rows = array("Q"), 0
         for row in parsed:
             if header is None and row.fault is None:
@@ -137,7 +137,7 @@ class CsvFile:
             rows += 1
         return CsvIndex(tuple(header or ()), rows, offsets, _file_version(stream))
 
-    def _header(self, parsed: CsvRowStream) -> list[str]:
+    def _read_header(self, parsed: CsvRowStream) -> list[str]:
         row = next(parsed, None)
         if row is None or row.fault or len(set(row.cells)) != len(row.cells):
             fault = "the file is empty" if row is None else row.fault or "a column name appears twice"
@@ -158,18 +158,18 @@ class CsvRowStream(Iterator[CsvRow]):
         stream.seek(offset)
         self.offset = offset
         self._stream = stream
-        self._undecodable = False
+        self._has_invalid_utf8 = False
         self._parser = csv.reader(self._lines(), delimiter=sep, strict=True)
 
     def __next__(self) -> CsvRow:
         while True:
             offset, cells, fault = self.offset, list[str](), None
-            self._undecodable = False
+            self._has_invalid_utf8 = False
             try:
                 cells = next(self._parser)
             except csv.Error as error:
                 fault = str(error)
-            if self._undecodable:
+            if self._has_invalid_utf8:
                 fault = NOT_UTF8
             if cells or fault:
                 return CsvRow(offset, cells, fault)
@@ -181,7 +181,7 @@ class CsvRowStream(Iterator[CsvRow]):
             try:
                 yield text.decode()
             except UnicodeDecodeError:
-                self._undecodable = True
+                self._has_invalid_utf8 = True
                 yield text.decode(errors="replace")
 
 

@@ -31,35 +31,35 @@ class ReaderOptions:
                     f"unknown option {name!r}", where=_WHERE, hint=f"{hint}Allowed: format, {', '.join(allowed)}"
                 )
 
-    def one_of(self, name: str, values: Sequence[str]) -> str:
+    def get_choice(self, name: str, values: Sequence[str]) -> str:
         """One of ``values``; the first is the default."""
         value = self._given.get(name, values[0])
         if not isinstance(value, str) or value not in values:
-            raise self._wrong(name, value, f"one of {', '.join(values)}")
+            raise self._invalid_option_error(name, value, f"one of {', '.join(values)}")
         return value
 
-    def flag(self, name: str, *, default: bool) -> bool:
+    def get_boolean(self, name: str, *, default: bool) -> bool:
         """A yes or no."""
         value = self._given.get(name, default)
         if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
+            raise self._invalid_option_error(name, value, "true or false")
         return value
 
-    def character(self, name: str, default: str) -> str:
+    def get_character(self, name: str, default: str) -> str:
         """A text of one character."""
         value = self._given.get(name, default)
         if not isinstance(value, str) or len(value) != 1:
-            raise self._wrong(name, value, "one character")
+            raise self._invalid_option_error(name, value, "one character")
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
         """A list of names without repetition; empty when absent."""
         value = self._given.get(name, ())
         if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
-            raise self._wrong(name, value, "a list of names")
+            raise self._invalid_option_error(name, value, "a list of names")
         if len(set(value)) != len(value):
-            raise self._wrong(name, value, "names that differ")
+            raise self._invalid_option_error(name, value, "names that differ")
         return tuple(value)
 
-    def _wrong(self, name: str, value: object, allowed: str) -> BadInputError:
+    def _invalid_option_error(self, name: str, value: object, allowed: str) -> BadInputError:
         return BadInputError(f"{value!r} is not allowed", where=f"{_WHERE}.{name}", hint=f"allowed: {allowed}")

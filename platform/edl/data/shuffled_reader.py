@@ -80,15 +80,15 @@ class ShuffledReader:
         self._reader = reader
         self.order = order
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
+        self._end_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._first_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._read_packed = getattr(reader, "packed_records", None)  # of RecordIO alone
         self._piece = _PositionPiece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
         self._blocks: tuple[RecordBlock, ...] = ()
         self._held: dict[int, Sequence[Any]] = {}
-        self._damaged: set[int] = set()
+        self._damaged_blocks: set[int] = set()
 
     def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
         """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
@@ -101,7 +101,7 @@ class ShuffledReader:
         """
         found: list[Record] = []
         while start < end:
-            piece = self._looked_up(epoch, start)
+            piece = self._lookup_piece(epoch, start)
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
             self._enter(epoch, start)
@@ -111,23 +111,23 @@ class ShuffledReader:
 
     def name(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
-        return describe_ranges(self.order.epoch(epoch).ranges(start, end))
+        return describe_ranges(self.order.epoch(epoch).record_ranges(start, end))
 
     def _take(self, found: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
         held, window = self._held, self._packed_window
         if len(held) == window.blocks == len(window.held):
             found += window.take(unmixed)
             return
-        numbers = np.searchsorted(self._ends, unmixed, side="right")
+        numbers = np.searchsorted(self._end_records, unmixed, side="right")
         blocks = numbers.tolist()
         for number in set(blocks).difference(held):
-            self._hold(number, self._load(number, on_corrupt))
+            self._hold(number, self._load_block(number, on_corrupt))
         if len(window.held) == len(held):
             found += window.take(unmixed)
             return
-        records = (unmixed - self._firsts[numbers]).tolist()
+        records = (unmixed - self._first_records[numbers]).tolist()
         taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
-        if self._damaged.isdisjoint(blocks):
+        if self._damaged_blocks.isdisjoint(blocks):
             found += taken
             return
         for one in taken:
@@ -139,12 +139,14 @@ class ShuffledReader:
     def _hold(self, number: int, records: Sequence[Any]) -> None:
         self._held[number] = records
         if isinstance(records, PackedRecords):
-            self._packed_window.put(number, int(self._firsts[number]), records)
+            self._packed_window.put(number, int(self._first_records[number]), records)
 
-    def _load(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
+    def _load_block(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
         """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
         block = self._epoch[1].blocks[number]
-        packed: PackedRecords | None = self._packed(block.source, block.start, block.end) if self._packed else None
+        packed: PackedRecords | None = (
+            self._read_packed(block.source, block.start, block.end) if self._read_packed else None
+        )
         if packed is not None:
             return packed
         if on_corrupt is None:
@@ -156,7 +158,7 @@ class ShuffledReader:
         _check_record_count(block, len(records) + sum(each.records for each in corrupt))
         if not corrupt:
             return records
-        self._damaged.add(number)
+        self._damaged_blocks.add(number)
         bad = {at: each for each in corrupt for at in range(each.start, each.end)}
         good = iter(records)
         return [
@@ -172,20 +174,20 @@ class ShuffledReader:
         # The block that the last window ended in is the first of the next one; a small data set is one window, and its
         # blocks are those of the next epoch too.
         held = {self._blocks[number]: records for number, records in self._held.items()}
-        damaged = {self._blocks[number] for number in self._damaged}
+        damaged = {self._blocks[number] for number in self._damaged_blocks}
         self._blocks = order.blocks
-        numbers = order.blocks_of(start, start + size)
+        numbers = order.block_range(start, start + size)
         self._window = (epoch, start)
-        self._held, self._damaged = {}, set()
-        self._packed_window = _PackedWindow(int(self._firsts[numbers[0]]), order.ends[numbers[-1]], numbers)
+        self._held, self._damaged_blocks = {}, set()
+        self._packed_window = _PackedWindow(int(self._first_records[numbers[0]]), order.ends[numbers[-1]], numbers)
         for number in numbers:
             block = order.blocks[number]
             if block in held:
                 self._hold(number, held[block])
             if block in damaged:
-                self._damaged.add(number)
+                self._damaged_blocks.add(number)
 
-    def _looked_up(self, epoch: int, position: int) -> _PositionPiece:
+    def _lookup_piece(self, epoch: int, position: int) -> _PositionPiece:
         """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
         piece = self._piece
         if piece.epoch == epoch and piece.start <= position < piece.end:
@@ -200,8 +202,8 @@ class ShuffledReader:
     def _of(self, epoch: int) -> EpochOrder:
         if self._epoch[0] != epoch:
             order = self.order.epoch(epoch)
-            self._ends = np.array(order.ends, np.int64)
-            self._firsts = np.concatenate(([0], self._ends[:-1]))
+            self._end_records = np.array(order.ends, np.int64)
+            self._first_records = np.concatenate(([0], self._end_records[:-1]))
             self._epoch = (epoch, order)
         return self._epoch[1]
 

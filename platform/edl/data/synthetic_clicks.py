@@ -68,14 +68,14 @@ class ClickModel:
         return self.vocabulary // ID_FEATURES
 
     @cached_property
-    def _reach(self) -> FloatArray:
+    def _cumulative_frequency(self) -> FloatArray:
         """Cumulated frequency of the ids of a feature, the most frequent first; the last is 1."""
         total = np.cumsum(np.arange(1, self.share + 1, dtype=np.float64) ** -self.exponent)
         reach: FloatArray = total / total[-1]
         return reach
 
     @cached_property
-    def _scattered(self) -> IdArray:
+    def _id_of_rank(self) -> IdArray:
         """Which id has which rank: frequent ids do not lie beside each other."""
         return np.random.default_rng([self.seed, 1]).permutation(self.share).astype(np.int64)
 
@@ -87,8 +87,8 @@ class ClickModel:
 
     def draw_ids(self, count: int, rng: np.random.Generator) -> IdArray:
         """``[count, IDS]``."""
-        ranks = np.searchsorted(self._reach, rng.random((count, ID_FEATURES)), side="right")
-        ids: IdArray = self._scattered[np.minimum(ranks, self.share - 1)] + np.arange(ID_FEATURES) * self.share
+        ranks = np.searchsorted(self._cumulative_frequency, rng.random((count, ID_FEATURES)), side="right")
+        ids: IdArray = self._id_of_rank[np.minimum(ranks, self.share - 1)] + np.arange(ID_FEATURES) * self.share
         return ids
 
     def chances(self, numbers: npt.NDArray[np.float32], ids: IdArray) -> FloatArray:

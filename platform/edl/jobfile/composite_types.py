@@ -145,7 +145,7 @@ class MappingType:
 
     def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
         if self.names is not None and not re.fullmatch(self.names.pattern, name):
-            return place.report(node, f"found '{name}' as a name, must be {self.names.meaning}")
+            return place.report(node, f"found '{name}' as a name, must be {self.names.description}")
         return self.kind.read(node, place)
 
     def write(self, value: Any) -> JsonValue:
@@ -183,4 +183,4 @@ class AnyJsonType:
         return {}
 
 
-_PATH_TYPE = TextType(meaning="a path")
+_PATH_TYPE = TextType(description="a path")

@@ -46,7 +46,7 @@ def _check_datasets(spec: JobSpec, required: tuple[str, ...]) -> Iterator[RuleVi
         required = ("training",)
     for name in required:
         if not getattr(spec.data, name):
-            yield RuleViolation(f"data.{name}", "is missing", field_options(DataSpec)[name].doc)
+            yield RuleViolation(f"data.{name}", "is missing", field_options(DataSpec)[name].description)
 
 
 def _check_evaluation(spec: JobSpec) -> Iterator[RuleViolation]:

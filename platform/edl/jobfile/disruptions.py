@@ -45,7 +45,7 @@ class DisruptionCounter:
 
     def __init__(self) -> None:
         self._lost: dict[str, Counter[str]] = {role: Counter() for role in ("worker", "ps", "master")}
-        self._dismissed: set[tuple[str, int]] = set()
+        self._told_to_leave: set[tuple[str, int]] = set()
         self._rollbacks, self._rolled_back, self._reason = 0, 0, ""
         self._returned, self._leased = 0, 0
 
@@ -61,9 +61,9 @@ class DisruptionCounter:
         """Count one event; whom the master itself told to go is no loss."""
         match event:
             case RoleLeaving() if event.cause not in _EXTERNAL_CAUSES:
-                self._dismissed.add((event.role, event.index))
+                self._told_to_leave.add((event.role, event.index))
             case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED_REASONS:
-                if (event.role, event.index) not in self._dismissed:
+                if (event.role, event.index) not in self._told_to_leave:
                     self._lost[event.role][event.reason.partition(": ")[0] or "no reason known"] += 1
             case RollbackDone():
                 self._rollbacks += 1

@@ -37,7 +37,7 @@ _SPLIT_PRIORITY_TYPE = TextType(
     r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=0\.[0-9]*[1-9][0-9]*)?$",
     "the name of a PriorityClass, or one with the share of workers (above 0, below 1) that get it, such as high=0.5",
 )
-_PATH_TYPE = TextType(meaning="a path")
+_PATH_TYPE = TextType(description="a path")
 _TEXT_TYPE = TextType()
 _COUNT_TYPE = IntegerType(0)
 _POSITIVE_TYPE = IntegerType(1)
@@ -339,5 +339,5 @@ class JobSpec:
 
 
 JOB_SECTION = SectionType(
-    JobSpec, constants=(("apiVersion", API_VERSION),), pointer=elasticdl_aliases.suggest_replacement
+    JobSpec, constants=(("apiVersion", API_VERSION),), suggest_replacement=elasticdl_aliases.suggest_replacement
 )

@@ -28,13 +28,13 @@ class NumberOption:
         option: as it was typed, ``--workers 3``: it stands in messages in the place of file and line.
         field: that it sets, by its path.
         number: the value.
-        lowers: a field that may not be higher, and becomes as low where it is.
+        limited_field: a field that may not be higher, and becomes as low where it is.
     """
 
     option: str
     field: str
     number: int
-    lowers: str = ""
+    limited_field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class _LoadRequest:
     overrides: tuple[str, ...] = ()
     counts: tuple[NumberOption, ...] = ()
     required: tuple[str, ...] = ()
-    demands: ExtraRules = lambda _: ()
+    extra_rules: ExtraRules = lambda _: ()
 
     def broken(self, spec: JobSpec) -> Iterator[consistency_rules.RuleViolation]:
         yield from consistency_rules.find_rule_violations(spec, self.required)
-        yield from self.demands(spec)
+        yield from self.extra_rules(spec)
 
 
 def load_job_file(
@@ -183,9 +183,9 @@ def _apply_number_options(
 
         leaf = DocumentNode(count.number, count.option)
         root = assign_value(root, count.field, leaf, problems)
-        least = _find_node(root, count.lowers)
+        least = _find_node(root, count.limited_field)
         if least and isinstance(least.value, int | float) and least.value > count.number:
-            root = assign_value(root, count.lowers, leaf, problems)
+            root = assign_value(root, count.limited_field, leaf, problems)
     return root
 
 

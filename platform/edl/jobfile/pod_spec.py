@@ -17,7 +17,7 @@ from edl.jobfile.scalar_types import IntegerType, TextType
 from edl.jobfile.section_type import FieldOption, SectionType
 
 _ABSOLUTE_PATH_TYPE = TextType(r"^/[\s\S]*$", "an absolute path")
-_PATH_TYPE = TextType(meaning="a path")
+_PATH_TYPE = TextType(description="a path")
 _ANY_TEXT_TYPE = TextType(r"^[\s\S]*$")
 _ACCOUNT_TYPE = TextType(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
 _SECRET_KEY_TYPE = TextType(r"^[-._a-zA-Z0-9]{1,253}$", "a key of a Secret: letters, digits, -, _ and .")

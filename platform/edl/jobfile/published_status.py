@@ -78,7 +78,7 @@ class PublishedStatus:
         """More about a failure: a traceback, a log."""
         return self.failure.detail if self.failure else ""
 
-    def to_pages(self) -> dict[str, str]:
+    def to_configmap_data(self) -> dict[str, str]:
         """The pages by name, no larger than a ConfigMap takes; those of which nothing is known are left out."""
         pages = {
             EVENTS_KEY: _newest_event_lines(self.events),
@@ -100,8 +100,8 @@ class PublishedStatus:
         return pages
 
     @classmethod
-    def from_pages(cls, pages: Mapping[str, str]) -> Self:
-        """Read what ``to_pages`` wrote; raises SpecError that names the page for anything else."""
+    def from_configmap_data(cls, pages: Mapping[str, str]) -> Self:
+        """Read what ``to_configmap_data`` wrote; raises SpecError that names the page for anything else."""
         moments = _read_page(pages, TIMELINE_KEY)
         if not isinstance(moments, list | None):
             raise SpecError([SpecProblem(TIMELINE_KEY, "", "must be a list of moments")])

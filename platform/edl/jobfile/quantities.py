@@ -39,19 +39,19 @@ class QuantityType(ScalarType):
 
     parse: Callable[[str], float]
     pattern: str
-    meaning: str
+    description: str
     whole: bool = False
     above_zero: bool = False
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return self.meaning
+        return self.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
         plain = to_whole_number if self.whole else to_finite_float
-        number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
+        number = self._parse_or_none(node.value) if isinstance(node.value, str) else plain(node.value)
         allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
         return number if allowed else self.refuse(node, place)
 
@@ -67,7 +67,7 @@ class QuantityType(ScalarType):
             ]
         }
 
-    def _parsed(self, text: str) -> float | None:
+    def _parse_or_none(self, text: str) -> float | None:
         try:
             return self.parse(text)
         except (ValueError, OverflowError):

@@ -136,12 +136,12 @@ class TextType(ScalarType):
     """Text, not empty unless a pattern says so; ``meaning`` names what the pattern admits."""
 
     pattern: str = r"^[\s\S]+$"
-    meaning: str = "text"
+    description: str = "text"
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return self.meaning
+        return self.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""

@@ -41,7 +41,7 @@ class FieldOption:
 
     Attributes:
         kind: what its value may be.
-        doc: one sentence for the user.
+        description: one sentence for the user.
         unit: the unit of its value, where it has one.
         built: the values whose behaviour exists in this version; None when all that the kind admits do. Of names, the
             kind itself knows which those are.
@@ -49,7 +49,7 @@ class FieldOption:
     """
 
     kind: FieldType
-    doc: str
+    description: str
     unit: str | None = None
     built: tuple[Any, ...] | None = None
     required: bool = False
@@ -73,7 +73,7 @@ class FieldOption:
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of the values that this version accepts."""
-        text = f"{self.doc} Unit: {self.unit}." if self.unit else self.doc
+        text = f"{self.description} Unit: {self.unit}." if self.unit else self.description
         accepted = self.kind.schema()
         if self.partial:
             text += " Other values are not built yet."
@@ -109,12 +109,13 @@ class SectionType:
     Attributes:
         section: the dataclass.
         constants: members of the document that the dataclass does not carry, such as apiVersion.
-        pointer: what to write in place of an unknown field that is no typo; None when it does not know the name.
+        suggest_replacement: what to write in place of an unknown field that is no typo; None when it does not know
+            the name.
     """
 
     section: type
     constants: tuple[tuple[str, str], ...] = ()
-    pointer: Callable[[str], str | None] = lambda _: None
+    suggest_replacement: Callable[[str], str | None] = lambda _: None
 
     @property
     def expected(self) -> str:
@@ -135,8 +136,8 @@ class SectionType:
         values = {name: self._member(name, member, place) for name, member in node.value.items()}
         # a field that is there with a typo is not missing as well
         meant = {closest_match(name, self.names) for name in node.value if name not in self.names}
-        for name in self._missing({*node.value, *meant}):
-            place.member(name).report(node, "is missing", field_options(self.section)[name].doc)
+        for name in self._missing_fields({*node.value, *meant}):
+            place.member(name).report(node, "is missing", field_options(self.section)[name].description)
         if len(place.problems) > before:
             return None
         return self.section(**{name: value for name, value in values.items() if name in field_options(self.section)})
@@ -152,8 +153,8 @@ class SectionType:
         """An object without additional properties; ``required`` adds constants to the fields that have no default."""
         properties: dict[str, JsonValue] = {name: {"const": text} for name, text in self.constants}
         for name, option in field_options(self.section).items():
-            properties[name] = option.schema() | self._default(name, option)
-        needed = [*required, *self._missing(())]
+            properties[name] = option.schema() | self._default_schema(name, option)
+        needed = [*required, *self._missing_fields(())]
         shape: dict[str, JsonValue] = {"type": "object", "additionalProperties": False, "properties": properties}
         return shape | ({"required": needed} if needed else {})
 
@@ -162,21 +163,21 @@ class SectionType:
         if option is not None:
             return option.read(node, place.member(name))
         if name not in dict(self.constants):
-            return place.member(name).report(node, *self._unknown(name))
+            return place.member(name).report(node, *self._describe_unknown_field(name))
         if node.value != dict(self.constants)[name]:
             place.member(name).report(node, f"found {describe_value(node)}, must be '{dict(self.constants)[name]}'")
         return None
 
-    def _unknown(self, name: str) -> tuple[str, str]:
+    def _describe_unknown_field(self, name: str) -> tuple[str, str]:
         close = closest_match(name, self.names) or _find_in_subsections(self.section, name)
         # the pointer first: num_workers is close to workers, and means workers.max
-        guess = self.pointer(name) or (close and f"did you mean '{close}'?")
+        guess = self.suggest_replacement(name) or (close and f"did you mean '{close}'?")
         return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
 
-    def _missing(self, present: Iterable[str | None]) -> list[str]:
+    def _missing_fields(self, present: Iterable[str | None]) -> list[str]:
         return [name for name in field_options(self.section) if name not in {*present, *field_defaults(self.section)}]
 
-    def _default(self, name: str, option: FieldOption) -> dict[str, JsonValue]:
+    def _default_schema(self, name: str, option: FieldOption) -> dict[str, JsonValue]:
         given = field_defaults(self.section)
         return {"default": option.kind.write(given[name])} if name in given else {}
 
@@ -211,7 +212,7 @@ def _kind(hint: Any, said: Field) -> FieldType:
         return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
     if said.choices:
         return ChoiceType(said.choices, said.later)
-    return TextType(meaning="a name") if said.named else TextType(_ANY_TEXT)
+    return TextType(description="a name") if said.named else TextType(_ANY_TEXT)
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:

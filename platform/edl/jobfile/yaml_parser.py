@@ -56,20 +56,20 @@ class _NodeConverter:
             return DocumentNode(None, where)
         self._open.add(id(raw))
         try:
-            return self._by_type(raw, place, where)
+            return self._convert_by_type(raw, place, where)
         finally:
             self._open.remove(id(raw))
 
-    def _by_type(self, raw: Any, place: ReadContext, where: str) -> DocumentNode:
+    def _convert_by_type(self, raw: Any, place: ReadContext, where: str) -> DocumentNode:
         if isinstance(raw, MappingNode):
-            return DocumentNode(self._mapping(raw, place), where)
+            return DocumentNode(self._convert_mapping(raw, place), where)
         if isinstance(raw, SequenceNode):
             items = [DocumentNode(None, "") for _ in raw.value]
             inner = [at for _, at in place.items(items)]
             return DocumentNode([self.node(member, at) for member, at in zip(raw.value, inner, strict=True)], where)
-        return self._scalar(raw, place, where)
+        return self._convert_scalar(raw, place, where)
 
-    def _mapping(self, raw: MappingNode, place: ReadContext) -> dict[str, DocumentNode]:
+    def _convert_mapping(self, raw: MappingNode, place: ReadContext) -> dict[str, DocumentNode]:
         members: dict[str, DocumentNode] = {}
         for key, value in raw.value:
             line = key.start_mark.line
@@ -82,7 +82,7 @@ class _NodeConverter:
                 members[key.value] = self.node(value, place.member(key.value), line)
         return members
 
-    def _scalar(self, raw: ScalarNode, place: ReadContext, where: str) -> DocumentNode:
+    def _convert_scalar(self, raw: ScalarNode, place: ReadContext, where: str) -> DocumentNode:
         name = str(raw.tag).removeprefix(_YAML_TAG_PREFIX)
         if str(raw.tag) in _TEXT_TAGS:
             return DocumentNode(raw.value, where)

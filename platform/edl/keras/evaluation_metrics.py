@@ -56,11 +56,11 @@ class _MetricEntry:
     def given(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
         """What of a minibatch the metric is given."""
         if self.output is not None:
-            labels, weights = self._part(labels), self._part(weights)
-            predictions = self._part(predictions) if self.place is not None else predictions[self.output]
+            labels, weights = self._output_part(labels), self._output_part(weights)
+            predictions = self._output_part(predictions) if self.place is not None else predictions[self.output]
         return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
 
-    def _part(self, structure: Any) -> Any:
+    def _output_part(self, structure: Any) -> Any:
         """What belongs to the output; all of it where it is not told apart."""
         if isinstance(structure, Mapping):
             return structure.get(self.output, structure)
@@ -127,16 +127,16 @@ class EvaluationMetrics:
     def __init__(
         self, entries: tuple[_MetricEntry, ...], fresh: Callable[[], tuple[_MetricEntry, ...]], module: ModelModule
     ) -> None:
-        self._loss = _AveragedFunction(lambda _, loss: loss, LOSS_NAME)
+        self._loss_metric = _AveragedFunction(lambda _, loss: loss, LOSS_NAME)
         self._entries = entries
-        self._fresh = fresh
+        self._make_entries = fresh
         self._module = module
-        self.trusted = all(
+        self.states_verified = all(
             not entry.additive or type(entry.metric) in (_AveragedFunction, _AccuracyByShape) for entry in entries
         )
-        self._warned = False
-        self._at_first = {entry.name: variable_shapes(entry.metric) for entry in entries}
-        self._descriptions: dict[str, list[Any] | None] = {}
+        self._not_finite_warned = False
+        self._initial_shapes = {entry.name: variable_shapes(entry.metric) for entry in entries}
+        self._input_descriptions: dict[str, list[Any] | None] = {}
         """Of what each metric was given, those that have been updated."""
 
     @classmethod
@@ -171,9 +171,9 @@ class EvaluationMetrics:
     @property
     def directions(self) -> dict[str, str | None]:
         """Of each metric, the loss included, whether ``up`` or ``down`` is better; None where Keras does not say."""
-        return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all()}
+        return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all_entries()}
 
-    def trust(self, labels: Any, predictions: Any, weights: Any = None) -> None:
+    def verify_states_add_up(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         """Check on the halves of a minibatch that states add up.
 
         Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
@@ -184,16 +184,16 @@ class EvaluationMetrics:
         """
         halves = [_minibatch_half(labels, predictions, weights, half) for half in (0, 1)]
         undecided = None
-        for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
+        for first, second, both in zip(self._make_entries(), self._make_entries(), self._make_entries(), strict=True):
             if not first.additive:
                 continue
             for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
                 self._update(entry, *halves[half])
             if not _states_add_up(first, second, both):
                 undecided = both
-        self.trusted = undecided is None
-        if undecided is not None and not self._warned:
-            self._warned = True
+        self.states_verified = undecided is None
+        if undecided is not None and not self._not_finite_warned:
+            self._not_finite_warned = True
             what = f"the states of the metric '{undecided.name}'" if _are_finite(predictions) else "predictions"
             _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
@@ -205,14 +205,14 @@ class EvaluationMetrics:
             UserCodeError: a metric raised; it is named.
         """
         records = tf.cast(count_records(predictions), tf.float32)
-        self._loss._total.assign_add(loss * records)
-        self._loss._records.assign_add(records)
+        self._loss_metric._total.assign_add(loss * records)
+        self._loss_metric._records.assign_add(records)
         for entry in self._entries:
             self._update(entry, labels, predictions, weights)
 
     def reset(self) -> None:
         """Begin anew."""
-        for entry in self._all():
+        for entry in self._all_entries():
             entry.metric.reset_state()
 
     def states(self) -> dict[str, Any]:
@@ -221,14 +221,14 @@ class EvaluationMetrics:
         A metric that this worker has never updated may have no variables yet, and gives no states. One that got its
         variables from records says from which, as ``given``.
         """
-        return {entry.name: self._state(entry) for entry in self._all()}
+        return {entry.name: self._state(entry) for entry in self._all_entries()}
 
     def _state(self, entry: _MetricEntry) -> dict[str, Any]:
-        if entry.metric is not self._loss and entry.name not in self._descriptions:
+        if entry.metric is not self._loss_metric and entry.name not in self._input_descriptions:
             return {"additive": entry.additive, "states": []}
         found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
-        grown = variable_shapes(entry.metric) != self._at_first.get(entry.name, variable_shapes(entry.metric))
-        return found | ({"given": self._descriptions[entry.name]} if grown else {})
+        grown = variable_shapes(entry.metric) != self._initial_shapes.get(entry.name, variable_shapes(entry.metric))
+        return found | ({"given": self._input_descriptions[entry.name]} if grown else {})
 
     def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
         """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
@@ -238,23 +238,26 @@ class EvaluationMetrics:
             UserCodeError: a metric raised; it is named.
         """
         found: dict[str, float] = {}
-        for entry in (_MetricEntry(LOSS_NAME, _AveragedFunction(lambda _, loss: loss, LOSS_NAME)), *self._fresh()):
-            with self._of_user(entry):
+        for entry in (
+            _MetricEntry(LOSS_NAME, _AveragedFunction(lambda _, loss: loss, LOSS_NAME)),
+            *self._make_entries(),
+        ):
+            with self._user_metric_code(entry):
                 _assign_states(entry, merged[entry.name])
                 found |= _named_numbers(entry.name, entry.metric.result())
         return found
 
     def _update(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
-        with self._of_user(entry):
+        with self._user_metric_code(entry):
             given = entry.given(labels, predictions, weights)
             update_metric(entry.metric, given)
-        self._descriptions[entry.name] = describe_inputs(given)
+        self._input_descriptions[entry.name] = describe_inputs(given)
 
-    def _of_user(self, entry: _MetricEntry) -> AbstractContextManager[None]:
+    def _user_metric_code(self, entry: _MetricEntry) -> AbstractContextManager[None]:
         return user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn)
 
-    def _all(self) -> tuple[_MetricEntry, ...]:
-        return (_MetricEntry(LOSS_NAME, self._loss), *self._entries)
+    def _all_entries(self) -> tuple[_MetricEntry, ...]:
+        return (_MetricEntry(LOSS_NAME, self._loss_metric), *self._entries)
 
 
 def count_records(structure: Any) -> Any:

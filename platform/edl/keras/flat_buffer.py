@@ -55,7 +55,7 @@ class FlatLayout:
     ) -> None:
         self.slices = tuple(slices)
         self.parts = range(len(self.slices))
-        self.dims = {table.name: table.dim for table in tables}
+        self.dim_by_table = {table.name: table.dim for table in tables}
         self.size = initial.size
         self._variables = tuple(variables)
         self._tables = tuple(tables)
@@ -65,11 +65,11 @@ class FlatLayout:
 
     def view(self, slab: Floats, part: int) -> memoryview:
         """The bytes of one PS' slice, writable."""
-        return slab[self.slices[part]].data.cast("B") if self._bytes(part) else memoryview(bytearray())
+        return slab[self.slices[part]].data.cast("B") if self._byte_count(part) else memoryview(bytearray())
 
     def take(self, slab: Floats, part: int, body: memoryview) -> bool:
         """Make sure that a slice holds the body of an answer; False if the answer has none."""
-        if body.nbytes != self._bytes(part):
+        if body.nbytes != self._byte_count(part):
             return False
         mine = self.view(slab, part)
         if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(mine, np.uint8)):
@@ -79,7 +79,7 @@ class FlatLayout:
     def declaration(self, part: int) -> tuple[bytes, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
-            dense=[variable_to_message(variable) for variable in self.owned(part)],
+            dense=[variable_to_message(variable) for variable in self.variables_of_ps(part)],
             tables=[table_to_message(table) for table in self._tables],
             optimizer=self._optimizer,
             fingerprint=self._fingerprint,
@@ -93,7 +93,7 @@ class FlatLayout:
             yield variable.name, slab[at : at + variable.size].reshape(variable.shape)
             at += variable.size
 
-    def owned(self, part: int) -> list[VariableSpec]:
+    def variables_of_ps(self, part: int) -> list[VariableSpec]:
         """The variables of one PS, in slab order."""
         wanted, at, owned = self.slices[part], 0, []
         for variable in self._variables:
@@ -102,7 +102,7 @@ class FlatLayout:
             at += variable.size
         return owned
 
-    def _bytes(self, part: int) -> int:
+    def _byte_count(self, part: int) -> int:
         return 4 * int(self.slices[part].stop - self.slices[part].start)
 
 
@@ -111,18 +111,18 @@ class _LendableBuffer:
 
     def __init__(self, size: int) -> None:
         self.values = aligned_memory.allocate_aligned(size)
-        self._lent: weakref.ref[Floats] | None = None
+        self._lent_view: weakref.ref[Floats] | None = None
 
     @property
     def held(self) -> Floats | None:
         """What was lent, if anybody holds it."""
-        return None if self._lent is None else self._lent()
+        return None if self._lent_view is None else self._lent_view()
 
     def lend(self) -> Floats:
         view = self.held
         if view is None:
             view = self.values[:]
-            self._lent = weakref.ref(view)
+            self._lent_view = weakref.ref(view)
         return view
 
 
@@ -132,36 +132,36 @@ class DoubleBuffer:
     TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
 
     Attributes:
-        fresh: the newest values are complete.
+        is_fresh: the newest values are complete.
     """
 
     def __init__(self, layout: FlatLayout) -> None:
         self._current = _LendableBuffer(layout.size)
         self._spare = _LendableBuffer(layout.size)
-        self._lent: _LendableBuffer | None = None
-        self.fresh = False
+        self._lent_buffer: _LendableBuffer | None = None
+        self.is_fresh = False
 
     @property
-    def newest(self) -> Floats:
+    def newest_values(self) -> Floats:
         """The values that arrived last."""
         return self._current.values
 
     def lend(self) -> Floats:
         """The newest values; those that were lent before are given back by that."""
-        self._lent = self._current
+        self._lent_buffer = self._current
         return self._current.lend()
 
     def next(self) -> Floats:
         """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
-        if self._current is not self._lent:
-            self.fresh = False  # until all of the next ones have arrived
+        if self._current is not self._lent_buffer:
+            self.is_fresh = False  # until all of the next ones have arrived
             return self._current.values
         if self._spare.held is not None:
             self._spare = _LendableBuffer(self._current.values.size)
         return self._spare.values
 
-    def swap(self, *, complete: bool) -> None:
+    def publish_next(self, *, complete: bool) -> None:
         """The next values have arrived, all of them or not."""
-        if self._current is self._lent:
+        if self._current is self._lent_buffer:
             self._current, self._spare = self._spare, self._current
-        self.fresh = complete
+        self.is_fresh = complete

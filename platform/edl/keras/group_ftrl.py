@@ -47,7 +47,7 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         """Keras' step, then each row of an embedding is drawn towards zero."""
         super().update_step(gradient, variable, learning_rate)
         if self.group_lasso_regularization_strength and _is_embedding_table(variable):
-            self.assign(variable, ops.multiply(variable, self._kept(variable)))
+            self.assign(variable, ops.multiply(variable, self._row_shrinkage(variable)))
 
     def get_config(self) -> dict[str, Any]:
         """All arguments."""
@@ -56,7 +56,7 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
             "group_lasso_regularization_strength": self.group_lasso_regularization_strength,
         }
 
-    def _kept(self, variable: Any) -> Any:
+    def _row_shrinkage(self, variable: Any) -> Any:
         """The share of each row that is left, ``[rows, 1]``."""
         linear, l1 = self._linears[self._get_variable_index(variable)], self.l1_regularization_strength
         pull = ops.subtract(ops.clip(linear, -l1, l1), linear)

@@ -34,7 +34,7 @@ def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> N
         for trace in (evaluation, training):
             for ids in trace.recording.calls[layer]:
                 _check_dependencies(layer, ids, trace.recording.given)
-        if evaluation.origins(layer) != training.origins(layer):
+        if evaluation.id_origins(layer) != training.id_origins(layer):
             raise unsupported_embedding_error(layer, "it looks up other ids in training than in evaluation")
 
 
@@ -50,26 +50,26 @@ class _IdTrace:
                 model(given, training=training)
 
         try:
-            self._function = tf.function(record, autograph=False).get_concrete_function(features)
+            self._traced_function = tf.function(record, autograph=False).get_concrete_function(features)
         except Exception as error:
             if self.recording.refused is None:
                 raise
             raise self.recording.refused from error
-        captures = self._function.graph.captures
-        self._origins: dict[Any, Any] = {inner.op: ("captured", id(outer)) for outer, inner in captures}
+        captures = self._traced_function.graph.captures
+        self._origin_cache: dict[Any, Any] = {inner.op: ("captured", id(outer)) for outer, inner in captures}
 
-    def origins(self, layer: Any) -> list[Any]:
+    def id_origins(self, layer: Any) -> list[Any]:
         """What the ids of each call are made of: equal for two traces in which they are computed alike."""
-        return [self._origin(ids) for ids in self.recording.calls[layer]]
+        return [self._tensor_origin(ids) for ids in self.recording.calls[layer]]
 
-    def _origin(self, tensor: Any) -> Any:
+    def _tensor_origin(self, tensor: Any) -> Any:
         operation = tensor.op
-        if operation not in self._origins:
+        if operation not in self._origin_cache:
             own = operation.name if operation.type == "Placeholder" else ""
             attributes = sorted((name, _attribute_text(value)) for name, value in operation.node_def.attr.items())
-            inputs = [self._origin(value) for value in operation.inputs]
-            self._origins[operation] = hash((operation.type, own, tuple(attributes), tuple(inputs)))
-        return (self._origins[operation], tensor.value_index)
+            inputs = [self._tensor_origin(value) for value in operation.inputs]
+            self._origin_cache[operation] = hash((operation.type, own, tuple(attributes), tuple(inputs)))
+        return (self._origin_cache[operation], tensor.value_index)
 
 
 def _attribute_text(attribute: Any) -> str:

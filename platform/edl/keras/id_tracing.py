@@ -29,15 +29,15 @@ class IdTracer:
     """
 
     def __init__(self, calls: Callable[[Any], Sequence[Sequence[Any]]]) -> None:
-        self._traced = TracedFunction(calls)
-        self._sources: dict[Any, list[list[int]] | None] = {}
+        self._traced_ids = TracedFunction(calls)
+        self._argument_indices: dict[Any, list[list[int]] | None] = {}
 
     def __call__(self, features: Any) -> list[Ids]:
         """For each table the ids of all calls, one behind the other, ``[lookups]``."""
-        trace, leaves = self._traced.find(features)
-        if trace not in self._sources:
-            self._sources[trace] = _find_argument_indices(trace)
-        sources = self._sources[trace]
+        trace, leaves = self._traced_ids.find(features)
+        if trace not in self._argument_indices:
+            self._argument_indices[trace] = _find_argument_indices(trace)
+        sources = self._argument_indices[trace]
         if sources is None:
             (given,) = tf.nest.pack_sequence_as((features,), leaves)
             return [_concatenate_ids(calls) for calls in trace(given)]

@@ -28,7 +28,7 @@ class LearningRate:
         self._optimizer = optimizer
         self._zoo = zoo
         self._schedule: Any = None
-        self._at: Callable[[int], float] = lambda step: 0.0
+        self._rate_at_step: Callable[[int], float] = lambda step: 0.0
 
     def __call__(self, step: int) -> float:
         """The rate at ``step``, counted from 0 as Keras' ``optimizer.iterations``.
@@ -53,8 +53,8 @@ class LearningRate:
         if not isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._optimizer.learning_rate)
         if given is not self._schedule:
-            self._schedule, self._at = given, _trace_schedule(given)
-        return self._at(step)
+            self._schedule, self._rate_at_step = given, _trace_schedule(given)
+        return self._rate_at_step(step)
 
 
 class JobLearningRate:
@@ -71,18 +71,18 @@ class JobLearningRate:
     def __init__(self, optimizer: Any, own: Callable[[int], float], decided: Callable[[], float | None]) -> None:
         self._optimizer = optimizer
         self._own = own
-        self._decided = decided
-        self._known: float | None = None
+        self._decided_rate = decided
+        self._assigned_rate: float | None = None
         self._before: float | None = None
 
     def __call__(self, step: int) -> float:
         """The rate at ``step``; as :class:`LearningRate`."""
-        decided = self._decided()
-        if decided != self._known:
+        decided = self._decided_rate()
+        if decided != self._assigned_rate:
             if self._before is None:
                 self._before = float(self._optimizer.learning_rate)
             self._optimizer.learning_rate = self._before if decided is None else decided
-            self._known = decided
+            self._assigned_rate = decided
             _LOG.info("the learning rate is %.6g from step %d on", float(self._optimizer.learning_rate), step)
         return self._own(step)
 

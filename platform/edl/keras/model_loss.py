@@ -48,12 +48,12 @@ class ModelLoss:
     def __init__(self, module: ModelModule, outputs: Sequence[str] = ()) -> None:
         self._module = module
         self._outputs = tuple(outputs)
-        self._where = source_file(module.feed)
+        self._feed_file = source_file(module.feed)
         given = module.loss
         self._is_function = callable(given) and not isinstance(given, keras.losses.Loss | type)
-        self._weighs_itself = self._is_function and _has_weight_argument(given)
-        self._losses = None if self._is_function else _resolve_losses(given, module)
-        self._class_weight = _class_weight_table(module)
+        self._takes_sample_weights = self._is_function and _has_weight_argument(given)
+        self._resolved_losses = None if self._is_function else _resolve_losses(given, module)
+        self._class_weight_table = _class_weight_table(module)
 
     def __call__(
         self, labels: Any, predictions: Any, weights: Any = None, own: Sequence[Any] = (), *, training: bool
@@ -70,20 +70,20 @@ class ModelLoss:
         Raises:
             BadInputError: labels, weights or outputs do not fit each other.
         """
-        if training and self._class_weight is not None:
-            weights = self._weights_of_classes(labels, weights)
+        if training and self._class_weight_table is not None:
+            weights = self._class_sample_weights(labels, weights)
         if self._is_function:
-            loss = self._of_function(labels, predictions, weights)
+            loss = self._compute_function_loss(labels, predictions, weights)
         else:
-            loss = self._of_outputs(labels, predictions, weights)
+            loss = self._compute_output_losses(labels, predictions, weights)
         extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in own)
         return tf.add_n([tf.cast(loss, tf.float32), *extra])
 
     # ------------------------------------------------------------------ a function of everything
 
-    def _of_function(self, labels: Any, predictions: Any, weights: Any) -> Any:
+    def _compute_function_loss(self, labels: Any, predictions: Any, weights: Any) -> Any:
         function = self._module.loss
-        if weights is not None and self._weighs_itself:
+        if weights is not None and self._takes_sample_weights:
             found = function(labels, predictions, weights)
             refuse_broadcast("loss()", function, labels, predictions, found, weights)
             weights = None
@@ -91,22 +91,22 @@ class ModelLoss:
             found = function(labels, predictions)
             refuse_broadcast("loss()", function, labels, predictions, found)
         if not isinstance(found, Mapping):
-            return weighted_mean(found, weights, "loss()", self._where)
-        known = self._by_output(predictions, "the model")
-        self._refuse_unknown(found, known, "loss() gives")
+            return weighted_mean(found, weights, "loss()", self._feed_file)
+        known = self._tensors_by_output(predictions, "the model")
+        self._refuse_unknown_outputs(found, known, "loss() gives")
         parts = self._weights_by_output(weights, known)
-        return self._added_up(
+        return self._weighted_loss_sum(
             {
-                name: weighted_mean(value, parts[name], f"loss() of '{name}'", self._where)
+                name: weighted_mean(value, parts[name], f"loss() of '{name}'", self._feed_file)
                 for name, value in found.items()
             }
         )
 
     # ------------------------------------------------------------------ a loss for each output
 
-    def _of_outputs(self, labels: Any, predictions: Any, weights: Any) -> Any:
-        by_output = self._by_output(predictions, "the model")
-        losses = self._assigned(by_output)
+    def _compute_output_losses(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        by_output = self._tensors_by_output(predictions, "the model")
+        losses = self._losses_by_output(by_output)
         answers = self._labels_by_output(labels, by_output, losses)
         parts = self._weights_by_output(weights, by_output)
         found = {}
@@ -114,31 +114,33 @@ class ModelLoss:
             label, prediction = answers[name], by_output[name]
             loss = _loss_for_shapes(given, label, prediction)
             if _is_keras_loss(loss):
-                self._refuse_strings(label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers")
+                self._refuse_string_labels(
+                    label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers"
+                )
             value = loss(label, prediction, parts[name])
             if _is_user_loss(loss):
                 what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
                 refuse_broadcast(what, loss, label, prediction, value, where=source_file(type(loss)))
             found[name] = tf.reduce_mean(value)
-        return self._added_up(found)
+        return self._weighted_loss_sum(found)
 
-    def _refuse_strings(self, labels: Any, why: str) -> None:
+    def _refuse_string_labels(self, labels: Any, why: str) -> None:
         if tf.convert_to_tensor(labels).dtype == tf.string:
-            raise self._wrong(
+            raise self._input_error(
                 f"feed gives labels that are strings, and {why}",
                 "make numbers of them in feed: of digits by tf.strings.to_number, of names by "
                 "keras.layers.StringLookup(vocabulary=[...], num_oov_indices=0)",
             )
 
-    def _assigned(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _losses_by_output(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """The loss of each output that has one."""
-        losses = self._losses
+        losses = self._resolved_losses
         if isinstance(losses, Mapping):
-            self._refuse_unknown(losses, outputs, "loss has")
+            self._refuse_unknown_outputs(losses, outputs, "loss has")
             found = dict(losses)
         elif isinstance(losses, list):
             if len(losses) != len(outputs):
-                raise self._wrong(
+                raise self._input_error(
                     f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_quote_names(outputs)}"
                 )
             found = dict(zip(outputs, losses, strict=True))
@@ -154,27 +156,27 @@ class ModelLoss:
             if missing and len(labels) == len(outputs) == 1:
                 return dict(zip(outputs, labels.values(), strict=True))
             if missing:
-                raise self._wrong(
+                raise self._input_error(
                     f"feed gives labels for {_quote_names(labels)}, and there is a loss for '{missing[0]}'"
                 )
             return labels
         each = list(labels) if isinstance(labels, list | tuple) else [labels]
         if len(each) != len(outputs):
-            raise self._wrong(
+            raise self._input_error(
                 f"feed gives {len(each)} labels a record, and the model has {len(outputs)} outputs:"
                 f" {_quote_names(outputs)}",
                 "give labels by the outputs' names, as a dict",
             )
         return dict(zip(outputs, each, strict=True))
 
-    def _added_up(self, by_output: Mapping[str, Any]) -> Any:
+    def _weighted_loss_sum(self, by_output: Mapping[str, Any]) -> Any:
         weights = _output_loss_weights(self._module, by_output)
         values = [tf.cast(value, tf.float32) * weights[name] for name, value in by_output.items()]
         if not values:
-            raise self._wrong("there is no loss for any of the model's outputs")
+            raise self._input_error("there is no loss for any of the model's outputs")
         return tf.add_n(values)
 
-    def _by_output(self, structure: Any, what: str) -> dict[str, Any]:
+    def _tensors_by_output(self, structure: Any, what: str) -> dict[str, Any]:
         """The tensors of a flat structure by the outputs' names; where there are none, by number."""
         if isinstance(structure, Mapping):
             found = dict(structure)
@@ -184,7 +186,7 @@ class ModelLoss:
             found = dict(zip(names, each, strict=True))
         nested = [name for name, value in found.items() if isinstance(value, Mapping | list | tuple)]
         if nested:
-            raise self._wrong(
+            raise self._input_error(
                 f"{what} gives several tensors for '{nested[0]}'", "write loss(labels, predictions) as a function"
             )
         return found
@@ -192,33 +194,35 @@ class ModelLoss:
     def _weights_by_output(self, weights: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keras weighs every output by sample weights that are one tensor."""
         if isinstance(weights, Mapping):
-            self._refuse_unknown(weights, outputs, "feed gives sample weights for")
+            self._refuse_unknown_outputs(weights, outputs, "feed gives sample weights for")
             return {name: weights.get(name) for name in outputs}
         if not isinstance(weights, list | tuple):
             return dict.fromkeys(outputs, weights)
         if len(weights) != len(outputs):
-            raise self._wrong(f"feed gives {len(weights)} sample weights, the model has {len(outputs)} outputs")
+            raise self._input_error(f"feed gives {len(weights)} sample weights, the model has {len(outputs)} outputs")
         return dict(zip(outputs, weights, strict=True))
 
-    def _refuse_unknown(self, named: Mapping[str, Any], outputs: Mapping[str, Any], what: str) -> None:
+    def _refuse_unknown_outputs(self, named: Mapping[str, Any], outputs: Mapping[str, Any], what: str) -> None:
         unknown = [name for name in named if name not in outputs]
         if unknown:
-            raise self._wrong(f"{what} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}")
+            raise self._input_error(f"{what} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}")
 
     # ------------------------------------------------------------------ class weights
 
-    def _weights_of_classes(self, labels: Any, weights: Any) -> Any:
+    def _class_sample_weights(self, labels: Any, weights: Any) -> Any:
         """As Keras does: a class is a label, or the place of the 1 in a one-hot label; others count once."""
-        table = self._class_weight
+        table = self._class_weight_table
         assert table is not None
         if weights is not None:
-            raise self._wrong(
+            raise self._input_error(
                 "feed yields sample weights, and the model module has class_weight",
                 "multiply them in feed, and leave class_weight out",
             )
         if isinstance(labels, Mapping | list | tuple):
-            raise self._wrong("class_weight is for one output, and labels have several", "yield sample weights in feed")
-        self._refuse_strings(labels, "class_weight is by numbers")
+            raise self._input_error(
+                "class_weight is for one output, and labels have several", "yield sample weights in feed"
+            )
+        self._refuse_string_labels(labels, "class_weight is by numbers")
         labels = tf.convert_to_tensor(labels)
         if labels.shape.rank > 1 and labels.shape[-1] != 1:
             classes = tf.argmax(labels, axis=-1, output_type=tf.int32)
@@ -229,8 +233,8 @@ class ModelLoss:
         found = tf.gather(tf.constant(table), tf.where(known, classes, 0))
         return tf.where(known, found, 1.0)
 
-    def _wrong(self, message: str, hint: str | None = None) -> BadInputError:
-        return BadInputError(message, where=self._where, hint=hint)
+    def _input_error(self, message: str, hint: str | None = None) -> BadInputError:
+        return BadInputError(message, where=self._feed_file, hint=hint)
 
 
 def _is_user_loss(loss: Any) -> bool:
@@ -240,7 +244,7 @@ def _is_user_loss(loss: Any) -> bool:
 
 def _is_keras_loss(loss: Any) -> bool:
     """Whether Keras computes a loss."""
-    return loss.of_keras if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
+    return loss.is_keras_function if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
 
 
 def _is_keras_module(module: str) -> bool:
@@ -256,7 +260,7 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
         self._function = function
 
     @property
-    def of_keras(self) -> bool:
+    def is_keras_function(self) -> bool:
         """Whether the function is one of Keras, which takes numbers."""
         return _is_keras_module(getattr(self._function, "__module__", ""))
 

@@ -100,16 +100,16 @@ class KerasNetwork:
         refuse_partitioned_lamb(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
         self._variables = variables
-        self._served = served
-        self._initial = variables.values()
+        self._ps_embeddings = served
+        self._initial_values = variables.values()
         outputs = output_names(model)
         self._metrics = EvaluationMetrics.of(module, outputs)
-        self._objective = ModelLoss(module, outputs)
-        self._train = TracedFunction(self._train_graph)
-        self._evaluate = TracedFunction(self._evaluate_graph)
-        self._predict = TracedFunction(self._predict_graph)
-        self._looked_up = IdTracer(self._ids_graph)
-        self._distinct = UniqueIdFinder()
+        self._model_loss = ModelLoss(module, outputs)
+        self._traced_train = TracedFunction(self._train_graph)
+        self._traced_evaluate = TracedFunction(self._evaluate_graph)
+        self._traced_predict = TracedFunction(self._predict_graph)
+        self._id_tracer = IdTracer(self._ids_graph)
+        self._unique_id_finder = UniqueIdFinder()
         self._told: set[str] = set()
 
     @classmethod
@@ -178,7 +178,7 @@ class KerasNetwork:
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         """Served tables."""
-        return tuple(layer.served_table for layer in self._served)
+        return tuple(layer.served_table for layer in self._ps_embeddings)
 
     @property
     def fingerprint(self) -> str:
@@ -186,13 +186,13 @@ class KerasNetwork:
         return self._variables.fingerprint([[t.name, t.rows, t.dim, dict(t.initializer)] for t in self.tables])
 
     @property
-    def traces(self) -> int:
+    def trace_count(self) -> int:
         """How often the training step was traced."""
-        return self._train.count
+        return self._traced_train.count
 
     def initial(self) -> Floats:
         """Initial values: a new slab."""
-        return self._initial.copy()
+        return self._initial_values.copy()
 
     def load(self, path: Path) -> Floats:
         """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
@@ -215,7 +215,7 @@ class KerasNetwork:
         except Exception as error:  # Keras, HDF5 and zipfile raise what they like, and it is always the file
             raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
         finally:
-            self._variables.assign(self._initial)
+            self._variables.assign(self._initial_values)
 
     def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
         """The ids of each served table that a minibatch needs, each once; may be called while another thread trains.
@@ -244,8 +244,8 @@ class KerasNetwork:
             user_code(self.module.zoo, "the model or its loss", of=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
-            loss, gradients, row_gradients = self._train(
-                slab, self._lent(rows, features), features, labels, *_optional_argument(weights)
+            loss, gradients, row_gradients = self._traced_train(
+                slab, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
             )
         taken = as_array if self.optimizer.clip is None else _copy_tensor
         found = zip(self.tables, row_gradients, strict=True)
@@ -265,9 +265,11 @@ class KerasNetwork:
             user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
-            if not self._metrics.trusted:
-                self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features), weights)
-            self._evaluate(slab, self._lent(rows, features), features, labels, *_optional_argument(weights))
+            if not self._metrics.states_verified:
+                self._metrics.verify_states_add_up(
+                    labels, self._traced_predict(slab, self._bind_rows(rows, features), features), weights
+                )
+            self._traced_evaluate(slab, self._bind_rows(rows, features), features, labels, *_optional_argument(weights))
 
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
@@ -285,18 +287,18 @@ class KerasNetwork:
     def predict(self, slab: Floats, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
-            found = self._predict(slab, self._lent(rows, features), features)
+            found = self._traced_predict(slab, self._bind_rows(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
     def _wanted(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
-        if not self._served:
+        if not self._ps_embeddings:
             return
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
-            looked_up = self._looked_up(features)
-        for table, ids in zip(self.tables, self._distinct.each(looked_up), strict=True):
+            looked_up = self._id_tracer(features)
+        for table, ids in zip(self.tables, self._unique_id_finder.find_by_table(looked_up), strict=True):
             yield table.name, _check_id_range(table, ids)
 
-    def _lent(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
+    def _bind_rows(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
         """For each table, where each look-up finds its row, and the rows."""
         pulled = {table.name: rows[table.name] for table in self.tables}
         known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, UniqueIds)}
@@ -314,16 +316,16 @@ class KerasNetwork:
         lent = [values for _, values in rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([trained, lent])
-            loss, scope = self._loss(values, rows, features, labels, weights)
-        self._refuse_what_cannot_train(loss.graph, scope, values, lent)
+            loss, scope = self._compute_loss(values, rows, features, labels, weights)
+        self._refuse_untrainable_uses(loss.graph, scope, values, lent)
         found, found_of_rows = tape.gradient(loss, [trained, lent])
-        self._leave_alone(found, [self.variables[index].name for index in self._variables.trained])
+        self._check_missing_gradients(found, [self.variables[index].name for index in self._variables.trained])
         looked_up = [values.consumers() for values in lent]  # what no call looks up is not pushed
-        self._leave_alone(
+        self._check_missing_gradients(
             compress(found_of_rows, looked_up), compress([table.name for table in self.tables], looked_up)
         )
         gradients, row_gradients = _zeros_where_none(found, trained), _zeros_where_none(found_of_rows, lent)
-        self._keep_local(scope)
+        self._update_local_variables(scope)
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
         pieces = [
             by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
@@ -332,13 +334,13 @@ class KerasNetwork:
         flat = [tf.reshape(tf.convert_to_tensor(piece), [-1]) for piece in pieces]
         return loss, tf.concat([tf.zeros([0]), *flat], 0), [tf.convert_to_tensor(g) for g in row_gradients]
 
-    def _loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    def _compute_loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
         with self._given(values, rows) as scope:
             predictions = self.model(features, training=True)
             own = self.model.losses
-        return self._objective(labels, predictions, weights, own, training=True), scope
+        return self._model_loss(labels, predictions, weights, own, training=True), scope
 
-    def _refuse_what_cannot_train(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
+    def _refuse_untrainable_uses(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
         weights = dict(
             zip([_quote_variable(spec.name) for spec in self.variables], self._variables.weights, strict=True)
         )
@@ -354,12 +356,12 @@ class KerasNetwork:
                     hint="leave that layer out, or use strategy Local",
                 )
 
-    def _leave_alone(self, gradients: Iterable[Any], names: Iterable[str]) -> None:
+    def _check_missing_gradients(self, gradients: Iterable[Any], names: Iterable[str]) -> None:
         """What gets no gradient stays as it is, as with Keras; refused where the optimizer would move it."""
         for gradient, name in zip(gradients, names, strict=True):
             if gradient is not None:
                 continue
-            if mover := self.optimizer.moves_without_gradient(name):
+            if mover := self.optimizer.zero_gradient_update(name):
                 raise BadInputError(
                     f"the loss has no gradient for '{name}', and {mover} would change it all the same",
                     where=MODEL_LOCATION,
@@ -369,7 +371,7 @@ class KerasNetwork:
                 self._told.add(name)
                 _LOG.warning("the loss has no gradient for '%s', which stays as it is", name)
 
-    def _keep_local(self, scope: Any) -> None:
+    def _update_local_variables(self, scope: Any) -> None:
         """Random generators go on; another local variable that training changes would be lost."""
         for variable in self._variables.local:
             value = scope.get_current_value(variable)
@@ -387,7 +389,7 @@ class KerasNetwork:
         with self._given(self._cut(slab), rows):
             predictions = self.model(features, training=False)
             own = self.model.losses
-        loss = self._objective(labels, predictions, weights, own, training=False)
+        loss = self._model_loss(labels, predictions, weights, own, training=False)
         self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, slab: Any, rows: Any, features: Any) -> Any:
@@ -395,10 +397,10 @@ class KerasNetwork:
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
-        recording = LookupRecording(self._served)
+        recording = LookupRecording(self._ps_embeddings)
         with using_row_provider(recording), keras.StatelessScope(collect_losses=True):
             self.model(features, training=False)
-        return [recording.calls[layer] for layer in self._served]
+        return [recording.calls[layer] for layer in self._ps_embeddings]
 
     def _cut(self, slab: Any) -> list[Any]:
         specs = self._variables.specs
@@ -407,7 +409,7 @@ class KerasNetwork:
 
     def _given(self, values: Any, rows: Any) -> Any:
         """A scope in which the model's variables have these values and served layers these rows."""
-        lent = BoundRows(dict(zip(self._served, rows, strict=True)))
+        lent = BoundRows(dict(zip(self._ps_embeddings, rows, strict=True)))
         return _ValueScope(zip(self._variables.weights, values, strict=True), lent)
 
 
@@ -415,12 +417,12 @@ class _ValueScope(ExitStack):
     def __init__(self, values: Any, lent: BoundRows) -> None:
         super().__init__()
         self._values = list(values)
-        self._lent = lent
+        self._bound_rows = lent
 
     def __enter__(self) -> Any:
         super().__enter__()
         self.enter_context(assert_dense_ids_in_range())
-        self.enter_context(using_row_provider(self._lent))
+        self.enter_context(using_row_provider(self._bound_rows))
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
 
 

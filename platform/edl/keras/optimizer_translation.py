@@ -65,7 +65,7 @@ class TranslatedOptimizer:
     learning_rate: Callable[[int], float]
     clip: GradientClipping | None
 
-    def moves_without_gradient(self, name: str) -> str | None:
+    def zero_gradient_update(self, name: str) -> str | None:
         """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
         if self.spec.name == "ftrl":
             return "Ftrl"

@@ -40,14 +40,14 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
             return inputs.with_flat_values(self.call(inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):  # as Keras: what is not there is id 0
             inputs = tf.sparse.to_dense(inputs)
-        self._check_type(inputs)
+        self._check_id_dtype(inputs)
         ids = tf.cast(inputs, tf.int64)
         rows = row_binding.look_up_rows(self, tf.reshape(ids, [-1]))
         shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
         shaped.set_shape([*ids.shape, self.output_dim])
         return tf.cast(shaped, self.compute_dtype)
 
-    def _check_type(self, ids: Any) -> None:
+    def _check_id_dtype(self, ids: Any) -> None:
         kind = getattr(ids.dtype, "name", ids.dtype)
         whole = _MAX_EXACT_INTEGER.get(kind)
         if whole is not None and not 0 < self.served_table.rows <= whole + 1:

@@ -78,7 +78,7 @@ class LookupRecording:
             UnsupportedEmbeddingError: what the layer is called with cannot be known outside of the call, or is not
                 what the features say.
         """
-        refused = self._why_unknown(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
+        refused = self._unsupported_context(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
         if refused:
             self.refused = unsupported_embedding_error(layer, *refused)
             raise self.refused
@@ -87,7 +87,7 @@ class LookupRecording:
         self.given.add(zeros.op)
         return zeros
 
-    def _why_unknown(self, layer: Any) -> tuple[str, ...] | None:
+    def _unsupported_context(self, layer: Any) -> tuple[str, ...] | None:
         if layer not in self.calls:
             return (_UNTRACKED_LAYER,)
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -121,7 +121,7 @@ class BoundRows:
     """
 
     def __init__(self, pulled: Mapping[Any, tuple[Any, Any]]) -> None:
-        self._pulled = pulled
+        self._pulled_rows = pulled
         self._next: dict[Any, Any] = dict.fromkeys(pulled, 0)
 
     def rows(self, layer: Any, ids: Any) -> Any:
@@ -130,9 +130,9 @@ class BoundRows:
         Raises:
             UnsupportedEmbeddingError: the layer was not recorded.
         """
-        if layer not in self._pulled:
+        if layer not in self._pulled_rows:
             raise unsupported_embedding_error(layer, _UNTRACKED_LAYER)
-        positions, values = self._pulled[layer]
+        positions, values = self._pulled_rows[layer]
         start = self._next[layer]
         self._next[layer] = end = start + tf.size(ids)
         return tf.gather(values, positions[start:end])

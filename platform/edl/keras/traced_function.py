@@ -34,13 +34,13 @@ class TracedFunction:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._general = tf.function(function, autograph=False, reduce_retracing=True)
+        self._tf_function = tf.function(function, autograph=False, reduce_retracing=True)
         self._traces: dict[Any, Callable[..., Any]] = {}
 
     @property
     def count(self) -> int:
         """How often the function was traced."""
-        return int(self._general.experimental_get_tracing_count())
+        return int(self._tf_function.experimental_get_tracing_count())
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
@@ -56,7 +56,7 @@ class TracedFunction:
         if trace is None:
             packed = tf.nest.pack_sequence_as(arguments, leaves)
             with _TRACING_LOCK:
-                trace = self._general.get_concrete_function(*tf.nest.map_structure(spec_for_any_count, packed))
+                trace = self._tf_function.get_concrete_function(*tf.nest.map_structure(spec_for_any_count, packed))
             self._traces[key] = trace
         return trace, leaves
 

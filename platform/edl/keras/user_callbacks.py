@@ -42,7 +42,7 @@ class NoCallbacks:
 
     declared: tuple[CallbackSpec, ...] = ()
     """What the master is to decide."""
-    why_stopped = ""
+    stop_reason = ""
     """Why a callback ended training."""
 
     def begin_step(self, step: int) -> None:
@@ -78,7 +78,7 @@ class NoCallbacks:
         """What a run that goes on has to know, as JSON."""
         return {}
 
-    def arrays(self) -> dict[str, Any]:
+    def weight_arrays(self) -> dict[str, Any]:
         """The same of weights."""
         return {}
 
@@ -126,14 +126,14 @@ class KerasCallbacks:
         model.optimizer = optimizer
         self._zoo = zoo
         self._model = model
-        self._local = local
-        self._begun = False
+        self._trains_locally = local
+        self._training_begun = False
         self._epoch: int | None = None
-        self._losses, self._steps = 0.0, 0
-        self._warned = False
+        self._epoch_loss_sum, self._epoch_steps = 0.0, 0
+        self._stop_warning_logged = False
         if not local:
             block_weight_methods(model)
-        with self._calling("set_model"):
+        with self._calling_user_code("set_model"):
             found = keras.tree.flatten(list(callbacks))
             deciding = [each for each in found if monitor_callbacks.is_monitor(each)]
             found = [each for each in found if not monitor_callbacks.is_monitor(each)]
@@ -145,15 +145,15 @@ class KerasCallbacks:
             if worker is not None:
                 _separate_output_files(found, worker)
             warn_of_uncalled_methods(found, deciding)
-            self._all = keras.callbacks.CallbackList(found, model=model)
-        with self._calling("set_params"):
+            self._callback_list = keras.callbacks.CallbackList(found, model=model)
+        with self._calling_user_code("set_params"):
             set_callback_params(found, params)
-        self._rates = None if local else _EpochRates(found, optimizer)
+        self._scheduled_rates = None if local else _EpochRates(found, optimizer)
         self._monitors = deciding if local else []
-        self._losses_since, self._steps_since = 0.0, 0
-        self._evaluations, self._evaluated_at, self._begun_before = 0, -1, -1
-        self._values: dict[int, Mapping[str, float | None]] = {}
-        with self._calling("on_train_begin"):
+        self._loss_sum_since_evaluation, self._steps_since_evaluation = 0.0, 0
+        self._evaluation_count, self._last_evaluated_step, self._resumed_epoch = 0, -1, -1
+        self._metrics_by_evaluation: dict[int, Mapping[str, float | None]] = {}
+        with self._calling_user_code("on_train_begin"):
             for callback in self._monitors:
                 callback.set_model(model)
                 set_callback_params([callback], params)
@@ -161,27 +161,29 @@ class KerasCallbacks:
 
     def begin_step(self, step: int) -> None:
         """A minibatch begins; ``step`` is the global step."""
-        if not self._local:  # so that the rate of a schedule, and what TensorBoard counts, are those of this step
+        if (
+            not self._trains_locally
+        ):  # so that the rate of a schedule, and what TensorBoard counts, are those of this step
             self._model.optimizer.iterations.value.assign(step, read_value=False)
-        with self._calling("on_train_batch_begin"):
-            self._all.on_train_batch_begin(step)
+        with self._calling_user_code("on_train_batch_begin"):
+            self._callback_list.on_train_batch_begin(step)
 
     def end_step(self, step: int, loss: float) -> None:
         """A minibatch is in, or with overlap on its way."""
-        self._losses += loss
-        self._steps += 1
-        self._losses_since += loss
-        self._steps_since += 1
-        with self._calling("on_train_batch_end"):
-            self._all.on_train_batch_end(step, {"loss": loss})
+        self._epoch_loss_sum += loss
+        self._epoch_steps += 1
+        self._loss_sum_since_evaluation += loss
+        self._steps_since_evaluation += 1
+        with self._calling_user_code("on_train_batch_end"):
+            self._callback_list.on_train_batch_end(step, {"loss": loss})
 
     def begin(self) -> None:
         """Training begins, if it has not: the first task of an epoch does it otherwise."""
-        if self._begun:
+        if self._training_begun:
             return
-        self._begun = True
-        with self._calling("on_train_begin"):
-            self._all.on_train_begin()
+        self._training_begun = True
+        with self._calling_user_code("on_train_begin"):
+            self._callback_list.on_train_begin()
 
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""
@@ -191,63 +193,65 @@ class KerasCallbacks:
         if self._epoch is not None:
             self._end_epoch(self._epoch)
         self._epoch = epoch
-        with self._calling("on_epoch_begin"):
-            if self._rates is not None:
-                self._rates.assign_before(epoch)
-            rate = self._rate() if epoch == self._begun_before else None
-            self._all.on_epoch_begin(epoch)
+        with self._calling_user_code("on_epoch_begin"):
+            if self._scheduled_rates is not None:
+                self._scheduled_rates.assign_epoch_rate(epoch)
+            rate = self._rate() if epoch == self._resumed_epoch else None
+            self._callback_list.on_epoch_begin(epoch)
             if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
                 self._model.optimizer.learning_rate = rate
-            if self._rates is not None:
-                self._rates.note(epoch)
+            if self._scheduled_rates is not None:
+                self._scheduled_rates.note(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        logs = {"loss": self._losses / self._steps} if self._steps else {}
-        self._losses, self._steps = 0.0, 0
-        with self._calling("on_epoch_end"):
-            self._all.on_epoch_end(epoch, logs)
+        logs = {"loss": self._epoch_loss_sum / self._epoch_steps} if self._epoch_steps else {}
+        self._epoch_loss_sum, self._epoch_steps = 0.0, 0
+        with self._calling_user_code("on_epoch_end"):
+            self._callback_list.on_epoch_end(epoch, logs)
 
     def begin_test(self) -> None:
         """An evaluation task begins."""
-        with self._calling("on_test_begin"):
-            self._all.on_test_begin()
+        with self._calling_user_code("on_test_begin"):
+            self._callback_list.on_test_begin()
 
     def end_test(self) -> None:
         """An evaluation task ends."""
-        with self._calling("on_test_end"):
-            self._all.on_test_end()
+        with self._calling_user_code("on_test_end"):
+            self._callback_list.on_test_end()
 
     def end(self) -> None:
         """No more training."""
-        if not self._begun:
+        if not self._training_begun:
             return
         if self._epoch is not None:
             self._end_epoch(self._epoch)
-        with self._calling("on_train_end"):
-            self._all.on_train_end()
+        with self._calling_user_code("on_train_end"):
+            self._callback_list.on_train_end()
 
     # ------------------------------------------------------------------ what decides by evaluations, in this process
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         """The values of an evaluation; returns which callbacks decided what, for people."""
-        if not self._monitors or step <= self._evaluated_at:
+        if not self._monitors or step <= self._last_evaluated_step:
             return []
         logs = {f"val_{name}": value for name, value in metrics.items()}
-        if self._steps_since:
-            logs["loss"] = self._losses_since / self._steps_since
-        self._losses_since, self._steps_since = 0.0, 0
-        self._values[self._evaluations] = {n: v if math.isfinite(v) else None for n, v in metrics.items()}
+        if self._steps_since_evaluation:
+            logs["loss"] = self._loss_sum_since_evaluation / self._steps_since_evaluation
+        self._loss_sum_since_evaluation, self._steps_since_evaluation = 0.0, 0
+        self._metrics_by_evaluation[self._evaluation_count] = {
+            n: v if math.isfinite(v) else None for n, v in metrics.items()
+        }
         decided = []
         for callback in self._monitors:
-            rate, stopped = self._rate(), self.why_stopped
-            with self._calling(f"on_epoch_end of {type(callback).__name__}"):
-                callback.on_epoch_begin(self._evaluations)
-                callback.on_epoch_end(self._evaluations, dict(logs))
+            rate, stopped = self._rate(), self.stop_reason
+            with self._calling_user_code(f"on_epoch_end of {type(callback).__name__}"):
+                callback.on_epoch_begin(self._evaluation_count)
+                callback.on_epoch_end(self._evaluation_count, dict(logs))
             if self._rate() != rate:
                 decided.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
-            if self.why_stopped != stopped:
-                decided.append((type(callback).__name__, self.why_stopped))
-        self._evaluations, self._evaluated_at = self._evaluations + 1, step
+            if self.stop_reason != stopped:
+                decided.append((type(callback).__name__, self.stop_reason))
+        self._evaluation_count, self._last_evaluated_step = self._evaluation_count + 1, step
         return decided
 
     def _rate(self) -> float | None:
@@ -260,7 +264,7 @@ class KerasCallbacks:
         return None if by_itself else float(self._model.optimizer.learning_rate)
 
     @property
-    def why_stopped(self) -> str:
+    def stop_reason(self) -> str:
         """Why a callback that decides by evaluations ended training; empty while none has."""
         for callback in self._monitors:
             if getattr(callback, "stopped_epoch", 0):
@@ -273,10 +277,13 @@ class KerasCallbacks:
         """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
         found = None
         for callback in self._monitors:
-            with self._calling(f"on_train_end of {type(callback).__name__}"):
+            with self._calling_user_code(f"on_train_end of {type(callback).__name__}"):
                 callback.on_train_end()
-            if getattr(callback, "best_weights", None) is not None and callback.best_epoch != self._evaluations - 1:
-                found = self._values.get(callback.best_epoch)
+            if (
+                getattr(callback, "best_weights", None) is not None
+                and callback.best_epoch != self._evaluation_count - 1
+            ):
+                found = self._metrics_by_evaluation.get(callback.best_epoch)
         return found
 
     def state(self) -> dict[str, Any]:
@@ -284,9 +291,12 @@ class KerasCallbacks:
         best = {getattr(callback, "best_epoch", -1) for callback in self._monitors}
         return {
             "epoch": self._epoch,
-            "evaluations": self._evaluations,
-            "evaluated_at": self._evaluated_at,
-            "values": [[number, dict(self._values[number])] for number in sorted(best & self._values.keys())],
+            "evaluations": self._evaluation_count,
+            "evaluated_at": self._last_evaluated_step,
+            "values": [
+                [number, dict(self._metrics_by_evaluation[number])]
+                for number in sorted(best & self._metrics_by_evaluation.keys())
+            ],
             "monitors": [
                 {
                     name: _json_number(getattr(callback, name))
@@ -297,7 +307,7 @@ class KerasCallbacks:
             ],
         }
 
-    def arrays(self) -> dict[str, Any]:
+    def weight_arrays(self) -> dict[str, Any]:
         """The weights that ``restore_best_weights`` keeps: ``best/<place of the callback>/<n>``."""
         return {
             f"best/{place}/{n}": weight
@@ -309,9 +319,9 @@ class KerasCallbacks:
         """Go on with what both gave. Of callbacks that were exchanged since, those of the same place begin anew."""
         if not state:
             return
-        self._begun_before = -1 if state["epoch"] is None else state["epoch"]
-        self._evaluations, self._evaluated_at = state["evaluations"], state["evaluated_at"]
-        self._values = dict(state["values"])
+        self._resumed_epoch = -1 if state["epoch"] is None else state["epoch"]
+        self._evaluation_count, self._last_evaluated_step = state["evaluations"], state["evaluated_at"]
+        self._metrics_by_evaluation = dict(state["values"])
         for place, (callback, known) in enumerate(zip(self._monitors, state["monitors"], strict=False)):
             if any(not hasattr(callback, name) for name in known):
                 continue
@@ -322,15 +332,15 @@ class KerasCallbacks:
             )
             if kept and hasattr(callback, "best_weights"):
                 callback.best_weights = [arrays[key] for key in kept]
-        if self.why_stopped:
+        if self.stop_reason:
             self._model.stop_training = True
 
     @contextmanager
-    def _calling(self, name: str) -> Iterator[None]:
+    def _calling_user_code(self, name: str) -> Iterator[None]:
         with user_code(self._zoo, f"{name}() of a callback"):
             yield
-        if not self._local and not self._warned and getattr(self._model, "stop_training", False):
-            self._warned = True
+        if not self._trains_locally and not self._stop_warning_logged and getattr(self._model, "stop_training", False):
+            self._stop_warning_logged = True
             _LOG.warning(
                 "a callback set model.stop_training: a worker cannot end the job, so this has no effect; "
                 "train.max_steps and train.epochs say when it ends"
@@ -355,7 +365,7 @@ class _EpochRates:
         self._before = [float(optimizer.learning_rate)] if self._schedules else []
         """By epoch, as far as they are known."""
 
-    def assign_before(self, epoch: int) -> None:
+    def assign_epoch_rate(self, epoch: int) -> None:
         """Give the optimizer the rate with which an epoch begins, before the callbacks hear of it."""
         if not self._schedules:
             return

@@ -31,7 +31,7 @@ class _ZooFinder(MetaPathFinder):
 
     def __init__(self, zoo: Path, root: str, *, whole: bool) -> None:
         """Serve ``root``: the zoo itself if ``whole``, else a module or folder below it."""
-        self._zoo, self._root = zoo, root
+        self._zoo, self._root_name = zoo, root
         self._folder = zoo if whole else zoo / root
         self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
 
@@ -41,7 +41,7 @@ class _ZooFinder(MetaPathFinder):
         """The spec of a name that is the zoo's."""
         if path is not None:
             return None
-        if fullname == self._root:
+        if fullname == self._root_name:
             return _module_spec(fullname, self._folder)
         folder = self._zoo / fullname
         if folder.is_dir() and not (folder / "__init__.py").exists() and any(folder.glob("*.py")):

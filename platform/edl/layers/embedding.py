@@ -88,40 +88,40 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         if weights is not None and self.combiner is None:
             raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
         if self.combiner is not None:
-            check_rank(self._described, inputs)
-            weights = None if weights is None else align_weights(self._described, inputs, weights)
+            check_rank(self._display_name, inputs)
+            weights = None if weights is None else align_weights(self._display_name, inputs, weights)
         if isinstance(inputs, tf.SparseTensor):
-            return self._of_sparse(inputs, weights)
+            return self._call_sparse(inputs, weights)
         if isinstance(inputs, tf.RaggedTensor):
-            return self._of_ragged(inputs, weights)
+            return self._call_ragged(inputs, weights)
         rows = self._rows(inputs)
-        return rows if self.combiner is None else self._combined(inputs, rows, weights, sum_columns)
+        return rows if self.combiner is None else self._combine_rows(inputs, rows, weights, sum_columns)
 
-    def _of_sparse(self, ids: Any, weights: Any) -> Any:
+    def _call_sparse(self, ids: Any, weights: Any) -> Any:
         if self.combiner is None:
             raise ValueError("sparse ids need a combiner: what is absent has no row")
         total = make_segment_sum(ids.indices[:, 0], ids.dense_shape[0])
-        return self._combined(ids.values, self._rows(ids.values), weights, total)
+        return self._combine_rows(ids.values, self._rows(ids.values), weights, total)
 
-    def _of_ragged(self, ids: Any, weights: Any) -> Any:
+    def _call_ragged(self, ids: Any, weights: Any) -> Any:
         rows = self._rows(ids.flat_values)
         if self.combiner is None:
             return ids.with_flat_values(rows)
-        return self._combined(ids.flat_values, rows, weights, make_segment_sum(ids.value_rowids(), ids.nrows()))
+        return self._combine_rows(ids.flat_values, rows, weights, make_segment_sum(ids.value_rowids(), ids.nrows()))
 
     def _rows(self, ids: Any) -> Any:
         if self.ids is not None:
             ids = row_positions(self.ids, ids)
         elif self.input_dim is not None and self.served_table is None:
-            table = f"{self._described} ({self.input_dim} x {self.output_dim})"
+            table = f"{self._display_name} ({self.input_dim} x {self.output_dim})"
             ids = check_ids_in_table(tf.convert_to_tensor(ids), self.input_dim, table)
         return super().call(ids)
 
     @property
-    def _described(self) -> str:
+    def _display_name(self) -> str:
         return f"the Embedding {self.path}"
 
-    def _combined(self, ids: Any, rows: Any, weights: Any, total: Any) -> Any:
+    def _combine_rows(self, ids: Any, rows: Any, weights: Any, total: Any) -> Any:
         weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
         if self.mask_zero:
             weights = tf.where(tf.equal(ids, 0), tf.zeros_like(weights), weights)
@@ -135,7 +135,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         """Shape and type of the output, without running anything."""
         if self.combiner is None:
             return super().compute_output_spec(inputs)
-        check_rank(self._described, inputs)
+        check_rank(self._display_name, inputs)
         return keras.KerasTensor((*inputs.shape[:-1], self.output_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class CheckpointCoordinator:
         self.directory = directory
         self._keep = keep
         self._protected = protected
-        self._await_right = await_right
+        self._wait_for_fence = await_right
 
     def save(
         self, command: SaveCheckpoint, channels: Mapping[int, ControlChannel], count: int, incarnation: int
@@ -79,8 +79,8 @@ class CheckpointCoordinator:
         """
         directory = cut_directory(self.directory, command.cut)
         try:
-            shards = self._shards(command.cut, channels, count, incarnation)
-            self._await_right()
+            shards = self._collect_shards(command.cut, channels, count, incarnation)
+            self._wait_for_fence()
             created = datetime.now(UTC).isoformat(timespec="seconds")
             ledger = {**command.ledger, DATASET_KEY: dict(command.dataset)}
             commit_checkpoint(
@@ -92,14 +92,14 @@ class CheckpointCoordinator:
         self._prune(command.cut)
         return CheckpointSaveFinished(command.cut)
 
-    def _shards(
+    def _collect_shards(
         self, cut: int, channels: Mapping[int, ControlChannel], count: int, incarnation: int
     ) -> list[ShardInfo]:
         """Every PS's shard; an error only when no PS writes any more, so that what is left can be removed."""
         shards, errors = [], []
         for index in range(count):
             try:
-                shards.append(self._shard(_channel_of_ps(channels, index), cut, incarnation))
+                shards.append(self._wait_for_shard(_channel_of_ps(channels, index), cut, incarnation))
             except EdlError as error:
                 errors.append(error)
         if errors:
@@ -122,7 +122,7 @@ class CheckpointCoordinator:
                 for shard in manifest.shards:
                     _link_or_copy(source / shard.file, target / shard.file)
                 sync_directory(target)
-            self._await_right()
+            self._wait_for_fence()
             created = datetime.now(UTC).isoformat(timespec="seconds")
             ledger = {
                 **command.ledger,
@@ -135,7 +135,7 @@ class CheckpointCoordinator:
             return CheckpointCopyFinished(command.source, command.cut, str(error))
         return CheckpointCopyFinished(command.source, command.cut)
 
-    def _shard(self, channel: ControlChannel, cut: int, incarnation: int) -> ShardInfo:
+    def _wait_for_shard(self, channel: ControlChannel, cut: int, incarnation: int) -> ShardInfo:
         request = pb.SavedRequest(incarnation=incarnation, cut=cut)
         reply = channel.call(PsControlMethods.Saved, request, deadline=_DEADLINE, retry=_RETRY)
         if reply.error:
@@ -171,7 +171,7 @@ class CheckpointCoordinator:
 
     def _make_room(self, failed: int) -> None:
         try:
-            self._await_right()
+            self._wait_for_fence()
             removed = prune_for_full_disk(self.directory, self._keep, self._protected(), failed=failed)
         except (StorageError, RetryableError) as error:
             log.warning("no room was made for the next checkpoint: %s", error)
@@ -181,7 +181,7 @@ class CheckpointCoordinator:
     def _prune(self, newest: int) -> None:
         """What is in use stays until the core has taken note of the newest."""
         try:
-            self._await_right()
+            self._wait_for_fence()
             prune_checkpoints(self.directory, self._keep, self._protected() | {newest})
         except (StorageError, RetryableError) as error:
             log.warning("old checkpoints stay: %s", error)

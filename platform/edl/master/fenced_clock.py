@@ -22,14 +22,14 @@ class FencedClock:
 
     def __init__(self, clock: Callable[[], float], fence: MasterFence | None) -> None:
         self._clock, self._fence = clock, fence
-        self._stood = 0.0
+        self._frozen_seconds = 0.0
         self._since: float | None = None
         self._lock = threading.Lock()
 
     def now(self) -> float:
         """The core's time."""
         with self._lock:
-            return (self._clock() if self._since is None else self._since) - self._stood
+            return (self._clock() if self._since is None else self._since) - self._frozen_seconds
 
     def runs(self) -> bool:
         """Whether this master may decide now."""
@@ -38,7 +38,7 @@ class FencedClock:
             if not holds and self._since is None:
                 self._since = self._clock()
             elif holds and self._since is not None:
-                self._stood += self._clock() - self._since
+                self._frozen_seconds += self._clock() - self._since
                 self._since = None
         return holds
 

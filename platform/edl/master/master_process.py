@@ -138,11 +138,11 @@ class MasterProcess:
 
     def __init__(self, identity: ProcessIdentity, spec: JobSpec, around: MasterBackend) -> None:
         self._run = RunDirectory(identity.run_dir)
-        self._around = around
+        self._backend = around
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
-        state, self._journal = self._replayed(f"master process {os.getpid()}")
+        state, self._journal = self._replay_journal(f"master process {os.getpid()}")
         self._publisher = RunPublisher(around.board, self._run) if around.board is not None else None
         heard = self._publisher.hear if self._publisher is not None else lambda event: None
         figures = PsMetrics(spec.strategy, spec.ps.max_rows)
@@ -156,7 +156,9 @@ class MasterProcess:
             lambda: self.shell.time.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
-        checkpoints = CheckpointCoordinator(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
+        checkpoints = CheckpointCoordinator(
+            self._run.checkpoints, keep, self._cuts_in_use, lambda: self.shell.wait_for_fence()
+        )
         incarnation = self._journal.incarnation
         self._servers = PsControlClient(identity.token, incarnation, state.settings.ps, checkpoints)
         self._pods = PodController(around.cluster)
@@ -164,13 +166,15 @@ class MasterProcess:
             state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
         )
         self._servicer = MasterService(self.shell, self._servers, incarnation, figures.heard)
-        self._parts = ExitStack()
-        self._accounts = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
+        self._resources = ExitStack()
+        self._periodic_reports = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
 
-    def _replayed(self, holder: str) -> tuple[JobStateMachine, Journal]:
-        durable = self._around.durable
-        settings = settings_from_spec(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
-        fence = self._around.fence
+    def _replay_journal(self, holder: str) -> tuple[JobStateMachine, Journal]:
+        durable = self._backend.durable
+        settings = settings_from_spec(
+            self._spec, predict=self._predict, describe=self._has_own_reader(), durable=durable
+        )
+        fence = self._backend.fence
         with explain_journal_damage(self._run):
             journal, replay = Journal.open(
                 self._run.journal,
@@ -180,13 +184,13 @@ class MasterProcess:
                 check=partial(check_not_truncated, self._run),
             )
         state = JobStateMachine(settings)
-        state.replay(replay.snapshot, list(replay.entries))
+        state.replay_journal(replay.snapshot, list(replay.entries))
         if replay.incarnation:
             log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
-        self._anew = not (replay.incarnation or durable) and journal.incarnation > 1
+        self._begins_anew = not (replay.incarnation or durable) and journal.incarnation > 1
         return state, journal
 
-    def _own_reader(self) -> bool:
+    def _has_own_reader(self) -> bool:
         try:
             return may_define_reader(self._spec)
         except BadInputError as error:
@@ -194,20 +198,20 @@ class MasterProcess:
             return False
 
     def __enter__(self) -> MasterProcess:
-        with self._parts as parts:
+        with self._resources as parts:
             for part in (self._journal, self._reporter, self.shell, self._servers, self._pods):
                 parts.callback(part.close)
             # Before anybody can call: leases get this master's numbers, and answers of PS have somewhere to go.
             self.shell.begin(self._journal.incarnation)
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
-            if self._anew:
+            if self._begins_anew:
                 self._reporter.put(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
             if not self.shell.state.ended:
                 self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
-            self._accounts.start()
-            parts.callback(self._accounts.close)
-            self._parts = parts.pop_all()
+            self._periodic_reports.start()
+            parts.callback(self._periodic_reports.close)
+            self._resources = parts.pop_all()
         return self
 
     def _serve(self, parts: ExitStack) -> None:
@@ -221,27 +225,27 @@ class MasterProcess:
         parts.callback(server.stop, 0.2)
 
     def __exit__(self, *_: object) -> None:
-        self._parts.close()
+        self._resources.close()
 
     # ------------------------------------------------------------------ running
 
     def run(self, stopping: threading.Event, stop_wanted: threading.Event | None = None) -> int:
         """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
         shell = self.shell
-        if not self._already_over():
-            leaves = partial(self._leaves, stopping)
+        if not self._adopt_recorded_end():
+            leaves = partial(self._is_leaving, stopping)
             self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
-            guarded_threads.start_guarded_thread("data", self._describe, shell.fail)
-            guarded_threads.start_guarded_thread("wishes", self._follow_wishes, shell.fail)
+            guarded_threads.start_guarded_thread("data", self._describe_dataset, shell.fail)
+            guarded_threads.start_guarded_thread("wishes", self._follow_desired_state, shell.fail)
             if stop_wanted is not None:
-                guarded_threads.start_guarded_thread("stop", partial(self._stop_when, stop_wanted), shell.fail)
+                guarded_threads.start_guarded_thread("stop", partial(self._wait_for_stop, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
         if shell.ended is not None:
             return self._end(shell.ended)
         if isinstance(shell.failure, StorageError) and shell.time.runs():
-            return self._end_unrecorded(shell.failure)
+            return self._end_without_journal(shell.failure)
         if shell.time.runs():
-            self._tell_so_far()
+            self._write_current_state()
         if shell.failure is not None:
             return FAILED_EXIT
         log.info("told to go: the journal is flushed, pods are left alone")
@@ -256,26 +260,26 @@ class MasterProcess:
     def publish_end(self) -> None:
         """Show people what has become of the job, or of this master."""
         if self._publisher is not None and self.shell.time.runs():
-            self._publisher.tell_end(self._accounts.now())
+            self._publisher.publish_end(self._periodic_reports.now())
 
-    def _already_over(self) -> bool:
+    def _adopt_recorded_end(self) -> bool:
         """Whether the master before this one ended the job and did not live to say so."""
         state = self.shell.state
         if state.ended:
             self.shell.ended = EndJob(state.phase, state.reason)
         return state.ended
 
-    def _describe(self) -> None:
+    def _describe_dataset(self) -> None:
         state = self.shell.state
         try:
             if self._bad_module is not None:
                 raise self._bad_module
-            if not state.described and not state.settings.describe:
+            if not state.is_dataset_known and not state.settings.describe:
                 self.shell.handle(describe_dataset(self._spec, predict=self._predict))
         except BadInputError as error:
-            self.shell.give_up(str(error), "input")
+            self.shell.fail_job(str(error), "input")
 
-    def _leaves(self, stopping: threading.Event) -> bool:
+    def _is_leaving(self, stopping: threading.Event) -> bool:
         """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
         return stopping.is_set() and self.shell.ended is None
 
@@ -291,9 +295,9 @@ class MasterProcess:
             for uid in self._servers.addresses().keys() - known:
                 self._servers.ended(uid)
 
-    def _follow_wishes(self) -> None:
+    def _follow_desired_state(self) -> None:
         """What people pin to the board; it ends with the board, which may be after the end of this master."""
-        board = self._around.board
+        board = self._backend.board
         if board is None:
             return
         try:
@@ -302,13 +306,13 @@ class MasterProcess:
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)
 
-    def _stop_when(self, stop_wanted: threading.Event) -> None:
+    def _wait_for_stop(self, stop_wanted: threading.Event) -> None:
         """The user of ``edl run`` stops the job; the thread ends with the process."""
         stop_wanted.wait()
         with suppress(MasterEndsError):  # then nobody goes on after this master either
             self.shell.handle(StopRequested(STOPPED, FINAL_SECONDS))
 
-    def _in_use(self) -> set[int]:
+    def _cuts_in_use(self) -> set[int]:
         with self.shell.lock:
             state = self.shell.state
             used = set(state.callbacks.best_cuts)
@@ -324,21 +328,21 @@ class MasterProcess:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
         if self.shell.failure is None:
-            terminate_pods(self.shell, self._pods, self._around.gone_seconds)
+            terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
             self.shell.settle(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         write_end(self._run, self._reporter, ended, status, summary)
         return DONE_EXIT
 
-    def _end_unrecorded(self, error: StorageError) -> int:
+    def _end_without_journal(self, error: StorageError) -> int:
         """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
         ended = EndJob("Failed", str(error), kind="storage")
         with self.shell.lock:
-            self.shell.state.give_up(ended.reason, ended.kind)
+            self.shell.state.fail_job(ended.reason, ended.kind)
         return self._end(ended)
 
-    def _tell_so_far(self) -> None:
+    def _write_current_state(self) -> None:
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)

@@ -64,8 +64,8 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     def __init__(
         self, shell: MasterShell, servers: PsControlClient, incarnation: int, heard: PsReportHandler = _ignore_report
     ) -> None:
-        self._shell, self._servers, self._incarnation, self._heard = shell, servers, incarnation, heard
-        self._roster = PlacementTable(shell.state, servers, incarnation)
+        self._shell, self._servers, self._incarnation, self._on_ps_report = shell, servers, incarnation, heard
+        self._placement_table = PlacementTable(shell.state, servers, incarnation)
 
     # ------------------------------------------------------------------ methods of the service
 
@@ -77,7 +77,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         elif request.ready:
             self._shell.handle(ModelDeclared(uid, parse_callbacks(request.callbacks)))
         with self._shell.lock:
-            placement = self._roster.placement()
+            placement = self._placement_table.placement()
         return pb.RegisterReply(
             incarnation=self._incarnation,
             placement=placement,
@@ -91,7 +91,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         uid, held = parse_member_uid(request.member), frozenset(request.held)
         answer = await self._shell.ask(LeaseRequested(uid, held))
         if isinstance(answer, WaitForWork) and seconds:
-            answer = await context.on_thread(partial(self._shell.lease, uid, seconds, held))
+            answer = await context.run_on_thread(partial(self._shell.lease, uid, seconds, held))
         reply = pb.LeaseReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
@@ -148,7 +148,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         """Note a PS; whether one that was told to go may end."""
         uid, index = request.member.uid, request.member.index
         with self._shell.lock:
-            pod = self._shell.state.fleet.pods.get(uid)
+            pod = self._shell.state.pods.pods.get(uid)
             attached = pod is not None and pod.attached
         if pod is None:
             # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
@@ -160,8 +160,8 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         if not pod.live:
             raise PeerRefusedError("the cluster says that this pod has ended", kind="bad")
         if request.HasField("figures"):
-            self._heard(uid, index, request.figures)
-        if request.leaving and self._may_end(uid):
+            self._on_ps_report(uid, index, request.figures)
+        if request.leaving and self._may_ps_end(uid):
             return True
         try:
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
@@ -170,7 +170,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         self._shell.handle(PsRegistered(uid) if new or not attached else PsHeartbeat(uid))
         return False
 
-    def _may_end(self, uid: str) -> bool:
+    def _may_ps_end(self, uid: str) -> bool:
         answer = self._shell.handle(PsLeaving(uid))
         assert isinstance(answer, MayEnd)
         return answer.value
@@ -184,7 +184,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
 
     def _placement_version(self) -> int:
         with self._shell.lock:
-            return self._roster.version()
+            return self._placement_table.version()
 
 
 def _require_acknowledged(answer: RequestAnswer | None) -> Acknowledged:

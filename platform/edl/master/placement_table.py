@@ -33,17 +33,17 @@ class PlacementTable:
     def __init__(self, state: JobState, servers: PsConnectionSource, incarnation: int) -> None:
         self._state, self._servers, self._incarnation = state, servers, incarnation
         self._placed: tuple[str, ...] = ()
-        self._number = 1
+        self._version_counter = 1
 
     def version(self) -> int:
         """Of the placement as it is now. A PS belongs to it that listens and holds all it can be given."""
         restored = self._state.checkpoint is not None
-        live = self._state.fleet.live(Role.PS)
+        live = self._state.pods.live(Role.PS)
         placed = tuple(ps.uid for ps in live if ps.attached and (ps.initialized or not restored))
         if placed != self._placed:
             self._placed = placed
-            self._number += 1
-        return (self._incarnation << _INCARNATION_SHIFT) + self._number
+            self._version_counter += 1
+        return (self._incarnation << _INCARNATION_SHIFT) + self._version_counter
 
     def placement(self) -> pb.Placement:
         """The placement as it is now."""

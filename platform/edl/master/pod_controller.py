@@ -20,9 +20,9 @@ class PodController:
 
     def __init__(self, cluster: JobCluster) -> None:
         self._cluster = cluster
-        self._wishes: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
         self._closed = False
-        self._leaves: Callable[[], bool] = lambda: False
+        self._is_leaving: Callable[[], bool] = lambda: False
 
     def start(
         self,
@@ -37,19 +37,19 @@ class PodController:
             failed: told when the cluster is gone for good.
             leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
         """
-        self._leaves = leaves
+        self._is_leaving = leaves
         guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch(handle), failed)
         guarded_threads.start_guarded_thread("pods-wishes", lambda: self._serve(handle), failed)
 
     def do(self, command: CoreCommand) -> None:
         """Queue a wish."""
         assert isinstance(command, StartPod | DeletePod)
-        self._wishes.put(command)
+        self._commands.put(command)
 
     def close(self) -> None:
         """Stop watching; pods stay as they are."""
         self._closed = True
-        self._wishes.put(None)
+        self._commands.put(None)
         self._cluster.close()
 
     def _watch(self, handle: Callable[[CoreEvent], Any]) -> None:
@@ -59,7 +59,7 @@ class PodController:
             raise RetryableError("the cluster does not say any more what becomes of the pods")
 
     def _serve(self, handle: Callable[[CoreEvent], Any]) -> None:
-        while (wish := self._wishes.get()) is not None and not self._closed:
+        while (wish := self._commands.get()) is not None and not self._closed:
             refusal = self._carry_out(wish)
             if refusal is not None:
                 handle(refusal)
@@ -68,7 +68,7 @@ class PodController:
         try:
             if isinstance(wish, DeletePod):
                 self._cluster.delete(wish.uid, grace=wish.grace)
-            elif not self._leaves():  # the next master finds in the journal that it is wanted
+            elif not self._is_leaving():  # the next master finds in the journal that it is wanted
                 self._cluster.start(wish.role, wish.index, wish.wish)
         except (RetryableError, BadInputError) as error:
             if isinstance(wish, StartPod):

@@ -33,7 +33,7 @@ def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: floa
 def live_pods(shell: MasterShell, *roles: Role) -> list[JobPod]:
     """The pods of these roles that have not ended."""
     with shell.lock:
-        return [pod for role in roles for pod in shell.state.fleet.live(role)]
+        return [pod for role in roles for pod in shell.state.pods.live(role)]
 
 
 def _wait_until_gone(shell: MasterShell, seconds: float, *roles: Role) -> None:

@@ -53,16 +53,16 @@ class PsControlClient:
         patience: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         self._token, self._incarnation, self._count = token, incarnation, count
-        self._checkpoints, self._patience = checkpoints, patience
-        self._asker = ControlRequestBuilder(incarnation, count, checkpoints.directory)
-        self._links: dict[str, PsConnection] = {}
+        self._checkpoints, self._answer_timeout = checkpoints, patience
+        self._request_builder = ControlRequestBuilder(incarnation, count, checkpoints.directory)
+        self._connections: dict[str, PsConnection] = {}
         self._lock = threading.Lock()
         self._handle: Callable[[CoreEvent], Any] = lambda event: None
-        self._failed: guarded_threads.FailureHandler = lambda error: None
+        self._on_failure: guarded_threads.FailureHandler = lambda error: None
 
     def start(self, handle: Callable[[CoreEvent], Any], failed: guarded_threads.FailureHandler) -> None:
         """Where answers go, and who is told that this master has been replaced; before anything else."""
-        self._handle, self._failed = handle, failed
+        self._handle, self._on_failure = handle, failed
 
     # ------------------------------------------------------------------ who there is
 
@@ -73,24 +73,24 @@ class PsControlClient:
             BadInputError: the control address is none.
         """
         with self._lock:
-            if uid in self._links:
+            if uid in self._connections:
                 return False
-            link = PsConnection(uid, index, control_address, bulk_address, self._token, patience=self._patience)
-            self._links[uid] = link
-        guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._serve(link), self._failed)
+            link = PsConnection(uid, index, control_address, bulk_address, self._token, patience=self._answer_timeout)
+            self._connections[uid] = link
+        guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._serve(link), self._on_failure)
         return True
 
     def ended(self, uid: str) -> None:
         """A PS is gone: nothing is asked of it any more."""
         with self._lock:
-            link = self._links.pop(uid, None)
+            link = self._connections.pop(uid, None)
         if link is not None:
             link.end()
 
     def addresses(self) -> Mapping[str, PsConnection]:
         """Links by uid."""
         with self._lock:
-            return dict(self._links)
+            return dict(self._connections)
 
     def close(self) -> None:
         """Forget all of them."""
@@ -102,10 +102,10 @@ class PsControlClient:
     def do(self, command: CoreCommand) -> None:
         """Queue what a command asks of one PS, or of all."""
         if isinstance(command, SaveCheckpoint):
-            guarded_threads.start_guarded_thread(f"save-{command.cut}", lambda: self._save(command), self._failed)
+            guarded_threads.start_guarded_thread(f"save-{command.cut}", lambda: self._save(command), self._on_failure)
             return
         if isinstance(command, CopyCheckpoint):
-            guarded_threads.start_guarded_thread(f"copy-{command.cut}", lambda: self._copy(command), self._failed)
+            guarded_threads.start_guarded_thread(f"copy-{command.cut}", lambda: self._copy(command), self._on_failure)
             return
         links = self.addresses()
         match command:
@@ -114,7 +114,7 @@ class PsControlClient:
             case _:
                 asked = set(links)
         for uid in sorted(asked):
-            links[uid].put(self._asker.question(command, uid))
+            links[uid].put(self._request_builder.build_request(command, uid))
 
     def _serve(self, link: PsConnection) -> None:
         while (question := link.next()) is not None:
@@ -123,11 +123,11 @@ class PsControlClient:
             except PsGoneError:
                 return
             except RefusedError as error:
-                self._refused(link, question, error)
+                self._handle_refusal(link, question, error)
             else:
-                self._answered(link, question, reply)
+                self._handle_answer(link, question, reply)
 
-    def _answered(self, link: PsConnection, question: ControlRequest, reply: Any) -> None:
+    def _handle_answer(self, link: PsConnection, question: ControlRequest, reply: Any) -> None:
         if question.waits(reply):
             link.put(question)
             return
@@ -135,15 +135,15 @@ class PsControlClient:
         if event is not None:
             self._handle(event)
 
-    def _refused(self, link: PsConnection, question: ControlRequest, error: RefusedError) -> None:
+    def _handle_refusal(self, link: PsConnection, question: ControlRequest, error: RefusedError) -> None:
         method, kind = question.method.name, refusal_kind(error)
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
-            self._failed(error)
+            self._on_failure(error)
         elif question.restore and kind == "storage":
             self._handle(self._checkpoints.refused(link.uid, question.restore, what))
-        elif question.needed or question.cut:
+        elif question.is_required or question.cut:
             self._handle(PsRefused(link.uid, kind, what, question.cut))
 
     def _copy(self, command: CopyCheckpoint) -> None:

@@ -51,18 +51,18 @@ class PsConnection:
         self.uid, self.index = uid, index
         self.control_address, self.bulk_address = control_address, bulk_address
         self._channel = open_control_channel(control_address, token)
-        self._patience, self._clock = patience, clock
-        self._questions: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
+        self._answer_timeout, self._clock = patience, clock
+        self._requests: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
         self._gone = threading.Event()
 
     def put(self, question: ControlRequest) -> None:
         """Ask, after what was asked before."""
-        self._questions.put(question)
+        self._requests.put(question)
 
     def end(self) -> None:
         """The pod is gone: nothing is asked any more, and a call on its way ends."""
         self._gone.set()
-        self._questions.put(None)
+        self._requests.put(None)
         self._channel.close()
 
     @property
@@ -72,7 +72,7 @@ class PsConnection:
 
     def next(self) -> ControlRequest | None:
         """The next question, once there is one; None when the pod is gone."""
-        question = self._questions.get()
+        question = self._requests.get()
         return None if self.gone else question
 
     def ask(self, question: ControlRequest, silent: Callable[[float], None]) -> object:
@@ -89,16 +89,16 @@ class PsConnection:
         since = self._clock()
         while not self.gone:
             try:
-                return self._try(question)
+                return self._send_once(question)
             except RetryableError:
                 waited = self._clock() - since
-                if waited >= self._patience and not self.gone:
+                if waited >= self._answer_timeout and not self.gone:
                     silent(waited)
                     since = self._clock()
             self._gone.wait(_PAUSE_SECONDS)
         raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
-    def _try(self, question: ControlRequest) -> object:
+    def _send_once(self, question: ControlRequest) -> object:
         try:
             return self._channel.call(question.method, question.request, deadline=question.deadline)
         except RefusedError as error:

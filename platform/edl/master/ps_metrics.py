@@ -96,12 +96,12 @@ class PsMetrics:
             refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
             staleness=sum(each.staleness for each in counts) / entered if entered else None,
             stalest=max((each.stalest for each in counts), default=0),
-            round=self._round(told.get(0)),
+            round=self._round_status(told.get(0)),
             tables=tuple(tables[:TABLES_SHOWN]),
             tables_total=len(tables),
         )
 
-    def _round(self, first: _PsReport | None) -> RoundStatus | None:
+    def _round_status(self, first: _PsReport | None) -> RoundStatus | None:
         if first is None or not first.figures.HasField("forming") or self._clock() - first.at > _MAX_AGE_SECONDS:
             return None
         forming = first.figures.forming

@@ -49,7 +49,7 @@ class ControlRequest:
     Attributes:
         event: what an answer tells the core.
         deadline: seconds for one try.
-        needed: the job cannot go on when the PS refuses.
+        is_required: the job cannot go on when the PS refuses.
         waits: whether an answer says to ask again, behind what is to be asked by then.
         cut: the cut that is off when the PS refuses; 0 when none is.
         restore: the cut that the PS is to load; 0 when none is.
@@ -60,7 +60,7 @@ class ControlRequest:
     event: Callable[[Any], CoreEvent | None] = _no_event
     waits: Callable[[Any], bool] = _no_repeat
     deadline: float = REQUEST_DEADLINE
-    needed: bool = False
+    is_required: bool = False
     cut: int = 0
     restore: int = 0
 
@@ -79,17 +79,17 @@ class ControlRequestBuilder:
     count: int
     checkpoints: Path
 
-    def question(self, command: CoreCommand, uid: str) -> ControlRequest:
+    def build_request(self, command: CoreCommand, uid: str) -> ControlRequest:
         """What is asked of the PS ``uid`` to carry out a command."""
         match command:
             case AttachPs():
-                return self._attach(command)
+                return self._attach_request(command)
             case RevokeLeases():
                 return self._revoke(command)
             case TakeSnapshot():
-                return self._snapshot(command, uid)
+                return self._snapshot_request(command, uid)
             case PrepareCut(cut):
-                return self._prepare(cut, uid)
+                return self._prepare_request(cut, uid)
             case HoldUpdates(cut):
                 return self._hold(cut, uid)
             case ReleaseCut(cut):
@@ -100,7 +100,7 @@ class ControlRequestBuilder:
                 return ControlRequest(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=self.incarnation, cut=cut))
         raise TypeError(f"not a command for parameter servers: {command}")
 
-    def _attach(self, command: AttachPs) -> ControlRequest:
+    def _attach_request(self, command: AttachPs) -> ControlRequest:
         restore = command.restore
         request = pb.AttachRequest(
             incarnation=self.incarnation,
@@ -118,7 +118,7 @@ class ControlRequestBuilder:
 
         deadline = REQUEST_DEADLINE if restore is None else RESTORE_DEADLINE
         return ControlRequest(
-            PsControlMethods.Attach, request, event, deadline=deadline, needed=True, restore=restore or 0
+            PsControlMethods.Attach, request, event, deadline=deadline, is_required=True, restore=restore or 0
         )
 
     def _revoke(self, command: RevokeLeases) -> ControlRequest:
@@ -127,9 +127,9 @@ class ControlRequestBuilder:
         def event(reply: pb.RevokeReply) -> CoreEvent:
             return LeasesRevoked(command.ps, _steps_by_lease(reply.applied), _steps_by_lease(reply.first))
 
-        return ControlRequest(PsControlMethods.Revoke, request, event, needed=True)
+        return ControlRequest(PsControlMethods.Revoke, request, event, is_required=True)
 
-    def _prepare(self, cut: int, uid: str) -> ControlRequest:
+    def _prepare_request(self, cut: int, uid: str) -> ControlRequest:
         request = pb.PrepareRequest(incarnation=self.incarnation, cut=cut)
         return ControlRequest(PsControlMethods.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
 
@@ -141,7 +141,7 @@ class ControlRequestBuilder:
             PsControlMethods.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut
         )
 
-    def _snapshot(self, command: TakeSnapshot, uid: str) -> ControlRequest:
+    def _snapshot_request(self, command: TakeSnapshot, uid: str) -> ControlRequest:
         request = pb.SnapshotRequest(
             incarnation=self.incarnation,
             cut=command.cut,

@@ -128,13 +128,13 @@ class MasterShell:
         self.time = FencedClock(clock, fence)
         self.ended: EndJob | None = None
         self.failure: Exception | None = None
-        self._pods, self._ps, self._tell = pods, ps, tell
+        self._pods, self._ps_client, self._tell = pods, ps, tell
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._alarm = threading.Condition(self.lock)
+        self._deadline_changed = threading.Condition(self.lock)
         self._generation = 0
         self._stopping = False
-        self._speaking: Counter[str] = Counter()
+        self._speaking_workers: Counter[str] = Counter()
         self._lsn = 0
         self._outbox = CommandOutbox(journal.wait, self._do)
         guarded_threads.start_guarded_thread("outbox", self._outbox.run, self.fail)
@@ -149,15 +149,15 @@ class MasterShell:
             MasterFrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
         """
         if isinstance(event, _REQUEST_EVENTS):
-            self._check_right()
+            self._check_fence()
         else:
-            self.await_right()
+            self.wait_for_fence()
         return self._decide(lambda: self.state.handle(event, self.time.now()), event)
 
     async def ask(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
         """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
-        self._check_right()
-        with self._in_hand(event.worker):
+        self._check_fence()
+        with self._mark_speaking(event.worker):
             answer, lsn = self._decide_now(lambda: self.state.handle(event, self.time.now()), event)
             assert answer is not None, event
             loop = asyncio.get_running_loop()
@@ -168,23 +168,23 @@ class MasterShell:
         return answer
 
     @contextmanager
-    def _in_hand(self, worker: str) -> Iterator[None]:
+    def _mark_speaking(self, worker: str) -> Iterator[None]:
         """While a message of a worker is here, its worker is not silent: it waits for this master's disk."""
         with self.lock:
-            self._speaking[worker] += 1
+            self._speaking_workers[worker] += 1
         try:
             yield
         finally:
             with self.lock:
-                self._speaking[worker] -= 1
-                if not self._speaking[worker]:
-                    del self._speaking[worker]
+                self._speaking_workers[worker] -= 1
+                if not self._speaking_workers[worker]:
+                    del self._speaking_workers[worker]
 
-    def _check_right(self) -> None:
+    def _check_fence(self) -> None:
         if not self.time.runs():
             raise MasterFrozenError("this master waits for its Lease")
 
-    def await_right(self) -> None:
+    def wait_for_fence(self) -> None:
         """Return when this master may decide.
 
         Raises:
@@ -199,11 +199,11 @@ class MasterShell:
 
     def begin(self, incarnation: int) -> None:
         """Enter this master's number into the journal, before any event."""
-        self._decide(lambda: self.state.new_incarnation(incarnation))
+        self._decide(lambda: self.state.begin_incarnation(incarnation))
 
-    def give_up(self, reason: str, kind: str) -> None:
+    def fail_job(self, reason: str, kind: str) -> None:
         """Fail the job for a reason that lies outside the core: its data cannot be read."""
-        self._decide(lambda: self.state.give_up(reason, kind))
+        self._decide(lambda: self.state.fail_job(reason, kind))
 
     def _decide(self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None) -> RequestAnswer | None:
         answer, lsn = self._decide_now(decide, event)
@@ -215,19 +215,19 @@ class MasterShell:
         self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
     ) -> tuple[RequestAnswer | None, int]:
         """Decide; the answer, and what must be durable before it leaves."""
-        with self._ends_by_failures(), self.lock:
-            self._check()
+        with self._fail_on_error(), self.lock:
+            self._check_running()
             answer, changed = self._enter(decide())
-            self._rouse(event, changed)
+            self._notify_change(event, changed)
             return answer, self._lsn
 
     def _wait_durable(self, lsn: int) -> None:
-        with self._ends_by_failures():
+        with self._fail_on_error():
             if lsn:
                 self.journal.wait(lsn)
 
     @contextmanager
-    def _ends_by_failures(self) -> Iterator[None]:
+    def _fail_on_error(self) -> Iterator[None]:
         try:
             yield
         except MasterEndsError:
@@ -236,7 +236,7 @@ class MasterShell:
             self.fail(error)
             raise MasterEndsError(f"this master ends: {error}") from error
 
-    def _check(self) -> None:
+    def _check_running(self) -> None:
         if self.failure is not None:
             raise MasterEndsError(f"this master ends: {self.failure}")
 
@@ -262,15 +262,15 @@ class MasterShell:
         elif isinstance(command, StartPod | DeletePod):
             self._pods.do(command)
         elif isinstance(command, EndJob):
-            self._over(command)
+            self._record_job_end(command)
         else:
-            self._ps.do(command)
+            self._ps_client.do(command)
 
-    def _over(self, ended: EndJob) -> None:
+    def _record_job_end(self, ended: EndJob) -> None:
         with self.lock:
             self.ended = ended
             self._wake()
-            self._alarm.notify()
+            self._deadline_changed.notify()
 
     # ------------------------------------------------------------------ the end of this master
 
@@ -282,7 +282,7 @@ class MasterShell:
             self.failure = error
             self._stopping = True
             self._wake()
-            self._alarm.notify()
+            self._deadline_changed.notify()
         if isinstance(error, EdlError):
             log.error("this master cannot go on: %s", error)
         else:
@@ -293,7 +293,7 @@ class MasterShell:
         with self.lock:
             self._stopping = True
             self._wake()
-            self._alarm.notify()
+            self._deadline_changed.notify()
 
     def settle(self, seconds: float) -> bool:
         """Wait until all that was decided so far is carried out and told; whether it is."""
@@ -312,20 +312,20 @@ class MasterShell:
             generation = self._generation
             answer = self.handle(LeaseRequested(worker, held))
             assert answer is not None
-            if not isinstance(answer, WaitForWork) or not self._wait(generation, until):
+            if not isinstance(answer, WaitForWork) or not self._wait_for_generation(generation, until):
                 return answer
 
-    def _rouse(self, event: CoreEvent | None, changed: bool) -> None:
+    def _notify_change(self, event: CoreEvent | None, changed: bool) -> None:
         if not isinstance(event, _ROUTINE_EVENTS) or (changed and not isinstance(event, _EVENTS_WITHOUT_WORK)):
             self._wake()
         if not isinstance(event, _ROUTINE_EVENTS):
-            self._alarm.notify()
+            self._deadline_changed.notify()
 
     def _wake(self) -> None:
         self._generation += 1
         self._changed.notify_all()
 
-    def _wait(self, generation: int, until: float) -> bool:
+    def _wait_for_generation(self, generation: int, until: float) -> bool:
         """Wait for a change after ``generation``; whether there was one before ``until``."""
         with self.lock:
             while self._generation == generation and not self._stopping:
@@ -348,7 +348,7 @@ class MasterShell:
             longest: seconds that pass without a look.
         """
         due = self.time.now()
-        while not (self._is_over() or stopped()):
+        while not (self._has_ended() or stopped()):
             if self.time.over():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             elif not self.time.runs():
@@ -359,16 +359,16 @@ class MasterShell:
                 now = self.time.now()
                 wait = min(max(self.state.deadline(now) - now, 0.001), longest)
                 due = now + wait
-                if not self._is_over():
-                    self._alarm.wait(wait)
+                if not self._has_ended():
+                    self._deadline_changed.wait(wait)
                 late += max(0.0, self.time.now() - due)
                 due = max(due, self.time.now())
-                speaking = frozenset(self._speaking)
-            if not self._is_over():
+                speaking = frozenset(self._speaking_workers)
+            if not self._has_ended():
                 with suppress(MasterEndsError):  # ``failure`` says why
                     self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self.ended is not None or self.failure is not None
 
 

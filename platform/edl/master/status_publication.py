@@ -50,7 +50,7 @@ class RunPublisher:
     """
 
     def __init__(self, board: StatusPublisher, run: RunDirectory) -> None:
-        self._board, self._run = board, run
+        self._status_publisher, self._run = board, run
         self._lock = threading.Lock()
         self._events: deque[JobEvent] = deque(maxlen=MAX_EVENTS)
         self._losses = DisruptionCounter()
@@ -65,9 +65,12 @@ class RunPublisher:
             self._losses.hear(event)
 
     def tell(self, status: Status) -> None:
-        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``tell_end``, with what belongs to it."""
+        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``publish_end``.
+
+        With what belongs to it.
+        """
         if status.phase not in ENDED:
-            self._publish(self._with(status))
+            self._publish(self._build_publication(status))
 
     def keep(self) -> None:
         """Keep the timeline in the run directory; may take as long as the disk takes."""
@@ -78,9 +81,9 @@ class RunPublisher:
         except StorageError as error:
             log.warning("%s", error)
 
-    def tell_end(self, status: Status) -> None:
+    def publish_end(self, status: Status) -> None:
         """Publish for the last time, with what stands in the run directory now."""
-        told = self._with(status)
+        told = self._build_publication(status)
         self.keep()
         summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
         self._publish(
@@ -91,13 +94,13 @@ class RunPublisher:
             )
         )
 
-    def _with(self, status: Status) -> PublishedStatus:
+    def _build_publication(self, status: Status) -> PublishedStatus:
         with self._lock:
             self._timeline = extend_timeline(self._timeline, timeline_point(status))
             return PublishedStatus(status, tuple(self._events), self._timeline, losses=self._losses.losses)
 
     def _publish(self, publication: PublishedStatus) -> None:
-        self._board.publish(publication.to_pages())
+        self._status_publisher.publish(publication.to_configmap_data())
 
 
 def timeline_point(status: Status) -> TimelinePoint:

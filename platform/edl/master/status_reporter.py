@@ -62,12 +62,12 @@ class StatusReporter:
         parameters: Callable[[], ParametersStatus | None] = lambda: None,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._parameters, self._now = parameters, now
-        self._run, self._job, self._state, self._heard = run, job, state, heard
+        self._parameters_status, self._now = parameters, now
+        self._run, self._job, self._state, self._on_event = run, job, state, heard
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = find_run_start(run)
         self._rate = restore_throughput(run, self._began)
-        self._rates: dict[str, ThroughputMeter] = {}
+        self._worker_throughput: dict[str, ThroughputMeter] = {}
         self._writing = threading.Lock()
         self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, failed)
 
@@ -85,7 +85,7 @@ class StatusReporter:
 
     def put(self, event: JobEvent) -> None:
         """Queue an event of the master's own."""
-        self._heard(event)
+        self._on_event(event)
         progress_log.log_event(event)
         self._lines.put(to_json(event))
 
@@ -116,8 +116,8 @@ class StatusReporter:
         state, main = self._state, self._state.main
         done, total = (main.done_records, count_total_records(state)) if main else (0, 0)
         self._rate.observe(time.monotonic(), done)
-        rate = self._rate.lately
-        self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
+        rate = self._rate.recent_rate
+        self._worker_throughput = {uid: pace for uid, pace in self._worker_throughput.items() if uid in state.holders}
         waits = describe_stall(find_missing_ps(state, self._now()), unsaved_checkpoint_reason(state))
         return Status(
             job=self._job,
@@ -138,17 +138,17 @@ class StatusReporter:
             records_worked=self._rate.records,
             seconds_worked=self._rate.seconds,
             seconds_left=(total - done) / rate if rate > 0 else None,
-            workers=tuple(self._role(pod) for pod in state.fleet.live(Role.WORKER)),
-            ps=tuple(self._role(pod) for pod in state.fleet.live(Role.PS)),
+            workers=tuple(self._role_status(pod) for pod in state.pods.live(Role.WORKER)),
+            ps=tuple(self._role_status(pod) for pod in state.pods.live(Role.PS)),
             workers_wanted=state.workers_max,
             workers_min=state.workers_min,
             starved=is_starved(state),
-            refusals=self._refusals(),
-            parameters=self._parameters(),
+            refusals=self._shown_refusals(),
+            parameters=self._parameters_status(),
             steps_not_applied=state.counters.steps_not_applied,
         )
 
-    def _role(self, pod: JobPod) -> RoleStatus:
+    def _role_status(self, pod: JobPod) -> RoleStatus:
         doing, reason = describe_pod(self._state, pod), ""
         if doing == PENDING:
             reason = pod.message or pod.reason
@@ -161,20 +161,20 @@ class StatusReporter:
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
-        rate = self._rates.setdefault(pod.uid, ThroughputMeter())
+        rate = self._worker_throughput.setdefault(pod.uid, ThroughputMeter())
         rate.observe(time.monotonic(), holder.steps * self._state.settings.minibatch)
-        return rate.lately
+        return rate.recent_rate
 
-    def _refusals(self) -> dict[str, str]:
+    def _shown_refusals(self) -> dict[str, str]:
         """The first few: they are all asked for one after the other, and the status has to stay small."""
-        refused = sorted(self._state.fleet.refusals.items())[:_REFUSALS_SHOWN]
+        refused = sorted(self._state.pods.refusals.items())[:_REFUSALS_SHOWN]
         return {f"{role}-{index}": reason for (role, index), reason in refused}
 
     def summary(self) -> Summary:
         """What the run has come to. Call with the shell's lock held."""
         state, main, counters = self._state, self._state.main, self._state.counters
         quarantined = sum(work.records for work in main.quarantined) if main else 0
-        lost = main.total - main.done_records - quarantined - main.remaining() if main else 0
+        lost = main.total - main.done_records - quarantined - main.count_remaining_records() if main else 0
         return Summary(
             records_total=count_total_records(state),
             records_done=main.done_records if main else 0,
@@ -184,18 +184,18 @@ class StatusReporter:
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
-            updates_rolled_back_of=self._updates_of(),
-            samples_per_second=self._rate.overall,
+            updates_rolled_back_of=self._updates_by_variable(),
+            samples_per_second=self._rate.overall_rate,
             seconds=max(0.0, time.time() - self._began),
             workers_lost=counters.workers_lost,
             metrics=counters.metrics,
             export=counters.exported[0] if counters.exported else None,
             export_loading=(counters.loading or None) if counters.exported else None,
             logs=str(self._run.logs),
-            parameters=self._parameters(),
+            parameters=self._parameters_status(),
         )
 
-    def _updates_of(self) -> dict[str, int]:
+    def _updates_by_variable(self) -> dict[str, int]:
         """Updates that went back, by variable: a PS owns the same ones for the whole run, and its shards name them."""
         checkpoint, updates = self._state.checkpoint, self._state.counters.updates_of
         if checkpoint is None:
@@ -241,11 +241,11 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
     """What a pod is doing, in a word."""
     if not pod.staying:
         return LEAVING
-    if not pod.ran:
+    if not pod.has_run:
         return PENDING
     if pod.role is Role.PS:
         return "serving" if pod.attached and pod.initialized else "starting"
-    kinds = [kind for kind, _ in state.leases_of(pod.uid)]
+    kinds = [kind for kind, _ in state.worker_leases(pod.uid)]
     if kinds and kinds[0] == TRAINING and pod.building:
         return "starting"  # it leases while it still imports TensorFlow
     if kinds:

@@ -22,7 +22,7 @@ class ThroughputMeter:
     def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
         self.records, self.seconds = records, seconds
         self._seen: deque[tuple[float, int]] = deque()
-        self._counted: float | None = None
+        self._counted_until: float | None = None
 
     def observe(self, now: float, done: int) -> None:
         """So many records are done now; fewer than before after a rollback."""
@@ -37,16 +37,16 @@ class ThroughputMeter:
     def _count(self, now: float, done: int, before: float, done_before: int) -> None:
         if done > done_before:
             self.records += done - done_before
-            self.seconds += now - (before if self._counted is None else self._counted)
-            self._counted = now
+            self.seconds += now - (before if self._counted_until is None else self._counted_until)
+            self._counted_until = now
 
     @property
-    def lately(self) -> float:
+    def recent_rate(self) -> float:
         """Over the last seconds."""
         return _rate_between(self._seen[0], self._seen[-1]) if self._seen else 0.0
 
     @property
-    def overall(self) -> float:
+    def overall_rate(self) -> float:
         """From the first to the last record."""
         return self.records / self.seconds if self.seconds > 0 else 0.0
 

@@ -18,7 +18,7 @@ class EmbeddingTable(Protocol):
         """Rows that are stored."""
 
     @property
-    def dropped(self) -> int:
+    def evicted_count(self) -> int:
         """Rows that were dropped so far because no push named them for too long."""
 
     @property
@@ -33,10 +33,10 @@ class EmbeddingTable(Protocol):
         """
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """Rows are at positions below this; some of them may be free."""
 
-    def admit(self, ids: Ids, step: int) -> None:
+    def prepare_update(self, ids: Ids, step: int) -> None:
         """Drop the rows that no push named for too long by ``step``, and see whether a push of ``ids`` has room.
 
         Raises:

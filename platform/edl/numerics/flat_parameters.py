@@ -39,39 +39,39 @@ class FlatParameters:
         self.slots: dict[str, Floats] = {
             name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
         }
-        self._trained, self._statistics = self.values[:trained], self.values[trained:]
+        self._trained_values, self._statistic_values = self.values[:trained], self.values[trained:]
         self._blocks = tuple(
-            (block, rule(optimizer, block.decay)) for block in make_blocks(optimizer, declaration.places())
+            (block, rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, declaration.places())
         )
-        self._scratch = ScratchArrays.like(self._trained)
+        self._scratch = ScratchArrays.allocate_like(self._trained_values)
         self._room: FlatCopy | None = None
 
     def apply(self, gradients: PushGradients, step: int) -> None:
         """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
-        trained = len(self._trained)
+        trained = len(self._trained_values)
         update = ParameterUpdate(gradients.slab[:trained], gradients.learning_rate, step)
         for block, block_rule in self._blocks:
-            block.apply(block_rule, self._trained, self.slots.values(), update, self._scratch)
-        if len(self._statistics):
-            self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
+            block.apply(block_rule, self._trained_values, self.slots.values(), update, self._scratch)
+        if len(self._statistic_values):
+            self._statistic_values += gradients.slab[trained:] * np.float32(gradients.weight)
 
     def make_room(self) -> None:
         """Touch the memory that the next copy goes to: new pages cost far more than copying.
 
         May run beside anything else that is done with the slab.
         """
-        room = self._unused_room()
+        room = self._allocate_copy()
         for array in (room.values, *room.slots.values()):
             array.fill(0)
         self._room = room
 
     def copy(self) -> FlatCopy:
         """As it is now; quick if room was made before."""
-        room, self._room = self._room or self._unused_room(), None
+        room, self._room = self._room or self._allocate_copy(), None
         np.copyto(room.values, self.values)
         for name, slot in self.slots.items():
             np.copyto(room.slots[name], slot)
         return room
 
-    def _unused_room(self) -> FlatCopy:
+    def _allocate_copy(self) -> FlatCopy:
         return FlatCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})

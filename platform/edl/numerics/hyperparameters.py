@@ -51,13 +51,14 @@ class SlotSpec:
 
     Attributes:
         start: the hyperparameter that every element of it starts at; None starts at zero.
-        needs: the hyperparameter that must be true, or more than zero, for the slot to be there; None: it always is.
-        former: what checkpoints of earlier versions call it.
+        required_parameter: the hyperparameter that must be true, or more than zero, for the slot to be there; None:
+            it always is.
+        former_name: what checkpoints of earlier versions call it.
     """
 
     start: str | None = None
-    needs: str | None = None
-    former: str | None = None
+    required_parameter: str | None = None
+    former_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,9 @@ OPTIMIZER_DEFINITIONS: Mapping[str, OptimizerDefinition] = {
     ),
     "adam": _define_optimizer(
         {
-            "momentum": SlotSpec(former="m"),
-            "velocity": SlotSpec(former="v"),
-            "velocity_hat": SlotSpec(needs="amsgrad"),
+            "momentum": SlotSpec(former_name="m"),
+            "velocity": SlotSpec(former_name="v"),
+            "velocity_hat": SlotSpec(required_parameter="amsgrad"),
         },
         **_MOMENTS,
         amsgrad=_FALSE_BY_DEFAULT,
@@ -116,8 +117,8 @@ OPTIMIZER_DEFINITIONS: Mapping[str, OptimizerDefinition] = {
     "rmsprop": _define_optimizer(
         {
             "velocity": SlotSpec(),
-            "momentum": SlotSpec(needs="momentum"),
-            "average_gradient": SlotSpec(needs="centered"),
+            "momentum": SlotSpec(required_parameter="momentum"),
+            "average_gradient": SlotSpec(required_parameter="centered"),
         },
         rho=_fraction_parameter(0.9),
         momentum=_fraction_parameter(0.0),

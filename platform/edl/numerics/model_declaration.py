@@ -76,16 +76,16 @@ class ModelDeclaration:
 
     def table(self, name: str) -> TableSpec:
         """A table by name; raises BadInputError if there is none."""
-        found = self._by_name.get(name)
+        found = self._tables_by_name.get(name)
         if found is None:
             raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
         return found
 
     @cached_property
-    def _by_name(self) -> Mapping[str, TableSpec]:
+    def _tables_by_name(self) -> Mapping[str, TableSpec]:
         return {table.name: table for table in self.tables}
 
-    def difference(self, other: ModelDeclaration) -> str | None:
+    def describe_difference(self, other: ModelDeclaration) -> str | None:
         """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
         if self.optimizer != other.optimizer:
             return (
@@ -100,9 +100,11 @@ class ModelDeclaration:
             )
         return None if self.dense == other.dense else "the variables are in another order than this PS holds"
 
-    def same_but_for_order(self, other: ModelDeclaration) -> bool:
+    def equals_ignoring_order(self, other: ModelDeclaration) -> bool:
         """Whether nothing but the order of the dense variables tells them apart."""
-        return set(self.dense) == set(other.dense) and self.difference(replace(other, dense=self.dense)) is None
+        return (
+            set(self.dense) == set(other.dense) and self.describe_difference(replace(other, dense=self.dense)) is None
+        )
 
     def to_json(self) -> str:
         """As text, such that from_json gives it back."""

@@ -41,11 +41,11 @@ def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
         )
     kinds = _native.Optimizer
     match optimizer.name:
-        case "momentum" if optimizer.flag("nesterov"):
+        case "momentum" if optimizer.get_flag("nesterov"):
             return kinds.nesterov
-        case "adam" if optimizer.flag("amsgrad"):
+        case "adam" if optimizer.get_flag("amsgrad"):
             return kinds.amsgrad
-        case "rmsprop" if optimizer.flag("centered"):
+        case "rmsprop" if optimizer.get_flag("centered"):
             return kinds.centered_momentum if optimizer.number("momentum") else kinds.centered
         case "rmsprop" if optimizer.number("momentum"):
             return kinds.rmsprop_momentum
@@ -161,7 +161,7 @@ def _ftrl_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNu
     return {
         "rate": rate,
         "shrinkage": 2 * strengths.shrinkage,
-        "curvature": strengths.curvature(rate) if rate else 0.0,
+        "curvature": strengths.added_curvature(rate) if rate else 0.0,
         "l1": strengths.l1,
         "power": strengths.power,
     }

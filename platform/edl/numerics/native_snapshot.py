@@ -28,31 +28,31 @@ class NativeTableSnapshot:
         table: is kept alive.
         dim: elements of a row.
         slots: names of its slot variables.
-        tracked: its rows say by which step they were named last.
+        has_last_steps: its rows say by which step they were named last.
     """
 
     def __init__(self, table: _native.Table, dim: int, slots: tuple[str, ...], *, tracked: bool) -> None:
         self._snapshot = _native.Snapshot(table)
         self._count = len(self._snapshot)
-        self._extent = self._snapshot.extent
+        self._position_limit = self._snapshot.extent
         self._dim = dim
         self._slots = slots
-        self._tracked = tracked
-        self._holders = 1
+        self._has_last_steps = tracked
+        self._holder_count = 1
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """As the protocol says."""
-        return self._extent
+        return self._position_limit
 
     @property
-    def tracked(self) -> bool:
+    def has_last_steps(self) -> bool:
         """As the protocol says."""
-        return self._tracked
+        return self._has_last_steps
 
     def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """As the protocol says; the table itself knows the initial values."""
@@ -63,39 +63,39 @@ class NativeTableSnapshot:
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """As the protocol says."""
-        rows = RowArrays.empty(count_positions(start, limit, self._extent), self._dim)
-        return self._copied(min(start, self._extent), rows, pass_by=False)
+        rows = RowArrays.empty(count_positions(start, limit, self._position_limit), self._dim)
+        return self._copy_rows(min(start, self._position_limit), rows, pass_by=False)
 
-    def pieces(self) -> Iterator[RowArrays]:
+    def iter_chunks(self) -> Iterator[RowArrays]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
         rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
-        room = self._room(min(rows, self._extent))  # once: new memory for each piece costs as much as its rows
-        for start, end in pairwise([*range(0, self._extent, rows), self._extent]):
-            piece = self._copied(start, room.first(end - start), pass_by=self._holders == 1)
+        room = self._room(min(rows, self._position_limit))  # once: new memory for each piece costs as much as its rows
+        for start, end in pairwise([*range(0, self._position_limit, rows), self._position_limit]):
+            piece = self._copy_rows(start, room.first(end - start), pass_by=self._holder_count == 1)
             if len(piece):
                 yield piece
 
     def whole(self) -> RowArrays:
         """As the protocol says."""
-        return self._copied(0, self._room(self._extent), pass_by=False)
+        return self._copy_rows(0, self._room(self._position_limit), pass_by=False)
 
     def hold(self) -> None:
         """As the protocol says."""
         with self._lock:
-            self._holders += 1
+            self._holder_count += 1
 
     def release(self) -> None:
         """As the protocol says."""
         with self._lock:
-            self._holders -= 1
-            if self._holders > 0:
+            self._holder_count -= 1
+            if self._holder_count > 0:
                 return
         self._snapshot.release()
 
     def _room(self, positions: int) -> RowArrays:
-        return RowArrays.empty(positions, self._dim, self._slots, tracked=self._tracked)
+        return RowArrays.empty(positions, self._dim, self._slots, tracked=self._has_last_steps)
 
-    def _copied(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
+    def _copy_rows(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
         """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
         slots = [*rows.slots.values()]
         with _translate_released():

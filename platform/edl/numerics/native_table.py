@@ -55,10 +55,10 @@ class NativeTable:
         salt: int | None = None,
     ) -> None:
         chosen, starts = select_kernel(optimizer), list(optimizer.slots.values())
-        self._declared = declared
+        self._table_spec = declared
         self._retention = retention or RowRetention()
-        self._tracked = self._retention.evict_after_steps is not None
-        self._dropped = 0
+        self._evicts_rows = self._retention.evict_after_steps is not None
+        self._evicted_count = 0
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
         self._step = make_step_factory(optimizer, declared)
@@ -77,9 +77,9 @@ class NativeTable:
         return len(self._table)
 
     @property
-    def dropped(self) -> int:
+    def evicted_count(self) -> int:
         """As the port says."""
-        return self._dropped
+        return self._evicted_count
 
     @property
     def bound(self) -> int | None:
@@ -92,7 +92,7 @@ class NativeTable:
         return self.memory.resident
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """As the port says."""
         return self._table.extent
 
@@ -116,12 +116,12 @@ class NativeTable:
         """The same into ``out``, ``[n, dim]``."""
         self._table.read(ids, out)
 
-    def admit(self, ids: Ids, step: int) -> None:
+    def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
-        self._drop(step)
+        self._evict_rows(step)
         bound = self._retention.share
         if bound is not None and len(self) + len(ids) > bound:
-            self._retention.check(self._declared, len(self), self._table.missing(ids))
+            self._retention.check(self._table_spec, len(self), self._table.missing(ids))
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Sum the gradients of equal ids, in their order, and update those rows, and no others.
@@ -129,27 +129,27 @@ class NativeTable:
         Raises:
             MemoryError: a part of the rows was updated.
         """
-        self._drop(step)
+        self._evict_rows(step)
         self._table.apply(ids, gradients, self._step(learning_rate, step), step)
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """The stored rows from a position, copied, without slot variables."""
-        rows = RowArrays.empty(count_positions(start, limit, self.extent), self._dim)
+        rows = RowArrays.empty(count_positions(start, limit, self.position_limit), self._dim)
         return rows.first(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
     def snapshot(self) -> NativeTableSnapshot:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        return NativeTableSnapshot(self._table, self._dim, self._slots, tracked=self._tracked)
+        return NativeTableSnapshot(self._table, self._dim, self._slots, tracked=self._evicts_rows)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
         self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots], rows.seen, step)
 
-    def _drop(self, step: int) -> None:
-        if self._tracked:
+    def _evict_rows(self, step: int) -> None:
+        if self._evicts_rows:
             before = len(self)
             self._table.drop(step)
-            self._dropped += before - len(self)
+            self._evicted_count += before - len(self)
 
     def _rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)

@@ -44,28 +44,28 @@ class NumpyTable:
         salt: int | None = None,
     ) -> None:
         self._retention = retention or RowRetention()
-        self._declared = declared
-        self._initial_slots = slots
+        self._table_spec = declared
+        self._slot_starts = slots
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
-        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _SparsePositionIndex(salt)
+        self._position_index = np.zeros(declared.rows, np.int32) if declared.rows else _SparsePositionIndex(salt)
         self._count = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
         self._slots = {name: np.empty_like(self._values) for name in slots}
         # The step that named each row last; 0 where a position is free.
         self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
-        self._free: list[int] = []
-        self._dropped = 0
+        self._free_positions: list[int] = []
+        self._evicted_count = 0
         self._now = 0
 
     def __len__(self) -> int:
-        return self._count - len(self._free)
+        return self._count - len(self._free_positions)
 
     @property
-    def dropped(self) -> int:
+    def evicted_count(self) -> int:
         """As the port says."""
-        return self._dropped
+        return self._evicted_count
 
     @property
     def bound(self) -> int | None:
@@ -76,42 +76,45 @@ class NumpyTable:
     def occupied(self) -> int:
         """As the port says: the size of its arrays, of which the kernel may have given a part only."""
         arrays: list[np.ndarray] = [self._ids, self._values, self._seen, *self._slots.values()]
-        return self._index.nbytes + sum(array.nbytes for array in arrays)
+        return self._position_index.nbytes + sum(array.nbytes for array in arrays)
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """As the port says."""
         return self._count
 
-    def admit(self, ids: Ids, step: int) -> None:
+    def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
-        self._drop(step)
-        new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
-        self._retention.check(self._declared, len(self), new)
-        self._grow(self._count + max(0, new - len(self._free)))
+        self._evict_rows(step)
+        new = int(np.count_nonzero(self._position_index[np.unique(ids)] == 0))
+        self._retention.check(self._table_spec, len(self), new)
+        self._ensure_capacity(self._count + max(0, new - len(self._free_positions)))
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
-        positions = self._index[ids] - 1
+        positions = self._position_index[ids] - 1
         missing = positions < 0
         if not missing.any():
             return self._values[positions]
-        values = np.empty((len(ids), self._declared.dim), np.float32)
+        values = np.empty((len(ids), self._table_spec.dim), np.float32)
         values[~missing] = self._values[positions[~missing]]
-        values[missing] = self._initial(ids[missing])
+        values[missing] = self._initial_rows(ids[missing])
         return values
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """As the port says."""
-        self._drop(step)
+        self._evict_rows(step)
         if not len(ids):
             return
         ids, gradients = sum_duplicates(ids, gradients)
-        positions = self._positions(ids)
+        positions = self._store_missing_rows(ids)
         values = self._values[positions]
         slots = {name: slot[positions] for name, slot in self._slots.items()}
         self._rule(
-            values, tuple(slots.values()), ParameterUpdate(gradients, learning_rate, step), ScratchArrays.like(values)
+            values,
+            tuple(slots.values()),
+            ParameterUpdate(gradients, learning_rate, step),
+            ScratchArrays.allocate_like(values),
         )
         self._values[positions] = values
         self._seen[positions] = max(step, self._now)
@@ -132,14 +135,14 @@ class NumpyTable:
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; the rows are not stored yet."""
-        positions = self._append(rows.ids)
+        positions = self._assign_positions(rows.ids)
         self._values[positions] = rows.values
         self._seen[positions] = np.maximum(step if rows.seen is None else rows.seen, 1)
         self._now = max(self._now, step, int(self._seen[positions].max(initial=0)))
         for name, slot in self._slots.items():
             slot[positions] = rows.slots[name]
 
-    def _drop(self, step: int) -> None:
+    def _evict_rows(self, step: int) -> None:
         """Free the positions of the rows that no push named for too long."""
         span = self._retention.evict_after_steps
         if span is None or step <= self._now:
@@ -147,33 +150,33 @@ class NumpyTable:
         self._now = step
         seen = self._seen[: self._count]
         due = np.flatnonzero((seen > 0) & (seen + span < step))
-        self._index[self._ids[due]] = np.zeros(len(due), np.int32)
+        self._position_index[self._ids[due]] = np.zeros(len(due), np.int32)
         seen[due] = 0
-        self._free += due.tolist()
-        self._dropped += len(due)
+        self._free_positions += due.tolist()
+        self._evicted_count += len(due)
 
-    def _positions(self, ids: Ids) -> np.ndarray:
+    def _store_missing_rows(self, ids: Ids) -> np.ndarray:
         """Where the rows are stored, after storing those that were not."""
-        missing = ids[self._index[ids] == 0]
+        missing = ids[self._position_index[ids] == 0]
         if len(missing):
-            positions = self._append(missing)
-            self._values[positions] = self._initial(missing)
+            positions = self._assign_positions(missing)
+            self._values[positions] = self._initial_rows(missing)
             for name, slot in self._slots.items():
-                slot[positions] = self._initial_slots[name]
-        return self._index[ids] - 1
+                slot[positions] = self._slot_starts[name]
+        return self._position_index[ids] - 1
 
-    def _append(self, ids: Ids) -> np.ndarray:
-        free = min(len(self._free), len(ids))
+    def _assign_positions(self, ids: Ids) -> np.ndarray:
+        free = min(len(self._free_positions), len(ids))
         count = self._count + len(ids) - free
-        self._grow(count)
-        reused = [self._free.pop() for _ in range(free)]
+        self._ensure_capacity(count)
+        reused = [self._free_positions.pop() for _ in range(free)]
         positions = np.array([*reused, *range(self._count, count)], np.int32)
         self._count = count
         self._ids[positions] = ids
-        self._index[ids] = positions + 1
+        self._position_index[ids] = positions + 1
         return positions
 
-    def _grow(self, count: int) -> None:
+    def _ensure_capacity(self, count: int) -> None:
         capacity = len(self._ids)
         if count <= capacity:
             return
@@ -184,8 +187,8 @@ class NumpyTable:
         slots = {name: _copy_extended(slot, capacity) for name, slot in self._slots.items()}
         self._ids, self._values, self._seen, self._slots = ids, values, seen, slots
 
-    def _initial(self, ids: Ids) -> Floats:
-        table = self._declared
+    def _initial_rows(self, ids: Ids) -> Floats:
+        table = self._table_spec
         return initial_rows(table.initializer, table.seed, ids, table.dim)
 
 
@@ -197,21 +200,21 @@ class _SparsePositionIndex:
     """
 
     def __init__(self, salt: int | None) -> None:
-        self._at: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         self._salt = np.uint64(secrets.randbits(64) if salt is None else salt)
 
     @property
     def nbytes(self) -> int:
         """Of the mapping itself, and of two numbers an id."""
-        return sys.getsizeof(self._at) + len(self._at) * 2 * sys.getsizeof(1 << 40)
+        return sys.getsizeof(self._positions) + len(self._positions) * 2 * sys.getsizeof(1 << 40)
 
     def __getitem__(self, ids: Ids) -> np.ndarray:
-        return np.fromiter((self._at.get(each, 0) for each in self._keys(ids)), np.int32, len(ids))
+        return np.fromiter((self._positions.get(each, 0) for each in self._salted_keys(ids)), np.int32, len(ids))
 
     def __setitem__(self, ids: Ids, positions: np.ndarray) -> None:
-        self._at.update(zip(self._keys(ids), positions.tolist(), strict=True))
+        self._positions.update(zip(self._salted_keys(ids), positions.tolist(), strict=True))
 
-    def _keys(self, ids: Ids) -> list[int]:
+    def _salted_keys(self, ids: Ids) -> list[int]:
         keys: list[int] = splitmix64(ids.astype(np.uint64) ^ self._salt).tolist()
         return keys
 

@@ -29,7 +29,7 @@ class NumpyUniqueFinder:
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
         order = np.arange(len(ids))
-        first = self._first(ids, order)
+        first = self._first_positions(ids, order)
         chosen = np.flatnonzero(first == order)
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
@@ -38,7 +38,7 @@ class NumpyUniqueFinder:
         )  # "raise" would copy
         return ids.take(chosen), positions
 
-    def _first(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:
+    def _first_positions(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:
         """For each id the index of the first that is equal."""
         if turn == _HASH_ROUNDS:
             _, first, of = np.unique(ids, return_index=True, return_inverse=True)
@@ -48,7 +48,7 @@ class NumpyUniqueFinder:
         first = table.take(slots)
         others = np.flatnonzero(ids.take(first) != ids)
         if len(others):  # another id has their slot
-            first[others] = others.take(self._first(ids.take(others), order[: len(others)], turn + 1))
+            first[others] = others.take(self._first_positions(ids.take(others), order[: len(others)], turn + 1))
         return first
 
     def _slots(self, ids: Ids, turn: int) -> tuple[Ids, Ids]:

@@ -60,7 +60,7 @@ class OptimizerSpec:
         """A hyperparameter as a float, such as ``momentum`` or ``epsilon``."""
         return float(self.hyperparameters[name])
 
-    def flag(self, name: str) -> bool:
+    def get_flag(self, name: str) -> bool:
         """A hyperparameter as a truth value, such as ``nesterov``."""
         return bool(self.hyperparameters[name])
 
@@ -74,16 +74,16 @@ class OptimizerSpec:
         return {
             name: 0.0 if slot.start is None else self.number(slot.start)
             for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
-            if slot.needs is None or self.hyperparameters[slot.needs]
+            if slot.required_parameter is None or self.hyperparameters[slot.required_parameter]
         }
 
     @property
-    def former_slots(self) -> Mapping[str, str]:
+    def former_slot_names(self) -> Mapping[str, str]:
         """What checkpoints of earlier versions call some of the slots, by what they are called now."""
         return {
-            name: slot.former
+            name: slot.former_name
             for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
-            if slot.former is not None
+            if slot.former_name is not None
         }
 
     def to_json(self) -> dict[str, JsonValue]:

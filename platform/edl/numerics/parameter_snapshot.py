@@ -39,11 +39,11 @@ class TableSnapshot(Protocol):
         """Rows."""
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """Their positions are below this; some positions may be free."""
 
     @property
-    def tracked(self) -> bool:
+    def has_last_steps(self) -> bool:
         """They say by which step they were named last."""
 
     def read(self, ids: Ids, declared: TableSpec) -> Floats:
@@ -52,7 +52,7 @@ class TableSnapshot(Protocol):
     def scan(self, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
 
-    def pieces(self) -> Iterator[RowArrays]:
+    def iter_chunks(self) -> Iterator[RowArrays]:
         """All of them with slot variables, a piece at a time; who holds them alone can do this once.
 
         A piece may be overwritten when the next one is asked for.
@@ -91,14 +91,14 @@ class RowArrays:
         seen = np.empty(count, np.uint32) if tracked else None
         return cls(ids, values, {name: np.empty_like(values) for name in slots}, seen)
 
-    def select(self, which: np.ndarray | slice) -> RowArrays:
+    def select_rows(self, which: np.ndarray | slice) -> RowArrays:
         """The rows that an index array, a mask or a slice selects."""
         slots = {name: slot[which] for name, slot in self.slots.items()}
         return RowArrays(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
 
     def first(self, count: int) -> RowArrays:
         """The first rows; these themselves if that is all of them."""
-        return self if count == len(self.ids) else self.select(slice(count))
+        return self if count == len(self.ids) else self.select_rows(slice(count))
 
     def find(self, ids: Ids) -> Ids:
         """Position of each id, -1 where it is not stored."""
@@ -113,12 +113,12 @@ class RowArrays:
         return len(self.ids)
 
     @property
-    def extent(self) -> int:
+    def position_limit(self) -> int:
         """See TableSnapshot."""
         return len(self.ids)
 
     @property
-    def tracked(self) -> bool:
+    def has_last_steps(self) -> bool:
         """See TableSnapshot."""
         return self.seen is not None
 
@@ -137,7 +137,7 @@ class RowArrays:
         part = slice(start, start + limit)
         return RowArrays(self.ids[part], self.values[part], {})
 
-    def pieces(self) -> Iterator[RowArrays]:
+    def iter_chunks(self) -> Iterator[RowArrays]:
         """See TableSnapshot: one piece."""
         yield self
 
@@ -196,15 +196,15 @@ class ParameterSnapshot:
         """Rows ``[n, dim]``, initial values for those that are not stored."""
         return self.tables[table].read(ids, self.declaration.table(table))
 
-    def extent(self, table: str) -> int:
+    def position_limit(self, table: str) -> int:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.extent`."""
-        return self.tables[table].extent
+        return self.tables[table].position_limit
 
     def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
 
-    def arranged(self, dense: Sequence[VariableSpec]) -> ParameterSnapshot:
+    def rearrange(self, dense: Sequence[VariableSpec]) -> ParameterSnapshot:
         """The same values with some of the dense variables, in another order."""
         declaration = replace(self.declaration, dense=tuple(dense))
         places = {variable.name: place for variable, place in self.declaration.places()}

@@ -52,7 +52,7 @@ class ParameterStore(Protocol):
     def tables(self) -> Mapping[str, EmbeddingTable]:
         """By name; to look at, not to change."""
 
-    def read_dense(self, out: Floats) -> None:
+    def read_flat(self, out: Floats) -> None:
         """Copy the slab to ``out``, ``[declaration.size]``."""
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
@@ -75,7 +75,7 @@ class ParameterStore(Protocol):
             PartialUpdateError: memory ran out later; the store may not be used any more.
         """
 
-    def extent(self, table: str) -> int:
+    def position_limit(self, table: str) -> int:
         """Rows of a table are at positions below this; some of them may be free."""
 
     def scan(self, table: str, start: int, limit: int) -> RowArrays:

@@ -36,16 +36,16 @@ class TableParameterStore(ABC):
     def __init__(self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None) -> None:
         self._declaration = declaration
         self._retention = retention or RowRetention()
-        self._slab = self._taken(dense)
-        self._tables = {table.name: self._empty(table) for table in declaration.tables}
+        self._slab = self._make_flat_parameters(dense)
+        self._tables = {table.name: self._make_empty_table(table) for table in declaration.tables}
 
-    def _taken(self, dense: Floats) -> FlatParameters:
+    def _make_flat_parameters(self, dense: Floats) -> FlatParameters:
         try:
             return FlatParameters(self._declaration, dense, self._rule)
         except MemoryError as error:
             raise out_of_memory_error(f"{self._dense}, with their slot variables") from error
 
-    def _empty(self, table: TableSpec) -> EmbeddingTable:
+    def _make_empty_table(self, table: TableSpec) -> EmbeddingTable:
         try:
             return self._made(table)
         except MemoryError as error:
@@ -78,7 +78,7 @@ class TableParameterStore(ABC):
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
             try:
-                for piece in rows.pieces():
+                for piece in rows.iter_chunks():
                     self._tables[name].load(piece, version)
             except MemoryError as error:
                 raise out_of_memory_error(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
@@ -93,7 +93,7 @@ class TableParameterStore(ABC):
         """As the port says."""
         return self._tables
 
-    def read_dense(self, out: Floats) -> None:
+    def read_flat(self, out: Floats) -> None:
         """As the port says."""
         np.copyto(out, self._slab.values)
 
@@ -108,7 +108,7 @@ class TableParameterStore(ABC):
         """As the port says."""
         for name, rows in gradients.rows.items():
             try:
-                self._tables[name].admit(rows.ids, step)
+                self._tables[name].prepare_update(rows.ids, step)
             except MemoryError as error:
                 raise out_of_memory_error(self._rows(name, rows.ids)) from error
         try:
@@ -121,9 +121,9 @@ class TableParameterStore(ABC):
             except MemoryError as error:
                 raise partial_update_error(self._rows(name, rows.ids)) from error
 
-    def extent(self, table: str) -> int:
+    def position_limit(self, table: str) -> int:
         """As the port says."""
-        return self._tables[table].extent
+        return self._tables[table].position_limit
 
     def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """As the port says."""
@@ -139,7 +139,7 @@ class TableParameterStore(ABC):
         except MemoryError as error:
             for rows in tables.values():
                 rows.release()
-            raise out_of_memory_error(f"a copy of {self._copied}") from error
+            raise out_of_memory_error(f"a copy of {self._copy_description}") from error
         return ParameterSnapshot(self._declaration, slab.values, slab.slots, tables)
 
     def make_room(self) -> None:
@@ -157,5 +157,5 @@ class TableParameterStore(ABC):
         return f"the {self._declaration.size} dense values"
 
     @property
-    def _copied(self) -> str:
+    def _copy_description(self) -> str:
         return ", ".join([self._dense, *(table.described for table in self._declaration.tables)])

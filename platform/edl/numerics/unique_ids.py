@@ -57,9 +57,9 @@ class UniqueIdFinder(threading.local):
     """
 
     def __init__(self, make: Callable[[], FindUnique] = make_fastest_finder) -> None:
-        self._find = make()
+        self._find_unique = make()
 
-    def each(self, tables: Sequence[Ids]) -> Iterator[UniqueIds]:
+    def find_by_table(self, tables: Sequence[Ids]) -> Iterator[UniqueIds]:
         """For each table the ids ``[lookups]`` that are looked up there, each once; the same for those looked up alike.
 
         Models often give the same ids to several tables: a weight and a vector for each.
@@ -74,4 +74,4 @@ class UniqueIdFinder(threading.local):
 
     def of(self, ids: Ids) -> UniqueIds:
         """The ids ``[lookups]``, each once, in the order in which they come first."""
-        return UniqueIds.of(*self._find(ids))
+        return UniqueIds.of(*self._find_unique(ids))

@@ -56,7 +56,7 @@ class PodPlacement:
 class _NodeCapacity:
     manifest: Manifest
     free: dict[str, Fraction]
-    tenants: list[RunningPod] = field(default_factory=list)
+    running_pods: list[RunningPod] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -72,19 +72,19 @@ class ClusterCapacity:
     """
 
     def __init__(self, nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> None:
-        self._all = list(nodes)
+        self._all_nodes = list(nodes)
         self._nodes: dict[str, _NodeCapacity] = {}
-        for manifest in self._all:
+        for manifest in self._all_nodes:
             if is_node_usable(manifest):
                 node = _NodeCapacity(manifest, parse_resources(manifest["status"].get("allocatable")))
                 self._nodes[node.name] = node
         for pod in pods:
-            self._occupy(pod)
+            self._add_running_pod(pod)
 
     @property
     def nodes_total(self) -> int:
         """All nodes."""
-        return len(self._all)
+        return len(self._all_nodes)
 
     @property
     def nodes_usable(self) -> int:
@@ -114,7 +114,7 @@ class ClusterCapacity:
         closest = min((lacking_resources(node.free, wanted) for node in nodes), key=len, default=[])
         return PodPlacement(None, lacking=tuple(closest))
 
-    def hopeless(self, pod: Manifest) -> str:
+    def never_fits_reason(self, pod: Manifest) -> str:
         """Why ``pod`` can never start on the nodes that there are today, were they all empty; empty if it can.
 
         Nodes that are not ready or cordoned count: they come back. An autoscaler may bring others, hence *today's*.
@@ -122,7 +122,7 @@ class ClusterCapacity:
         wanted = pod_requests(pod)
         fits = [
             parse_resources(node["status"].get("allocatable"))
-            for node in self._all
+            for node in self._all_nodes
             if node_admits_pod(_without_transient_taints(node), pod)
         ]
         if not fits:
@@ -139,18 +139,18 @@ class ClusterCapacity:
         self, node: _NodeCapacity, wanted: ResourceAmounts, priority: int, victims: Sequence[RunningPod]
     ) -> PodPlacement:
         for victim in victims:
-            node.tenants.remove(victim)
+            node.running_pods.remove(victim)
         node.free = subtract_resources(sum_resources([node.free, *(victim.requests for victim in victims)]), wanted)
-        node.tenants.append(RunningPod("", node.name, wanted, priority))
+        node.running_pods.append(RunningPod("", node.name, wanted, priority))
         return PodPlacement(node.name, tuple(victim.name for victim in victims))
 
-    def _occupy(self, pod: Manifest) -> None:
+    def _add_running_pod(self, pod: Manifest) -> None:
         node = self._nodes.get(pod["spec"].get("nodeName") or "")
         if node is None or pod.get("status", {}).get("phase") in _ENDED_PHASES:
             return
         meta, wanted = pod["metadata"], pod_requests(pod)
         name = f"{meta.get('namespace', '')}/{meta['name']}"
-        node.tenants.append(RunningPod(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
+        node.running_pods.append(RunningPod(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
         node.free = subtract_resources(node.free, wanted)
 
 
@@ -195,7 +195,7 @@ def _find_victims(node: _NodeCapacity, wanted: ResourceAmounts, priority: int) -
     """The fewest, lowest tenants without whom there is room; None when all lower ones together are too few."""
     chosen: list[RunningPod] = []
     free = node.free
-    for tenant in sorted(node.tenants, key=lambda tenant: tenant.priority):
+    for tenant in sorted(node.running_pods, key=lambda tenant: tenant.priority):
         if tenant.priority >= priority:
             break
         chosen.append(tenant)

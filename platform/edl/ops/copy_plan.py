@@ -33,13 +33,13 @@ class CopyPlan:
         items: the files, in order.
         here: directories of this machine to be made.
         there: directories of the volume to be made.
-        left_out: what is neither file nor directory, such as links.
+        skipped: what is neither file nor directory, such as links.
     """
 
     items: tuple[CopyItem, ...]
     here: tuple[Path, ...] = ()
     there: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -105,7 +105,7 @@ def plan_download(
     ]
     folders = [target / each.path for each in found if each.kind == "directory"]
     return CopyPlan(
-        tuple(files), here=(target, *folders), left_out=tuple(each.path for each in found if each.kind == "other")
+        tuple(files), here=(target, *folders), skipped=tuple(each.path for each in found if each.kind == "other")
     )
 
 
@@ -130,4 +130,4 @@ def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
             items.append(CopyItem(path, there, path.stat().st_size))
         else:
             others.append(name)
-    return CopyPlan(tuple(items), there=tuple(folders), left_out=tuple(others))
+    return CopyPlan(tuple(items), there=tuple(folders), skipped=tuple(others))

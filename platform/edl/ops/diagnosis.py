@@ -33,14 +33,14 @@ class JobEvidence:
     Attributes:
         job: the job.
         pods: its pods.
-        happenings: what Kubernetes says about its objects, by time.
+        events: what Kubernetes says about its objects, by time.
         nodes: all nodes; None where they may not be listed.
         called: the job as the next command names it: ``mnist -n team``.
     """
 
     job: JobView
     pods: Sequence[Manifest]
-    happenings: Sequence[KubernetesEvent]
+    events: Sequence[KubernetesEvent]
     nodes: Sequence[Manifest] | None
     called: str
 
@@ -92,7 +92,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
             f"Delete it and submit again: edl delete {evidence.called}",
         )
         return
-    refused = [each for each in evidence.happenings if each.reason == "FailedCreate"]
+    refused = [each for each in evidence.events if each.reason == "FailedCreate"]
     if refused:
         yield JobFinding("master", f"its pod is refused: {refused[-1].text}", refusal_remedy(refused[-1].text))
     else:

@@ -43,6 +43,6 @@ def _read_publication(there: JobObjects, name: str) -> tuple[PublishedStatus, st
         if page["metadata"]["name"] == names.status_configmap(name):
             pages = page.get("data") or {}
     try:
-        return PublishedStatus.from_pages(pages), ""
+        return PublishedStatus.from_configmap_data(pages), ""
     except SpecError as error:
         return PublishedStatus(), str(error)

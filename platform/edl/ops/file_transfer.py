@@ -78,7 +78,7 @@ class VolumeFiles:
         """The bytes of a file from ``offset`` up to ``size``."""
         self._ask("send", path, offset=offset, size=size)
         while offset < size:
-            data = self._hear(DATA_FRAME).payload
+            data = self._receive_frame(DATA_FRAME).payload
             offset += len(data)
             yield data
 
@@ -124,7 +124,7 @@ class VolumeFiles:
             moved(before)
             self._ask("send", path, offset=incoming.arrived, size=there.size)
             while incoming.missing:
-                data = self._hear(DATA_FRAME).payload
+                data = self._receive_frame(DATA_FRAME).payload
                 incoming.write(data)
                 moved(len(data))
             incoming.finish()
@@ -141,9 +141,9 @@ class VolumeFiles:
                 moved(len(data))
                 offset += len(data)
                 if self._pipe.waiting():  # it speaks only at the end, unless something is wrong
-                    self._interrupted()
+                    self._check_interruption()
 
-    def _interrupted(self) -> None:
+    def _check_interruption(self) -> None:
         """Whatever it says in the middle of a file, other than that it is still there, is the end of that."""
         heard = self._next()
         if heard.kind == ERROR_FRAME:
@@ -153,9 +153,9 @@ class VolumeFiles:
         self._pipe.write(encode_json_frame(REQUEST_FRAME, {"op": op, "path": path, **more}))
 
     def _answer(self) -> dict[str, Any]:
-        return self._hear(REPLY_FRAME).json()
+        return self._receive_frame(REPLY_FRAME).json()
 
-    def _hear(self, kind: bytes) -> CopyFrame:
+    def _receive_frame(self, kind: bytes) -> CopyFrame:
         while (heard := self._next()).kind == BUSY_FRAME:
             continue
         if heard.kind == ERROR_FRAME:

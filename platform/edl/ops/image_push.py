@@ -47,10 +47,10 @@ class PushProgress:
             sent = {**self.sent, layer: self.size[layer]} if layer in self.size else self.sent
             return replace(self, sent=sent, waiting=self.waiting - {layer}, there=self.there | {layer})
         if status == "Pushing":
-            return self._under_way(layer, message.get("progressDetail") or {})
+            return self._with_layer_progress(layer, message.get("progressDetail") or {})
         return replace(self, waiting=self.waiting | {layer}) if status in ("Preparing", "Waiting") else self
 
-    def _under_way(self, layer: str, detail: Mapping[str, int]) -> PushProgress:
+    def _with_layer_progress(self, layer: str, detail: Mapping[str, int]) -> PushProgress:
         sent = detail.get("current", 0)
         size = max(detail.get("total", 0), sent)  # the engine estimates totals, and passes them
         return replace(

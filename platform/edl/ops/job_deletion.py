@@ -45,12 +45,12 @@ class JobObjects:
     Attributes:
         objects: all with the job's label, pods first.
         now: the server's clock, unix seconds.
-        unseen: kinds that this user may not list, such as ``secrets``.
+        unlistable_kinds: kinds that this user may not list, such as ``secrets``.
     """
 
     objects: tuple[Manifest, ...]
     now: float
-    unseen: tuple[str, ...] = ()
+    unlistable_kinds: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.objects)
@@ -154,9 +154,9 @@ class JobDeletion:
     def round(self) -> JobObjects:
         """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
         there = list_job_objects(self._api, self._job)
-        if SECRETS.plural in there.unseen and not self._asked:
-            self._delete_unseen_token()
-        for deletion in plan_deletions(there, self._ready(there)):
+        if SECRETS.plural in there.unlistable_kinds and not self._asked:
+            self._delete_unlistable_token()
+        for deletion in plan_deletions(there, self._nodes_ready(there)):
             if (deletion.uid, deletion.grace) not in self._asked:
                 self._delete(deletion)
                 self._asked.add((deletion.uid, deletion.grace))
@@ -192,14 +192,14 @@ class JobDeletion:
         except (NotFoundError, ConflictError):
             return  # it is gone already, or another has its name
 
-    def _delete_unseen_token(self) -> None:
+    def _delete_unlistable_token(self) -> None:
         """Who may not read Secrets cannot see whether the Job owns the token's; its name is known."""
         try:
             self._api.delete(SECRETS, names.token_secret(self._job))
         except (NotFoundError, RbacDeniedError):
             return  # it is gone, or goes with the Job
 
-    def _ready(self, there: JobObjects) -> dict[str, bool]:
+    def _nodes_ready(self, there: JobObjects) -> dict[str, bool]:
         """Whether the nodes of leaving pods are ready, as far as this user may know."""
         leaving = [pod for pod in there.of(PODS) if "deletionTimestamp" in pod["metadata"]]
         ready: dict[str, bool] = {}

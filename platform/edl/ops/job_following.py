@@ -53,8 +53,8 @@ class JobFollower:
     """What has been seen of one job, and shown."""
 
     def __init__(self, face: RunRenderer) -> None:
-        self._face = face
-        self._known: Sequence[JobEvent] = ()
+        self._renderer = face
+        self._shown_events: Sequence[JobEvent] = ()
         self._told = PublishedStatus()
         self.progress: RunProgress | None = None
 
@@ -65,26 +65,26 @@ class JobFollower:
             seen: None: it is there no more.
         """
         if seen is None:
-            return self._unsaid("Interrupted", DELETED_REASON)
+            return self._unpublished_outcome("Interrupted", DELETED_REASON)
         progress = self.progress or RunProgress(seen.created)
-        for event in new_events(self._known, seen.told.events):
+        for event in new_events(self._shown_events, seen.told.events):
             progress = progress.after(event)
-            self._face.happened(event, progress)
+            self._renderer.show_event(event, progress)
         self.progress = progress.at(seen.told.status) if seen.told.status else progress
-        self._known, self._told = seen.told.events, seen.told
-        self._face.refresh(self.progress, time.time())
+        self._shown_events, self._told = seen.told.events, seen.told
+        self._renderer.refresh(self.progress, time.time())
         if progress.ended is not None:
             failure = self._told.failure
             return decide_outcome(
                 progress.ended, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
             )
         if seen.ended:
-            return self._unsaid(seen.phase, "" if seen.phase == "Done" else UNEXPLAINED_END)
+            return self._unpublished_outcome(seen.phase, "" if seen.phase == "Done" else UNEXPLAINED_END)
         return None
 
-    def _unsaid(self, phase: str, reason: str) -> RunOutcome:
+    def _unpublished_outcome(self, phase: str, reason: str) -> RunOutcome:
         """The end of a job whose master did not publish it."""
-        summary = self._told.summary or (self.progress or RunProgress(time.time())).so_far(time.time(), "")
+        summary = self._told.summary or (self.progress or RunProgress(time.time())).partial_summary(time.time(), "")
         return decide_outcome(
             JobEnded(phase, reason, summary, time=time.time()), RunFailure(detail=self._told.detail), None
         )

@@ -30,8 +30,8 @@ class GroupPlacement:
     """What becomes of a crowd.
 
     Attributes:
-        crowd: which one.
-        each: requests of one pod.
+        group: which one.
+        requests_per_pod: requests of one pod.
         allowed: how many of its pods the quotas let in.
         placed: how many of these find room now; None when the nodes are not known.
         victims: pods of lower priority that would give way.
@@ -40,8 +40,8 @@ class GroupPlacement:
         never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
     """
 
-    crowd: PodGroup
-    each: ResourceAmounts
+    group: PodGroup
+    requests_per_pod: ResourceAmounts
     allowed: int
     placed: int | None
     victims: tuple[str, ...] = ()
@@ -60,24 +60,26 @@ class JobForecast:
     """A whole job.
 
     Attributes:
-        fits: of each crowd, in the order in which they are asked for.
+        placements: of each crowd, in the order in which they are asked for.
         free: on nodes that the job's pods may use, before the job; None when the nodes are not known.
         nodes: how many may be used, of how many; None when they are not known.
     """
 
-    fits: tuple[GroupPlacement, ...]
+    placements: tuple[GroupPlacement, ...]
     free: ResourceAmounts | None = None
     nodes: tuple[int, int] | None = None
 
     @property
     def requested(self) -> ResourceAmounts:
         """All that the job asks for."""
-        parts = ({name: amount * fit.crowd.count for name, amount in fit.each.items()} for fit in self.fits)
+        parts = (
+            {name: amount * fit.group.count for name, amount in fit.requests_per_pod.items()} for fit in self.placements
+        )
         return {name: amount for name, amount in sum_resources(parts).items() if name != PODS_RESOURCE}
 
     def of(self, role: Role) -> list[GroupPlacement]:
         """The crowds of one role."""
-        return [fit for fit in self.fits if fit.crowd.role is role]
+        return [fit for fit in self.placements if fit.group.role is role]
 
 
 def forecast_job(crowds: Sequence[PodGroup], room: ClusterCapacity | None, quotas: NamespaceQuotas) -> JobForecast:
@@ -89,14 +91,14 @@ def forecast_job(crowds: Sequence[PodGroup], room: ClusterCapacity | None, quota
 
 
 def _place_group(crowd: PodGroup, room: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
-    never = None if room is None else room.hopeless(crowd.pod)
+    never = None if room is None else room.never_fits_reason(crowd.pod)
     allowed, placed = 0, 0
     victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     refusal = None
     waiting = False
     for _ in range(crowd.count):
-        refusal = quotas.admit(crowd.pod)
+        refusal = quotas.admit_pod(crowd.pod)
         if refusal is not None:
             break
         allowed += 1

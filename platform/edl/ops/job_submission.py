@@ -27,7 +27,7 @@ class SubmittedJob:
     """A job that the cluster has."""
 
     name: str
-    job_name: str
+    job_object_name: str
     uid: str
     namespace: str
 
@@ -92,7 +92,7 @@ def unsuspend_job(api: KubeClient, made: SubmittedJob) -> None:
     """
     # the server refuses a patch with a uid for any other object
     meta = {"uid": made.uid, "annotations": {BEGUN_ANNOTATION: "true"}}
-    api.patch(JOBS, made.job_name, {"metadata": meta, "spec": {"suspend": False}})
+    api.patch(JOBS, made.job_object_name, {"metadata": meta, "spec": {"suspend": False}})
 
 
 def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:

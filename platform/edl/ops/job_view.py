@@ -47,16 +47,16 @@ class JobView:
         namespace: where it is.
         job: the Job, as the API server has it.
         told: what its master published last; empty before the first time, and when it cannot be read.
-        unreadable: why it cannot be read: the master is of another version of EDL.
-        silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
+        unreadable_reason: why it cannot be read: the master is of another version of EDL.
+        master_silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
     """
 
     name: str
     namespace: str
     job: Manifest
     told: PublishedStatus
-    unreadable: str = ""
-    silence: str = field(default="", kw_only=True)
+    unreadable_reason: str = ""
+    master_silence: str = field(default="", kw_only=True)
 
     @property
     def uid(self) -> str:
@@ -102,7 +102,7 @@ class JobView:
             return said if said in ENDED else "Failed"
         if spec.get("suspend"):
             return "Suspended"
-        if self.silence:
+        if self.master_silence:
             return STALLED
         return said or ("Starting" if self.job.get("status", {}).get("ready") else "Pending")
 
@@ -117,7 +117,7 @@ class JobView:
         return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
 
     @property
-    def working(self) -> int:
+    def ready_workers(self) -> int:
         """Workers that run and have started: they train, or would if there were something to do."""
         return self.running - self.starting
 
@@ -126,7 +126,7 @@ class JobView:
         """What a job that is stalled waits for; empty for any other."""
         if self.phase != STALLED:
             return ""
-        return self.silence or (self.status.reason if self.status else "")
+        return self.master_silence or (self.status.reason if self.status else "")
 
     @property
     def ended(self) -> bool:
@@ -216,7 +216,7 @@ def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
 def _make_job_view(job: Manifest, pages: dict[str, str]) -> JobView:
     name, namespace = _job_name(job), job["metadata"]["namespace"]
     try:
-        return JobView(name, namespace, job, PublishedStatus.from_pages(pages))
+        return JobView(name, namespace, job, PublishedStatus.from_configmap_data(pages))
     except SpecError as error:  # one job's master of another version must not hide the others
         return JobView(name, namespace, job, PublishedStatus(), str(error))
 
@@ -236,8 +236,8 @@ def _check_master_silence(api: KubeClient, job: JobView, now: float | None) -> J
     try:
         masters = api.list(PODS, namespace=job.namespace, labels=names.label_selector(job.name, Role.MASTER)).items
     except ForbiddenError:
-        return replace(job, silence=f"its master has not said anything for {silent:.0f} s")
-    return replace(job, silence=f"{_describe_master(masters)}; it has not said anything for {silent:.0f} s")
+        return replace(job, master_silence=f"its master has not said anything for {silent:.0f} s")
+    return replace(job, master_silence=f"{_describe_master(masters)}; it has not said anything for {silent:.0f} s")
 
 
 def _describe_master(masters: Iterable[Manifest]) -> str:

@@ -53,13 +53,13 @@ class LocalRunFollower:
 
     def __init__(self, run: RunDirectory, face: PipeSafeRenderer, events: JsonLinesTail, began: float) -> None:
         """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
-        self._run, self._face, self._events = run, face, events
+        self._run, self._renderer, self._events = run, face, events
         self.progress = RunProgress(began)
-        self._trains = not (run.path / PREDICT_FILE).exists()
+        self._is_training = not (run.path / PREDICT_FILE).exists()
         self._stopped_by: int | None = None
         self._deadline: float | None = None
 
-    def follow(self, supervisor: subprocess.Popen[bytes]) -> RunOutcome:
+    def follow_until_end(self, supervisor: subprocess.Popen[bytes]) -> RunOutcome:
         """Show the run until its end."""
         with StopSignals() as signals, _supervisor_cleanup(supervisor):
             while True:
@@ -67,50 +67,50 @@ class LocalRunFollower:
                 self._read()
                 if exit_code is not None:
                     break
-                self._face.refresh(self.progress, time.time())
-                if self._face.broken and self._stopped_by is None:
-                    self._stop(supervisor, SIGPIPE)
+                self._renderer.refresh(self.progress, time.time())
+                if self._renderer.broken and self._stopped_by is None:
+                    self._stop_supervisor(supervisor, SIGPIPE)
                 for wish in signals.wait(POLL_SECONDS):
-                    self._stop(supervisor, wish)
+                    self._stop_supervisor(supervisor, wish)
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     supervisor.kill()  # its roles go with it
-            return self._conclude(exit_code)
+            return self._decide_outcome(exit_code)
 
     def _read(self) -> None:
         for value in self._events.poll():
             event = _parse_event(value)
             self.progress = self.progress.after(event)
-            self._face.happened(event, self.progress)
+            self._renderer.show_event(event, self.progress)
         with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
             self.progress = self.progress.at(json_object.from_json(Status, read_json(self._run.status)))
 
-    def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
+    def _stop_supervisor(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
         number = SIGINT
         if self._stopped_by is None:
             self._stopped_by = _EXIT_CODES[wish]
-            self._face.notice(_STOPPING_NOTICE if self._trains else _LEAVING_NOTICE)
+            self._renderer.show_notice(_STOPPING_NOTICE if self._is_training else _LEAVING_NOTICE)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
-            self._face.notice("Killing every process.")
+            self._renderer.show_notice("Killing every process.")
             self._deadline = time.monotonic() + KILL_SECONDS
             number = SIGTERM  # two of one kind, soon after each other, would arrive as one
         with suppress(ProcessLookupError):
             supervisor.send_signal(number)
 
-    def _conclude(self, exit_code: int) -> RunOutcome:
+    def _decide_outcome(self, exit_code: int) -> RunOutcome:
         by_master = self.progress.ended
-        ended = by_master or self._end_it(exit_code)
-        self._face.refresh(self.progress, time.time())
+        ended = by_master or self._write_end(exit_code)
+        self._renderer.refresh(self.progress, time.time())
         failure = _read_failure(self._run) if by_master else RunFailure(detail=_log_ends(self._run))
         return decide_outcome(ended, failure, self._stopped_by)
 
-    def _end_it(self, exit_code: int) -> JobEnded:
+    def _write_end(self, exit_code: int) -> JobEnded:
         """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
         now, (phase, reason) = time.time(), explain_missing_end(exit_code, self._stopped_by)
-        summary = _read_summary(self._run) or self.progress.so_far(now, str(self._run.logs))
+        summary = _read_summary(self._run) or self.progress.partial_summary(now, str(self._run.logs))
         ended = JobEnded(phase, reason, summary, time=now)
         self.progress = self.progress.after(ended)
-        self._face.happened(ended, self.progress)
+        self._renderer.show_event(ended, self.progress)
         try:
             append_json_line(self._run.events, json_object.to_json(ended))
             write_json(self._run.path / SUMMARY_FILE, json_object.to_json(summary))
@@ -119,7 +119,7 @@ class LocalRunFollower:
                 self.progress = self.progress.at(over)
                 write_json(self._run.status, json_object.to_json(over))
         except StorageError as error:
-            self._face.notice(str(error))
+            self._renderer.show_notice(str(error))
         return ended
 
 

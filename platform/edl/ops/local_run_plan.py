@@ -48,11 +48,11 @@ class RunArguments:
             [program_name(), verb, command_arguments(str(self.job_file), None, None, self.settings), *given, *more]
         )
 
-    def goes_on(self, run_id: str) -> str:
+    def resume_command(self, run_id: str) -> str:
         """The command that goes on with a run."""
         return self.command("run", "--resume", run_id)
 
-    def goes_back(self, run_id: str) -> str:
+    def resume_from_checkpoint_command(self, run_id: str) -> str:
         """The command that goes on with a run from its newest intact checkpoint, without its journal."""
         return self.command("run", "--resume", run_id, "--from-checkpoint")
 
@@ -100,8 +100,11 @@ class LocalRunPlan:
     def lines(self) -> list[str]:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
-        work = self._prediction(self.weights) if self.weights else self._training()
-        return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *self._resumed()])]
+        work = self._prediction_lines(self.weights) if self.weights else self._training()
+        return [
+            title,
+            *(f"  {line}" for line in [*work, self._roles_text(), self._location_text(), *self._resume_lines()]),
+        ]
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What people may do after the end."""
@@ -109,36 +112,40 @@ class LocalRunPlan:
             return []
         if outcome.phase == "Interrupted":
             why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
-            return [*why, *self._onwards("Go on with")]
+            return [*why, *self._resume_steps("Go on with")]
         if outcome.phase != "Done":
-            return self._after_failure(outcome)
+            return self._steps_after_failure(outcome)
         if self.spec.data.prediction:
             more = ("--from", self.run_id, "--output", "predictions")
             return [f"Predict with: {self.order.command('predict', *more)}"]
         return []
 
-    def _after_failure(self, outcome: RunOutcome) -> list[str]:
+    def _steps_after_failure(self, outcome: RunOutcome) -> list[str]:
         changed = [_CHANGE_SETTINGS_HINT] if self.order.settings else []
-        if self._begins_anew(outcome):
+        if self._must_start_again(outcome):
             return [*changed, f"Start again when the cause is gone with: {self.order.command('run')}"]
-        return self._onwards("Go on when the cause is gone with", *changed)
+        return self._resume_steps("Go on when the cause is gone with", *changed)
 
-    def _onwards(self, how: str, *changed: str) -> list[str]:
+    def _resume_steps(self, how: str, *changed: str) -> list[str]:
         """From where the run goes on, and the command; nothing of the former where that cannot be read."""
-        again = self.order.goes_on(self.run_id)
+        again = self.order.resume_command(self.run_id)
         try:
             found = resume_checkpoint(self.run)
         except JournalDamagedError as error:
             with suppress(BadInputError, StorageError):
                 costs = plan_restart(self.run).lines()
-                return [*_as_sentences(error.message, *costs), *changed, f"{how}: {self.order.goes_back(self.run_id)}"]
+                return [
+                    *_as_sentences(error.message, *costs),
+                    *changed,
+                    f"{how}: {self.order.resume_from_checkpoint_command(self.run_id)}",
+                ]
         except StorageError:
             pass  # how the run ended was told already
         else:
             return [_resume_point_text(self.run, found), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
-    def _begins_anew(self, outcome: RunOutcome) -> bool:
+    def _must_start_again(self, outcome: RunOutcome) -> bool:
         """Whether nothing is lost with the run that failed, and going on with it may not be possible.
 
         A fault of the model or of the data may be mended in fields that are fixed for a run that goes on. Other causes,
@@ -164,20 +171,20 @@ class LocalRunPlan:
             )
         return lines
 
-    def _prediction(self, weights: TrainedWeights) -> list[str]:
+    def _prediction_lines(self, weights: TrainedWeights) -> list[str]:
         records = _records_text(self.counts.prediction, self.spec.data.prediction)
         return [f"predicts {records} with {weights.path}", *weights.lines(), f"writes to {self.output}"]
 
-    def _roles(self) -> str:
+    def _roles_text(self) -> str:
         if self.spec.strategy.name == "Local":
             return "one process (strategy Local)"
         workers = _pluralize(self.spec.workers.max, "worker")
         return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
 
-    def _where(self) -> str:
+    def _location_text(self) -> str:
         return f"{'goes on with' if self.resumed else 'run'} {self.run.run_id} in {self.run.path}"
 
-    def _resumed(self) -> Iterator[str]:
+    def _resume_lines(self) -> Iterator[str]:
         """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
         if not self.resumed:
             return

@@ -112,7 +112,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
             supervisor = start_supervisor(run.path, SUPERVISOR_PROGRAM)
         except OSError as error:
             raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
-        outcome = LocalRunFollower(run, face, events, began).follow(supervisor)
+        outcome = LocalRunFollower(run, face, events, began).follow_until_end(supervisor)
     face.ended(plan, outcome)
     return outcome.exit_code
 

@@ -167,29 +167,29 @@ class MasterStatusReader:
 
     def __init__(self, api: KubeClient, job: str, uid: str) -> None:
         self._api, self._job, self._uid = api, job, uid
-        self._last = MasterPodStatus(MasterStage.ABSENT)
+        self._last_status = MasterPodStatus(MasterStage.ABSENT)
 
     def look(self) -> MasterPodStatus:
         """The master now."""
         with suppress(ApiError):
-            self._last = self._look()
-        return self._last
+            self._last_status = self._look()
+        return self._last_status
 
     def _look(self) -> MasterPodStatus:
         pods = self._api.list(PODS, labels=names.label_selector(self._job, Role.MASTER)).items
         own = [pod for pod in pods if _is_owned_by(pod, self._uid)]
         newest = max(own, key=_pod_age_key, default=None)
         sight = classify_master_pod(newest)
-        if sight.stage is MasterStage.RUNNING and self._published():
+        if sight.stage is MasterStage.RUNNING and self._has_published():
             return MasterPodStatus(MasterStage.SERVING, pod=sight.pod)
         if sight.stage is MasterStage.FAILED and sight.exit_code is not None and not sight.message:
-            return replace(sight, message=self._last_words(sight.pod, sight.container or names.ROLE_CONTAINER))
+            return replace(sight, message=self._read_log_tail(sight.pod, sight.container or names.ROLE_CONTAINER))
         if sight.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not sight.message:
             about = newest["metadata"]["uid"] if newest else self._uid
-            return MasterPodStatus(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
+            return MasterPodStatus(sight.stage, sight.reason, self._newest_warning(about), pod=sight.pod)
         return sight
 
-    def _published(self) -> bool:
+    def _has_published(self) -> bool:
         try:
             pages = self._api.get(CONFIGMAPS, names.status_configmap(self._job)).get("data") or {}
         except NotFoundError:
@@ -199,7 +199,7 @@ class MasterStatusReader:
         except ValueError:
             return False
 
-    def _warning(self, uid: str) -> str:
+    def _newest_warning(self, uid: str) -> str:
         """The newest warning about an object; empty if there is none, or nobody may read events."""
         try:
             events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
@@ -208,7 +208,7 @@ class MasterStatusReader:
         newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default={})
         return str(newest.get("message", ""))
 
-    def _last_words(self, pod: str, container: str) -> str:
+    def _read_log_tail(self, pod: str, container: str) -> str:
         try:
             lines = list(self._api.logs(pod, container=container, tail=_LOG_TAIL_LINES).lines())
         except ApiError:

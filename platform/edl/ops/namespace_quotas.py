@@ -40,13 +40,13 @@ class NamespaceQuotas:
 
     def __init__(self, quotas: Iterable[Manifest]) -> None:
         self._quotas = list(quotas)
-        self._left = {
+        self._remaining = {
             quota["metadata"]["name"]: subtract_resources(
                 _hard_limits(quota), parse_resources(quota.get("status", {}).get("used"))
             )
             for quota in self._quotas
         }
-        self._room = dict(self._left)
+        self._room = dict(self._remaining)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -54,9 +54,9 @@ class NamespaceQuotas:
     def left(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
         """Name, what is left and what is allowed, of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
-        return [(name, self._left[name], _hard_limits(quota)) for name, quota in named]
+        return [(name, self._remaining[name], _hard_limits(quota)) for name, quota in named]
 
-    def room(self, quota: str, resource: str) -> Fraction:
+    def initial_room(self, quota: str, resource: str) -> Fraction:
         """What a quota leaves before the job, never less than nothing."""
         room: Fraction = max(Fraction(), self._room[quota][resource])
         return room
@@ -67,18 +67,18 @@ class NamespaceQuotas:
         uses = [quota_usage(pod) for pod in pods if _applies_to(counting, pod)]
         return sum_resources(uses).get(resource, Fraction())
 
-    def admit(self, pod: Manifest) -> QuotaRefusal | None:
+    def admit_pod(self, pod: Manifest) -> QuotaRefusal | None:
         """Take what a pod uses, or say which quota has no room for it."""
         uses = quota_usage(pod)
         counted = [quota for quota in self._quotas if _applies_to(quota, pod)]
         for quota in counted:
             name = quota["metadata"]["name"]
-            for resource, left in self._left[name].items():
+            for resource, left in self._remaining[name].items():
                 if uses.get(resource, 0) > left:
                     return QuotaRefusal(name, resource, uses[resource], left, _hard_limits(quota)[resource])
         for quota in counted:
             name = quota["metadata"]["name"]
-            self._left[name] = subtract_resources(self._left[name], uses)
+            self._remaining[name] = subtract_resources(self._remaining[name], uses)
         return None
 
 

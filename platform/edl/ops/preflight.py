@@ -59,17 +59,17 @@ class PreflightResult:
 
     Attributes:
         there: what the namespace has of a job of that name: something only if it may be replaced.
-        crowds: with the pods as the server admits them: priority, tolerations and LimitRange defaults filled in.
+        pod_groups: with the pods as the server admits them: priority, tolerations and LimitRange defaults filled in.
         nodes: None if they may not be listed.
-        tenants: the cluster's pods that have not ended; None if they may not be listed.
+        running_pods: the cluster's pods that have not ended; None if they may not be listed.
         quotas: of the namespace; None if they may not be listed.
         remarks: what could not be checked, or works with a limit; a sentence each.
     """
 
     there: JobObjects
-    crowds: tuple[PodGroup, ...]
+    pod_groups: tuple[PodGroup, ...]
     nodes: tuple[Manifest, ...] | None
-    tenants: tuple[Manifest, ...] | None
+    running_pods: tuple[Manifest, ...] | None
     quotas: tuple[Manifest, ...] | None
     remarks: tuple[str, ...] = ()
 
@@ -80,9 +80,9 @@ class _PreflightAnswers:
 
     objects: Sequence[list[PreflightFinding]]
     pods: Sequence[PodGroup | ApiError]
-    checked: Sequence[PreflightFinding | str | None]
+    object_checks: Sequence[PreflightFinding | str | None]
     nodes: tuple[Manifest, ...] | None
-    tenants: tuple[Manifest, ...] | None
+    running_pods: tuple[Manifest, ...] | None
     quotas: tuple[Manifest, ...] | None
     classes: tuple[Manifest, ...] | None
     accounts: tuple[Manifest, ...] | None
@@ -100,15 +100,15 @@ def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResul
     if findings := merge_findings(_collect_findings(request, there, answers)):
         raise PreflightError(request.job, api.namespace, findings)
     crowds = tuple(crowd for crowd in answers.pods if isinstance(crowd, PodGroup))
-    remarks = tuple(answer for answer in answers.checked if isinstance(answer, str))
-    return PreflightResult(there, crowds, answers.nodes, answers.tenants, answers.quotas, remarks)
+    remarks = tuple(answer for answer in answers.object_checks if isinstance(answer, str))
+    return PreflightResult(there, crowds, answers.nodes, answers.running_pods, answers.quotas, remarks)
 
 
 def _ask_all(api: KubeClient, request: SubmissionRequest, there: JobObjects) -> _PreflightAnswers:
     """All questions, a few at a time."""
     with ThreadPoolExecutor(PREFLIGHT_THREADS) as pool:
         objects = [pool.submit(_dry_run_create, api, thing, there) for thing in request.manifests]
-        pods = [pool.submit(_admit_group, api, crowd) for crowd in request.crowds]
+        pods = [pool.submit(_admit_group, api, crowd) for crowd in request.pod_groups]
         checked = [pool.submit(_check_object, api, VOLUME_CLAIMS, name) for name in request.claims]
         checked += [pool.submit(_check_object, api, SECRETS, name) for name in request.pull_secrets]
         tenants = pool.submit(
@@ -133,15 +133,15 @@ def _collect_findings(
 ) -> Iterator[PreflightFinding]:
     """Everything that is in the way, what concerns the whole job first; some of it several times."""
     classes, accounts = _object_names(answers.classes) or (), _object_names(answers.accounts)
-    yield from check_job_name(request.job, find_existing_job(there), there, replaces=request.replaces)
+    yield from check_job_name(request.job, find_existing_job(there), there, replaces=request.replaces_ended)
     for refused in answers.objects:
         yield from refused
-    for crowd, admitted in zip(request.crowds, answers.pods, strict=True):
+    for crowd, admitted in zip(request.pod_groups, answers.pods, strict=True):
         if isinstance(admitted, ApiError):
             yield refusal_finding(admitted, crowd, classes)
-    for crowd in request.crowds:
+    for crowd in request.pod_groups:
         yield from check_pod_references(crowd, classes, accounts)
-    yield from (answer for answer in answers.checked if isinstance(answer, PreflightFinding))
+    yield from (answer for answer in answers.object_checks if isinstance(answer, PreflightFinding))
 
 
 def _dry_run_create(api: KubeClient, thing: Manifest, there: JobObjects) -> list[PreflightFinding]:
@@ -151,7 +151,7 @@ def _dry_run_create(api: KubeClient, thing: Manifest, there: JobObjects) -> list
     except ConflictError as error:
         known = any((old["kind"], old["metadata"]["name"]) == (thing["kind"], name) for old in there.objects)
         own = find_existing_job(there)
-        if known or (own is not None and thing["kind"].lower() + "s" in there.unseen):
+        if known or (own is not None and thing["kind"].lower() + "s" in there.unlistable_kinds):
             return []  # of_name speaks of it, or it is replaced
         return [refusal_finding(error, None, ())]
     except RetryableError:

@@ -85,8 +85,8 @@ def check_quotas(fits: Sequence[GroupPlacement], quotas: NamespaceQuotas) -> lis
         fits: of all pods of the job.
         quotas: those that the fits were made with.
     """
-    works = any(fit.allowed for fit in fits if fit.crowd.role is Role.WORKER)
-    refused = [(fit.crowd, fit.refusal) for fit in fits if not (works and fit.crowd.role is Role.WORKER)]
+    works = any(fit.allowed for fit in fits if fit.group.role is Role.WORKER)
+    refused = [(fit.group, fit.refusal) for fit in fits if not (works and fit.group.role is Role.WORKER)]
     return [
         _quota_finding(refusal, _minimum_pods(fits, crowd), quotas) for crowd, refusal in refused if refusal is not None
     ]
@@ -96,7 +96,7 @@ def _quota_finding(
     refusal: QuotaRefusal, least: Sequence[tuple[PodGroup, int]], quotas: NamespaceQuotas
 ) -> PreflightFinding:
     resource, pods = refusal.resource, [crowd.pod for crowd, count in least for _ in range(count)]
-    room = format_amount(resource, quotas.room(refusal.quota, resource))
+    room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
     need = format_amount(resource, quotas.asked(refusal.quota, resource, pods))
     who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in least)
     message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
@@ -105,7 +105,7 @@ def _quota_finding(
 
 def _minimum_pods(fits: Iterable[GroupPlacement], refused: PodGroup) -> list[tuple[PodGroup, int]]:
     """The fewest pods that do something: how many of each crowd. The worker is one of those refused, if any is."""
-    crowds = [fit.crowd for fit in fits]
+    crowds = [fit.group for fit in fits]
     workers = [crowd for crowd in (refused, *crowds) if crowd.role is Role.WORKER][:1]
     others = [(crowd, crowd.count) for crowd in crowds if crowd.role is not Role.WORKER]
     return [*others, *((crowd, 1) for crowd in workers)]

@@ -16,20 +16,21 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._received: list[signal.Signals] = []
-        self._wake, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._old_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._old: dict[signal.Signals, SignalHandler] = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+        self._wake, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._previous_wakeup = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        self._previous_handlers: dict[signal.Signals, SignalHandler] = {
+            number: signal.signal(number, self._record_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
         }
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_descriptor)
+        signal.set_wakeup_fd(self._previous_wakeup)
         os.close(self._wake)
-        os.close(self._writer)
+        os.close(self._wake_writer)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
         """The wishes to stop that came; returns early on one, and when a child has ended."""
@@ -38,7 +39,7 @@ class StopSignals:
         received, self._received = self._received, []
         return received
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number != signal.SIGCHLD:
             self._received.append(signal.Signals(number))

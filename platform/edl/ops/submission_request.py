@@ -24,18 +24,18 @@ class SubmissionRequest:
     Attributes:
         job: its name.
         manifests: of ``render_job``, the Job suspended.
-        crowds: the kinds of pods that there will be, as rendered.
+        pod_groups: the kinds of pods that there will be, as rendered.
         claims: names of the PersistentVolumeClaims that the pods mount.
         pull_secrets: names of the Secrets that the image is pulled with.
-        replaces: whether a Job of that name that has ended may be replaced.
+        replaces_ended: whether a Job of that name that has ended may be replaced.
     """
 
     job: str
     manifests: Sequence[Manifest]
-    crowds: Sequence[PodGroup]
+    pod_groups: Sequence[PodGroup]
     claims: Sequence[str] = ()
     pull_secrets: Sequence[str] = ()
-    replaces: bool = False
+    replaces_ended: bool = False
 
 
 def build_request(
@@ -58,7 +58,7 @@ def build_request(
         _pod_groups(spec, manifests[-1], namespace or "default"),
         tuple(dict.fromkeys(claim for claim in claims if claim)),
         spec.pod.image_pull_secrets,
-        replaces=run is not None,
+        replaces_ended=run is not None,
     )
 
 

@@ -36,7 +36,7 @@ class VolumeSession:
     def __init__(self, api: KubeClient, pod: str) -> None:
         self._api, self._pod = api, pod
 
-    def repeatedly(self, work: Callable[[VolumeFiles], WorkResult]) -> WorkResult:
+    def run_with_retries(self, work: Callable[[VolumeFiles], WorkResult]) -> WorkResult:
         """The result of ``work`` over a new connection, and over more of them when one breaks.
 
         Raises:
@@ -56,7 +56,7 @@ class VolumeSession:
                 time.sleep(min(2**attempt, 10))
         raise AssertionError("unreachable")
 
-    def carry(self, plan: CopyPlan, *, upload: bool) -> int:
+    def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:
         """Copy all of a plan; returns the bytes that did travel."""
         for folder in plan.here:
             folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,13 @@ class VolumeSession:
                     item = left[0]
                     shown.begin(item.there)
                     if upload:
-                        travelled += files.upload(item.here, item.there, shown.moved)
+                        travelled += files.upload(item.here, item.there, shown.add_bytes)
                     else:
-                        travelled += files.download(item.there, item.here, shown.moved)
+                        travelled += files.download(item.there, item.here, shown.add_bytes)
                     shown.done(item.size)
                     left.pop(0)
 
-            self.repeatedly(work)
+            self.run_with_retries(work)
         return travelled
 
 
@@ -121,15 +121,15 @@ class _CopyProgress:
     """How far a copy is; an attempt that is repeated does not count twice."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._tell, self._before, self._now, self._name = tell, 0, 0, ""
+        self._tell, self._before, self._now, self._file_name = tell, 0, 0, ""
 
     def begin(self, name: str) -> None:
-        self._name, self._now = name, 0
-        self.moved(0)
+        self._file_name, self._now = name, 0
+        self.add_bytes(0)
 
-    def moved(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         self._now += size
-        self._tell(self._before + self._now, self._name)
+        self._tell(self._before + self._now, self._file_name)
 
     def done(self, size: int) -> None:
         self._before += size

@@ -51,7 +51,7 @@ class TrainedWeights:
         if not self.trained:
             yield "warning: the checkpoint is of step 0: nothing was trained yet"
 
-    def left_out(self) -> list[str]:
+    def skipped_lines(self) -> list[str]:
         """What would have been taken if it were intact, for people."""
         return [
             f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"

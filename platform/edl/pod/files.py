@@ -54,7 +54,7 @@ class FileServer:
 
     def __init__(self, root: Path, source: BinaryIO, sink: BinaryIO) -> None:
         self._root, self._source, self._sink = root.resolve(), source, sink
-        self._spoke = time.monotonic()
+        self._last_write = time.monotonic()
 
     def serve(self) -> None:
         """Answer until the other end has ended."""
@@ -63,7 +63,7 @@ class FileServer:
             try:
                 self._answer(value)
             except EdlError as error:
-                self._say(encode_json_frame(ERROR_FRAME, self._told(error)))
+                self._write_frame(encode_json_frame(ERROR_FRAME, self._told(error)))
                 if value.get("op") == "receive":
                     return
 
@@ -77,16 +77,18 @@ class FileServer:
         return told
 
     def _answer(self, value: dict[str, Any]) -> None:
-        path = self._inside(str(value.get("path", "")))
+        path = self._resolve_path(str(value.get("path", "")))
         match value.get("op"):
             case "list":
-                self._list(path, recursive=bool(value.get("recursive")))
+                self._send_listing(path, recursive=bool(value.get("recursive")))
             case "stat":
-                self._say(encode_json_frame(REPLY_FRAME, self._stat(path, with_digest=bool(value.get("digest")))))
+                self._write_frame(
+                    encode_json_frame(REPLY_FRAME, self._stat_path(path, with_digest=bool(value.get("digest"))))
+                )
             case "make":
                 with translate_os_errors(path, "make the directory"):
                     path.mkdir(parents=True, exist_ok=True)
-                self._say(encode_json_frame(REPLY_FRAME, {}))
+                self._write_frame(encode_json_frame(REPLY_FRAME, {}))
             case "receive":
                 self._receive(path, int(value["size"]), str(value["sha256"]))
             case "send":
@@ -94,23 +96,23 @@ class FileServer:
             case other:
                 raise BadInputError(f"no request is called {other!r}", hint="The image is of another version of EDL.")
 
-    def _inside(self, text: str) -> Path:
+    def _resolve_path(self, text: str) -> Path:
         path = (self._root / text.lstrip("/")).resolve()
         if not path.is_relative_to(self._root):
             raise BadInputError("this leads out of the volume", where=text)
         return path
 
-    def _list(self, path: Path, *, recursive: bool) -> None:
+    def _send_listing(self, path: Path, *, recursive: bool) -> None:
         entries: list[dict[str, Any]] = []
         with translate_os_errors(path, "list"):
             for entry in _walk_entries(path, recursive=recursive):
                 entries.append(entry)
                 if len(entries) == ENTRIES_PER_ANSWER:
-                    self._say(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": True}))
+                    self._write_frame(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": True}))
                     entries = []
-        self._say(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": False}))
+        self._write_frame(encode_json_frame(REPLY_FRAME, {"entries": entries, "more": False}))
 
-    def _stat(self, path: Path, *, with_digest: bool) -> dict[str, Any]:
+    def _stat_path(self, path: Path, *, with_digest: bool) -> dict[str, Any]:
         with translate_os_errors(path, "look at"):
             try:
                 found = path.stat()
@@ -123,11 +125,11 @@ class FileServer:
 
     def _receive(self, path: Path, size: int, sha256: str) -> None:
         with PartialUpload(path, size, sha256, self._tick) as incoming:
-            self._say(encode_json_frame(REPLY_FRAME, {"arrived": incoming.arrived}))
+            self._write_frame(encode_json_frame(REPLY_FRAME, {"arrived": incoming.arrived}))
             while incoming.missing:
                 incoming.write(_data_payload(read_frame(self._source.read)))
             incoming.finish()
-        self._say(encode_json_frame(REPLY_FRAME, {}))
+        self._write_frame(encode_json_frame(REPLY_FRAME, {}))
 
     def _send(self, path: Path, offset: int, size: int) -> None:
         with translate_os_errors(path, "read"), path.open("rb") as file:
@@ -136,17 +138,17 @@ class FileServer:
                 block = file.read(min(CHUNK_BYTES, size - offset))
                 if not block:
                     raise StorageError("the file has become shorter", where=str(path), hint="Copy it once more.")
-                self._say(encode_frame(DATA_FRAME, block))
+                self._write_frame(encode_frame(DATA_FRAME, block))
                 offset += len(block)
 
     def _tick(self) -> None:
-        if time.monotonic() - self._spoke >= BUSY_SECONDS:
-            self._say(encode_frame(BUSY_FRAME))
+        if time.monotonic() - self._last_write >= BUSY_SECONDS:
+            self._write_frame(encode_frame(BUSY_FRAME))
 
-    def _say(self, data: bytes) -> None:
+    def _write_frame(self, data: bytes) -> None:
         self._sink.write(data)
         self._sink.flush()
-        self._spoke = time.monotonic()
+        self._last_write = time.monotonic()
 
 
 def _data_payload(arrived: CopyFrame | None) -> bytes:

@@ -39,10 +39,10 @@ class InitProcess:
     """
 
     def __init__(self, become: Callable[[AnnounceLog], None]) -> None:
-        self._become = become
+        self._exec_child = become
         self._log = LogFile(lambda sentence: _write_stdout(f"edl-role: {sentence}\n".encode()))
         self._told = b""
-        self._code: int | None = None
+        self._exit_code: int | None = None
 
     def run(self) -> int:
         """Start the child and stay until it has ended; returns its exit code as a shell has it (128 + n)."""
@@ -53,28 +53,28 @@ class InitProcess:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
             signal.signal(number, lambda number, _: None)  # the descriptor says which; this keeps it from killing us
-        self._child = self._fork(child_output, child_word)
+        self._child = self._fork_child(child_output, child_word)
         os.close(child_output)
         os.close(child_word)
-        self._serve({woken: self._signalled, output: self._copy, word: self._hear})
-        while self._hear(word) or self._copy(output):  # what the child said and wrote before it ended
+        self._serve({woken: self._handle_signals, output: self._copy, word: self._read_announcement})
+        while self._read_announcement(word) or self._copy(output):  # what the child said and wrote before it ended
             pass
         self._log.close(LOG_FLUSH_SECONDS)
-        assert self._code is not None
-        return self._code
+        assert self._exit_code is not None
+        return self._exit_code
 
     def _serve(self, handlers: dict[int, Callable[[int], bool]]) -> None:
         poll = select.poll()
         for descriptor in handlers:
             poll.register(descriptor, select.POLLIN)
-        while self._code is None:
+        while self._exit_code is None:
             for descriptor, _ in poll.poll():
                 if not handlers[descriptor](descriptor):
                     poll.unregister(descriptor)
 
     # ------------------------------------------------------------------ the child
 
-    def _fork(self, output: int, word: int) -> int:
+    def _fork_child(self, output: int, word: int) -> int:
         """Start the child; it gets signals from its first moment on, and none of our handlers."""
         every = {*FORWARDED, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, every)
@@ -84,17 +84,17 @@ class InitProcess:
             for number in every:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, every)
-            self._be(output, word)
+            self._run_child(output, word)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, every)
         return child
 
-    def _be(self, output: int, word: int) -> NoReturn:
+    def _run_child(self, output: int, word: int) -> NoReturn:
         code = 1
         try:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            self._become(partial(_send_announcement, word))
+            self._exec_child(partial(_send_announcement, word))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's code
@@ -107,15 +107,15 @@ class InitProcess:
 
     # ------------------------------------------------------------------ what happens
 
-    def _signalled(self, woken: int) -> bool:
+    def _handle_signals(self, woken: int) -> bool:
         for number in _read_available(woken) or b"":
             if number == signal.SIGCHLD:
-                self._reap()
-            elif number in FORWARDED and self._code is None:
+                self._reap_children()
+            elif number in FORWARDED and self._exit_code is None:
                 os.kill(self._child, number)  # not reaped yet, so the number is still its own
         return True
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         """Take note of every process that ended: the child, and orphans that became ours."""
         with suppress(ChildProcessError):
             while True:
@@ -124,18 +124,18 @@ class InitProcess:
                     return
                 if pid == self._child:
                     code = os.waitstatus_to_exitcode(status)
-                    self._code = code if code >= 0 else 128 - code
+                    self._exit_code = code if code >= 0 else 128 - code
 
     def _copy(self, output: int) -> bool:
         """Pass on what the child wrote; whether there was something."""
         data = _read_available(output)
         if not data:
-            return data is None and self._code is None
+            return data is None and self._exit_code is None
         _write_stdout(data)
         self._log.write(data)
         return True
 
-    def _hear(self, word: int) -> bool:
+    def _read_announcement(self, word: int) -> bool:
         """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
         data = _read_available(word)
         self._told += data or b""

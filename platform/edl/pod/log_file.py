@@ -21,10 +21,10 @@ class LogFile:
     """
 
     def __init__(self, notice: Callable[[str], None], *, limit: int = BACKLOG_BYTES) -> None:
-        self._notice, self._limit = notice, limit
+        self._on_failure, self._limit = notice, limit
         self._waiting: deque[bytes] = deque()
-        self._size = 0
-        self._left_out = 0
+        self._backlog_bytes = 0
+        self._dropped_bytes = 0
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -42,14 +42,14 @@ class LogFile:
     def write(self, data: bytes) -> None:
         """Hand over output."""
         with self._changed:
-            if self._size + len(data) > self._limit:
-                self._left_out += len(data)
+            if self._backlog_bytes + len(data) > self._limit:
+                self._dropped_bytes += len(data)
                 return
-            if self._left_out:
-                data = b"[%d bytes left out: the disk was too slow]\n" % self._left_out + data
-                self._left_out = 0
+            if self._dropped_bytes:
+                data = b"[%d bytes left out: the disk was too slow]\n" % self._dropped_bytes + data
+                self._dropped_bytes = 0
             self._waiting.append(data)
-            self._size += len(data)
+            self._backlog_bytes += len(data)
             self._changed.notify()
 
     def close(self, patience: float) -> None:
@@ -71,7 +71,7 @@ class LogFile:
             with self._changed:
                 self._limit = 0
                 self._waiting.clear()
-            self._notice(f"{path}: {error.strerror or error}; this log goes on without the file")
+            self._on_failure(f"{path}: {error.strerror or error}; this log goes on without the file")
 
     def _next(self) -> bytes:
         """What waits, once something does; nothing when it is closed."""
@@ -79,7 +79,7 @@ class LogFile:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             data = b"".join(self._waiting)
             self._waiting.clear()
-            self._size = 0
+            self._backlog_bytes = 0
             return data
 
 

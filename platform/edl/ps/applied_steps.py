@@ -53,13 +53,13 @@ class AppliedSteps:
 
     def __init__(self) -> None:
         self._incarnation = 0
-        self._heard = 0
-        self._floor = 0
-        self._through: dict[int, int] = {}
-        self._first: dict[int, int] = {}
-        self._entered = 0
-        self._revoked: set[int] = set()
-        self._survivors: frozenset[int] = frozenset()
+        self._last_known_incarnation = 0
+        self._lowest_open_lease = 0
+        self._steps: dict[int, int] = {}
+        self._first_steps: dict[int, int] = {}
+        self._admitted_count = 0
+        self._revoked_leases: set[int] = set()
+        self._surviving_leases: frozenset[int] = frozenset()
 
     @property
     def attached(self) -> bool:
@@ -80,9 +80,9 @@ class AppliedSteps:
 
     def heard(self, incarnation: int) -> None:
         """The master that this server registers with says which one it is."""
-        self._heard = max(self._heard, incarnation)
+        self._last_known_incarnation = max(self._last_known_incarnation, incarnation)
 
-    def check_attaches(self, incarnation: int) -> None:
+    def check_may_attach(self, incarnation: int) -> None:
         """Refuse a master that cannot be the next one.
 
         Raises:
@@ -91,7 +91,7 @@ class AppliedSteps:
         """
         if incarnation < max(self._incarnation, 1):
             raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
-        known = max(self._incarnation, self._heard)
+        known = max(self._incarnation, self._last_known_incarnation)
         if known and incarnation > known + MAX_MASTERS_AHEAD:
             raise RetryableError(
                 f"master incarnation {incarnation} attaches, and {known} is the last one heard of here"
@@ -107,31 +107,31 @@ class AppliedSteps:
             live: leases of lower incarnations that live on.
 
         Raises:
-            StaleMasterError, RetryableError: as :meth:`check_attaches` says.
+            StaleMasterError, RetryableError: as :meth:`check_may_attach` says.
         """
-        self.check_attaches(incarnation)
+        self.check_may_attach(incarnation)
         self._incarnation = incarnation
-        self._revoked |= set(revoked)
-        self._survivors = frozenset(live)
-        self.close_below(floor)
+        self._revoked_leases |= set(revoked)
+        self._surviving_leases = frozenset(live)
+        self.close_leases_below(floor)
 
-    def decide(self, lease: int, step: int) -> AdmissionOutcome:
+    def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
         """What would become of this push; changes nothing."""
         granted_by = lease >> INCARNATION_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
-        known = granted_by == self._incarnation or lease in self._survivors
-        if not known or lease < self._floor or lease in self._revoked:
+        known = granted_by == self._incarnation or lease in self._surviving_leases
+        if not known or lease < self._lowest_open_lease or lease in self._revoked_leases:
             return AdmissionOutcome.REVOKED
-        return AdmissionOutcome.APPLIED if step >= self._through.get(lease, 0) else AdmissionOutcome.DUPLICATE
+        return AdmissionOutcome.APPLIED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
-    def admit(self, lease: int, step: int) -> AdmissionOutcome:
+    def admit_push(self, lease: int, step: int) -> AdmissionOutcome:
         """Decide, and remember the step if it enters: the caller applies it before anybody else asks."""
-        admission = self.decide(lease, step)
+        admission = self.decide_push(lease, step)
         if admission is AdmissionOutcome.APPLIED:
-            self._through[lease] = step + 1
-            self._first.setdefault(lease, step)
-            self._entered += 1
+            self._steps[lease] = step + 1
+            self._first_steps.setdefault(lease, step)
+            self._admitted_count += 1
         return admission
 
     def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
@@ -140,60 +140,60 @@ class AppliedSteps:
         Returns:
             ``through`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
         """
-        through = {lease: self._through.get(lease, 0) for lease in leases}
-        self._revoked |= through.keys()
-        self.close_below(floor)
+        through = {lease: self._steps.get(lease, 0) for lease in leases}
+        self._revoked_leases |= through.keys()
+        self.close_leases_below(floor)
         return through
 
     def applied(self) -> dict[int, int]:
         """``through`` of every lease at or above the floor that is not revoked."""
-        return {lease: through for lease, through in self._through.items() if lease not in self._revoked}
+        return {lease: through for lease, through in self._steps.items() if lease not in self._revoked_leases}
 
     def met(self) -> dict[int, int]:
         """As ``applied``, of those only that a push has come of since the parameters went back to a checkpoint.
 
         Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
         """
-        return {lease: through for lease, through in self.applied().items() if lease in self._first}
+        return {lease: through for lease, through in self.applied().items() if lease in self._first_steps}
 
     @property
     def entered(self) -> int:
         """Steps let in since the parameters were made, or went back to a checkpoint."""
-        return self._entered
+        return self._admitted_count
 
     def first(self, leases: Iterable[int]) -> dict[int, int]:
         """The first of these steps, of those of these leases that have any.
 
         Steps between what a checkpoint had of a lease and this one went back, and do not come again.
         """
-        return {lease: self._first[lease] for lease in leases if lease in self._first}
+        return {lease: self._first_steps[lease] for lease in leases if lease in self._first_steps}
 
     def reached(self, within: Mapping[int, int]) -> bool:
         """Whether so many steps of each lease are in."""
-        return all(self._through.get(lease, 0) >= steps for lease, steps in within.items())
+        return all(self._steps.get(lease, 0) >= steps for lease, steps in within.items())
 
     def beyond(self, within: Mapping[int, int]) -> dict[int, int]:
         """``through`` of those of these leases of which more steps are in than so many."""
-        return {n: self._through[n] for n, steps in within.items() if self._through.get(n, 0) > steps}
+        return {n: self._steps[n] for n, steps in within.items() if self._steps.get(n, 0) > steps}
 
     def restore(self, applied: Mapping[int, int], *, complete: bool = False) -> None:
         """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
 
         ``complete``: nothing was applied since that checkpoint, so that these are all steps of each lease.
         """
-        self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
-        self._first = dict(self._through) if complete else {}
-        self._entered = 0
+        self._steps = {lease: through for lease, through in applied.items() if lease >= self._lowest_open_lease}
+        self._first_steps = dict(self._steps) if complete else {}
+        self._admitted_count = 0
 
-    def close_below(self, floor: int) -> None:
+    def close_leases_below(self, floor: int) -> None:
         """Close every lease below a floor, and forget it; a floor never goes down."""
-        if floor <= self._floor:
+        if floor <= self._lowest_open_lease:
             return
-        self._floor = floor
-        self._through = {lease: through for lease, through in self._through.items() if lease >= self._floor}
-        self._revoked = {lease for lease in self._revoked if lease >= self._floor}
-        self._first = {lease: step for lease, step in self._first.items() if lease in self._through}
+        self._lowest_open_lease = floor
+        self._steps = {lease: through for lease, through in self._steps.items() if lease >= self._lowest_open_lease}
+        self._revoked_leases = {lease for lease in self._revoked_leases if lease >= self._lowest_open_lease}
+        self._first_steps = {lease: step for lease, step in self._first_steps.items() if lease in self._steps}
 
     def __len__(self) -> int:
         """Leases that memory is kept for."""
-        return len(self._through.keys() | self._revoked)
+        return len(self._steps.keys() | self._revoked_leases)

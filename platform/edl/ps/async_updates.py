@@ -24,25 +24,25 @@ class AsyncUpdater:
 
     def __init__(self, leases: AppliedSteps, contents: ModelState, *, staleness_aware: bool) -> None:
         self._leases = leases
-        self._contents = contents
+        self._model_state = contents
         self._staleness_aware = staleness_aware
-        self._tally = PushCounter()
+        self._push_counter = PushCounter()
 
-    def offer(self, push: PendingPush) -> None:
+    def offer_push(self, push: PendingPush) -> None:
         """Applied before this returns, or refused."""
-        push.outcome = self._leases.decide(*push.share)
+        push.outcome = self._leases.decide_push(*push.share)
         if push.outcome is AdmissionOutcome.APPLIED:
-            staleness = push.staleness(self._contents.version)
-            self._contents.apply(self._modulated(push, staleness))
-            self._leases.admit(*push.share)
-            self._tally.update([] if push.gradients is None else [staleness])
+            staleness = push.staleness(self._model_state.version)
+            self._model_state.apply(self._scale_learning_rate(push, staleness))
+            self._leases.admit_push(*push.share)
+            self._push_counter.update([] if push.gradients is None else [staleness])
 
-    def _modulated(self, push: PendingPush, staleness: int) -> PushGradients | None:
+    def _scale_learning_rate(self, push: PendingPush, staleness: int) -> PushGradients | None:
         if push.gradients is None or not self._staleness_aware:
             return push.gradients
         return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
 
-    def withdraw(self, push: PendingPush) -> str:
+    def withdraw_push(self, push: PendingPush) -> str:
         """Nothing waits here."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 
@@ -57,12 +57,12 @@ class AsyncUpdater:
 
     def summary(self) -> str:
         """See the protocol."""
-        return f"{self._contents.version} updates"
+        return f"{self._model_state.version} updates"
 
     @property
     def counts(self) -> PushCounts:
         """See the protocol."""
-        return self._tally.counts
+        return self._push_counter.counts
 
     @property
     def forming(self) -> None:

@@ -41,14 +41,14 @@ class BulkRequestHandler:
 
     def __init__(self, server: ParameterServer, *, most_steps: int = request_parsing.MAX_LEASE_STEPS) -> None:
         self._server = server
-        self._most_steps = most_steps
-        self._reply = _ReplyBuffer()
-        self._caller = _ConnectionState()
+        self._max_lease_steps = most_steps
+        self._reply_buffer = _ReplyBuffer()
+        self._connection = _ConnectionState()
         self._handlers: Mapping[FrameKind, Callable[[ReceivedFrame], OutgoingFrame]] = {
             FrameKind.PUSH: self._push,
-            FrameKind.PULL: self._pull,
-            FrameKind.PULL_ROWS: self._pull_rows,
-            FrameKind.SCAN_ROWS: self._scan_rows,
+            FrameKind.PULL: self._handle_pull,
+            FrameKind.PULL_ROWS: self._handle_pull_rows,
+            FrameKind.SCAN_ROWS: self._handle_scan_rows,
             FrameKind.DECLARE: self._declare,
         }
 
@@ -70,23 +70,23 @@ class BulkRequestHandler:
 
     def parted(self) -> None:
         """A connection has ended; called in its thread."""
-        if self._caller.worker is not None:
-            self._server.parted(self._caller.worker, threading.get_ident())
+        if self._connection.worker is not None:
+            self._server.parted(self._connection.worker, threading.get_ident())
 
     def _push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        share = request_parsing.parse_push_id(head, self._most_steps)
+        share = request_parsing.parse_push_id(head, self._max_lease_steps)
         declared = self._server.declaration()
         gradients = request_parsing.parse_gradients(declared, head, frame.body)
-        slab = self._reply.floats(declared.size) if head.pull else None
+        slab = self._reply_buffer.values_of_size(declared.size) if head.pull else None
         origin = request_parsing.parse_origin(head, threading.get_ident())
-        self._caller.worker = origin.worker
+        self._connection.worker = origin.worker
         result = self._server.push(share, declared, gradients, slab, origin)
         meta = pb.Pushed(outcome=_WIRE_OUTCOMES[result.admission], version=result.version)
         meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
         return OutgoingFrame(FrameKind.PUSHED, meta.SerializeToString(), () if slab is None else _memory_views(slab))
 
-    def _pull(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_pull(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Pull, frame.meta)
         if head.pin:
             cut = self._server.pinned(head.pin)
@@ -94,11 +94,11 @@ class BulkRequestHandler:
                 FrameKind.PULLED, pb.Pulled(version=cut.version).SerializeToString(), _memory_views(cut.snapshot.dense)
             )
         declared = self._server.declaration()
-        slab = self._reply.floats(declared.size)
+        slab = self._reply_buffer.values_of_size(declared.size)
         version = self._server.pull(declared, slab)
         return OutgoingFrame(FrameKind.PULLED, pb.Pulled(version=version).SerializeToString(), _memory_views(slab))
 
-    def _pull_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_pull_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.PullRows, frame.meta)
         pinned = self._server.pinned(head.pin).snapshot if head.pin else None
         declared = pinned.declaration if pinned else self._server.declaration()
@@ -109,7 +109,7 @@ class BulkRequestHandler:
             rows = self._server.pull_rows(ids)
         return OutgoingFrame(FrameKind.ROWS, frame.meta, _memory_views(*rows))
 
-    def _scan_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_scan_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.ScanRows, frame.meta)
         if head.cursor < 0 or head.limit < 1:
             raise PeerRefusedError(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
@@ -118,7 +118,7 @@ class BulkRequestHandler:
         table = declared.table(head.table).name
         rows = (pinned or self._server).scan(table, head.cursor, head.limit)
         following = head.cursor + head.limit
-        cursor = following if following < (pinned or self._server).extent(table) else -1
+        cursor = following if following < (pinned or self._server).position_limit(table) else -1
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
         return OutgoingFrame(FrameKind.SCANNED, meta.SerializeToString(), _memory_views(rows.ids, rows.values))
 
@@ -146,7 +146,7 @@ class _ReplyBuffer(threading.local):
     def __init__(self) -> None:
         self._slab: Floats = np.empty(0, np.float32)
 
-    def floats(self, size: int) -> Floats:
+    def values_of_size(self, size: int) -> Floats:
         """An array of ``size`` values, whatever they are."""
         if len(self._slab) != size:
             self._slab = np.empty(size, np.float32)

@@ -37,7 +37,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
     def __init__(self, server: ParameterServer, uid: str, checkpoints: Path | None = None) -> None:
         self._server = server
         self._uid = uid
-        self._checkpoints = checkpoints
+        self._checkpoint_root = checkpoints
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """A master takes over, or comes back."""
@@ -51,7 +51,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
             request.floor,
             request.revoked,
             request.live,
-            self._checkpoint(request.restore),
+            self._checkpoint_directory(request.restore),
             request.cut,
             request.slots,
             request.complete,
@@ -90,7 +90,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
                 f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad"
             )
         _check_lowest_open_lease(request.floor, request.incarnation)
-        checkpoint = self._checkpoint(request.checkpoint)
+        checkpoint = self._checkpoint_directory(request.checkpoint)
         within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
             request.incarnation,
@@ -122,7 +122,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         saved = self._server.saved(request.incarnation, request.cut, timeout)
         return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
 
-    def _checkpoint(self, path: str) -> Path | None:
+    def _checkpoint_directory(self, path: str) -> Path | None:
         """The folder of a checkpoint of this run; None if none is named.
 
         Raises:
@@ -130,7 +130,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         """
         if not path:
             return None
-        folder, known = Path(path), self._checkpoints
+        folder, known = Path(path), self._checkpoint_root
         if known is not None and (
             folder.resolve().parent != known.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
         ):

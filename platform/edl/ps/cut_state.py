@@ -33,10 +33,10 @@ class CutState(Generic[CopyT]):
     def __init__(self) -> None:
         self._passed = 0
         self._held = 0
-        self._kept = 0
+        self._copied_cut = 0
         self._since = 0.0
-        self._within: Mapping[int, int] = {}
-        self._pins: dict[int, CopyT] = {}
+        self._included_steps: Mapping[int, int] = {}
+        self._pinned_copies: dict[int, CopyT] = {}
 
     def hold(self, cut: int, now: float) -> None:
         """Keep every step out from now on; once more for the same cut changes nothing.
@@ -46,16 +46,16 @@ class CutState(Generic[CopyT]):
         """
         self.check_open(cut)
         if cut > self._held:
-            self._held, self._since, self._within, self._kept = cut, now, {}, 0
+            self._held, self._since, self._included_steps, self._copied_cut = cut, now, {}, 0
 
     def let_in(self, cut: int, within: Mapping[int, int]) -> None:
         """Steps below ``within`` of a lease belong to the cut."""
         if cut == self._held:
-            self._within = within
+            self._included_steps = within
 
     def keeps_out(self, lease: int, step: int) -> bool:
         """A step must wait."""
-        return self._held > 0 and step >= self._within.get(lease, 0)
+        return self._held > 0 and step >= self._included_steps.get(lease, 0)
 
     @property
     def held(self) -> bool:
@@ -69,16 +69,16 @@ class CutState(Generic[CopyT]):
         After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
         when it is there.
         """
-        return self._since + MAX_PAUSE_SECONDS if self._held and not self._kept else float("inf")
+        return self._since + MAX_PAUSE_SECONDS if self._held and not self._copied_cut else float("inf")
 
-    def expire(self, now: float) -> bool:
+    def expire_pause(self, now: float) -> bool:
         """Give up a cut that was held for too long; whether there was one."""
         if now < self.until:
             return False
         self.passed(self._held)
         return True
 
-    def held_for(self, now: float) -> float:
+    def paused_seconds(self, now: float) -> float:
         """Seconds since steps were kept out first; 0 if they are not."""
         return now - self._since if self._held else 0.0
 
@@ -94,9 +94,9 @@ class CutState(Generic[CopyT]):
         """
         if not self.is_open(cut):
             raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
-        self.check_near(cut)
+        self.check_reachable(cut)
 
-    def check_near(self, cut: int) -> None:
+    def check_reachable(self, cut: int) -> None:
         """Refuse a cut that no master can have got to since the last one.
 
         Raises:
@@ -109,33 +109,33 @@ class CutState(Generic[CopyT]):
     def taken(self, cut: int, copy: CopyT, *, pin: bool, keep: bool = False) -> None:
         """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""
         if keep:
-            self._kept = cut
+            self._copied_cut = cut
         else:
             self.passed(cut)
         if pin:
-            self._pins[cut] = copy
+            self._pinned_copies[cut] = copy
 
     def passed(self, cut: int) -> None:
         """The cut is complete, or off: nothing waits for it any more."""
         self._passed = max(self._passed, cut)
         if self._held <= self._passed:
-            self._held, self._within, self._kept = 0, {}, 0
+            self._held, self._included_steps, self._copied_cut = 0, {}, 0
 
     def release(self, cut: int) -> CopyT | None:
         """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
         self.passed(cut)
-        return self._pins.pop(cut, None)
+        return self._pinned_copies.pop(cut, None)
 
     def pinned(self, cut: int) -> CopyT:
         """The copy of a pinned cut; raises PinError if it is not kept."""
-        if cut not in self._pins:
-            raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pins)}")
-        return self._pins[cut]
+        if cut not in self._pinned_copies:
+            raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pinned_copies)}")
+        return self._pinned_copies[cut]
 
     def unpin(self, cut: int) -> CopyT | None:
         """Forget the copy and return it; None if it is not kept."""
-        return self._pins.pop(cut, None)
+        return self._pinned_copies.pop(cut, None)
 
     def pins(self) -> Iterator[int]:
         """The pinned cuts, in increasing order."""
-        return iter(sorted(self._pins))
+        return iter(sorted(self._pinned_copies))

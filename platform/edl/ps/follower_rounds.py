@@ -34,11 +34,11 @@ class FollowerRounds:
     def __init__(self) -> None:
         self._waiting: dict[PushId, FollowerPush] = {}
 
-    def sit(self, follower: FollowerPush) -> None:
+    def join(self, follower: FollowerPush) -> None:
         """A push waits; one that was sent again takes the place of the first try."""
         self._waiting[follower.share] = follower
 
-    def vacate(self, share: PushId) -> None:
+    def remove_push(self, share: PushId) -> None:
         """A push does not wait any more."""
         self._waiting.pop(share, None)
 

@@ -70,7 +70,7 @@ class MasterAttachment:
     slots: Sequence[int] = ()
     complete: bool = False
 
-    def same_restore(self, other: MasterAttachment | None) -> bool:
+    def is_same_restore(self, other: MasterAttachment | None) -> bool:
         """Whether ``other`` asked for the very restore that this one asks for: its answer was lost."""
         return other is not None and self._restore_key == other._restore_key
 

@@ -32,12 +32,12 @@ class ModelState:
 
     def __init__(self, stores: StoreFactory | None = None) -> None:
         self.version = 0
-        self._stores = stores or StoreFactory()
+        self._store_factory = stores or StoreFactory()
         self._store: ParameterStore | None = None
         # Parameters put together from the shards of another number of PS have all values but no order of the slab
         # yet: only workers know it.
-        self._ordered = False
-        self._torn: PartialUpdateError | None = None
+        self._has_slab_order = False
+        self._partial_update_error: PartialUpdateError | None = None
 
     @property
     def initialized(self) -> bool:
@@ -57,12 +57,12 @@ class ModelState:
             OutOfMemoryError: for this one; nothing is held.
         """
         if self._store is None:
-            self._hold(self._stores.make(declared, dense))
+            self._hold(self._store_factory.make(declared, dense))
             return True
-        if not self._ordered and self._store.declaration.same_but_for_order(declared):
+        if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declared):
             with self._store.snapshot() as unordered:
-                self._hold(self._stores.restored(unordered.arranged(declared.dense), self.version))
-        if difference := self._store.declaration.difference(declared):
+                self._hold(self._store_factory.restored(unordered.rearrange(declared.dense), self.version))
+        if difference := self._store.declaration.describe_difference(declared):
             raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
 
@@ -73,13 +73,13 @@ class ModelState:
             Refused: kind ``uninitialized``, until a worker has said in which order they are.
             PartialUpdateError: a push is in them in part; until they are restored.
         """
-        if self._torn is not None:
-            raise PartialUpdateError(self._torn.message, hint=self._torn.hint)
-        if self._store is None or not self._ordered:
+        if self._partial_update_error is not None:
+            raise PartialUpdateError(self._partial_update_error.message, hint=self._partial_update_error.hint)
+        if self._store is None or not self._has_slab_order:
             raise PeerRefusedError("no worker has declared the variables to this PS yet", kind="uninitialized")
         return self._store
 
-    def store_of(self, declared: ModelDeclaration) -> ParameterStore:
+    def require_unchanged_store(self, declared: ModelDeclaration) -> ParameterStore:
         """The parameters, if they are still those that a request was checked against.
 
         Raises:
@@ -102,7 +102,7 @@ class ModelState:
             try:
                 self.store().apply(gradients, self.version + 1)
             except PartialUpdateError as error:
-                self._torn = error
+                self._partial_update_error = error
                 raise
         self.version += 1
 
@@ -120,8 +120,8 @@ class ModelState:
 
         OutOfMemoryError.
         """
-        self._hold(self._stores.restored(cut.snapshot, cut.version), ordered=cut.ordered)
+        self._hold(self._store_factory.restored(cut.snapshot, cut.version), ordered=cut.has_slab_order)
         self.version = cut.version
 
     def _hold(self, store: ParameterStore, *, ordered: bool = True) -> None:
-        self._store, self._ordered, self._torn = store, ordered, None
+        self._store, self._has_slab_order, self._partial_update_error = store, ordered, None

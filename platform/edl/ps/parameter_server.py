@@ -63,19 +63,19 @@ class ParameterServer:
         patience: float = PUSH_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._index = index
-        self._writer = writer
+        self._ps_index = index
+        self._shard_writer = writer
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._attaching = threading.Lock()
+        self._attach_lock = threading.Lock()
         self._leases = AppliedSteps()
         self._cuts: CutState[CutSnapshot] = CutState()
-        self._contents = ModelState(stores)
+        self._model_state = ModelState(stores)
         self._entrance = PushAdmission(
             self._changed,
             self._leases,
             self._cuts,
-            self._contents,
+            self._model_state,
             strategy or Strategy(),
             patience=patience,
             clock=clock,
@@ -97,37 +97,37 @@ class ParameterServer:
         with self._changed:
             if not self._leases.attached:
                 raise PeerRefusedError("no master has attached to this PS yet", kind="busy")
-            first = self._contents.declare(declared, dense)
+            first = self._model_state.declare(declared, dense)
             if first:
                 log.info("holds %d dense values and %d tables", declared.size, len(declared.tables))
-            return self._contents.version, first
+            return self._model_state.version, first
 
     def declaration(self) -> ModelDeclaration:
         """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
         with self._changed:
-            return self._contents.store().declaration
+            return self._model_state.store().declaration
 
     def pull(self, declared: ModelDeclaration, into: Floats) -> int:
         """Copy the slab to ``into``, which was made for ``declared``; returns its version."""
         with self._changed:
-            self._contents.store_of(declared).read_dense(into)
-            return self._contents.version
+            self._model_state.require_unchanged_store(declared).read_flat(into)
+            return self._model_state.version
 
     def pull_rows(self, ids: Mapping[str, Ids]) -> list[Floats]:
         """Rows of each table, all of one version."""
         with self._changed:
-            store = self._contents.store()
+            store = self._model_state.store()
             return [store.read_rows(table, wanted) for table, wanted in ids.items()]
 
     def scan(self, table: str, start: int, limit: int) -> RowArrays:
         """Some of the stored rows, without slot variables."""
         with self._changed:
-            return self._contents.store().scan(table, start, limit)
+            return self._model_state.store().scan(table, start, limit)
 
-    def extent(self, table: str) -> int:
+    def position_limit(self, table: str) -> int:
         """Rows are at positions below this."""
         with self._changed:
-            return self._contents.store().extent(table)
+            return self._model_state.store().position_limit(table)
 
     def pinned(self, cut: int) -> CutSnapshot:
         """The state at a pinned cut; raises PinError if it is not kept."""
@@ -157,10 +157,10 @@ class ParameterServer:
         """
         push = PendingPush(share, origin or PushOrigin(), declared, gradients)
         with self._changed:
-            admission = self._entrance.admit(push)
+            admission = self._entrance.admit_push(push)
             if into is not None:
-                self._contents.store_of(declared).read_dense(into)
-            return PushReply(admission, self._contents.version, push.round)
+                self._model_state.require_unchanged_store(declared).read_flat(into)
+            return PushReply(admission, self._model_state.version, push.round)
 
     def parted(self, worker: int, link: int) -> None:
         """A worker's connection closed."""
@@ -180,21 +180,24 @@ class ParameterServer:
             CutError: no master can have got to that cut since the last one.
             StorageError: the checkpoint cannot be read; what was here stays.
         """
-        with self._attaching:
+        with self._attach_lock:
             with self._changed:
-                self._leases.check_attaches(attachment.incarnation)
+                self._leases.check_may_attach(attachment.incarnation)
                 if self._leases.attached:
-                    self._cuts.check_near(attachment.cut)
-            cut = self._to_restore(attachment)
+                    self._cuts.check_reachable(attachment.cut)
+            cut = self._load_restored_cut(attachment)
             with self._changed:
                 self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
                 if cut is not None:
-                    self._restore(cut, complete=attachment.complete)
+                    self._restore_cut(cut, complete=attachment.complete)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
                 self._entrance.settle()
                 return AttachResult(
-                    self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
+                    self._model_state.initialized,
+                    self._model_state.version,
+                    self._leases.applied(),
+                    tuple(self._cuts.pins()),
                 )
 
     def heard_of_master(self, incarnation: int) -> None:
@@ -217,7 +220,7 @@ class ParameterServer:
         """Make room for the copy of a cut, while pushes go on."""
         with self._changed:
             self._leases.check(incarnation)
-        self._contents.make_room()
+        self._model_state.make_room()
 
     def hold(self, incarnation: int, cut: int) -> Mapping[int, int]:
         """Let no further step in until the cut is taken, is off, or was held for too long.
@@ -267,13 +270,13 @@ class ParameterServer:
         steps = within or {}
         with self._changed:
             self._leases.check(incarnation)
-            if not self._has_taken(cut):
+            if not self._has_copied(cut):
                 self._cuts.check_open(cut)
-                self._leases.close_below(floor)
+                self._leases.close_leases_below(floor)
                 if not self._entrance.let_in(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
                     return None
                 self._leases.check(incarnation)
-            if not self._has_taken(cut):  # by a second try of the same question, meanwhile
+            if not self._has_copied(cut):  # by a second try of the same question, meanwhile
                 self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep=keep)
             self._entrance.settle()
             return self._last_taken
@@ -282,7 +285,7 @@ class ParameterServer:
         """The cut is off, or held no longer: let waiting pushes in."""
         with self._changed:
             self._leases.check(incarnation)
-            self._cuts.check_near(cut)
+            self._cuts.check_reachable(cut)
             kept = self._cuts.release(cut)
             self._entrance.settle()
         _release_copy(kept)
@@ -298,12 +301,12 @@ class ParameterServer:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
         with self._changed:
             self._leases.check(incarnation)
-        return self._writer.wait(cut, timeout)
+        return self._shard_writer.wait(cut, timeout)
 
     def account(self) -> PsStatistics:
         """What it has done and holds, for people; costs no more than a small pull."""
         with self._changed:
-            contents, entrance = self._contents, self._entrance
+            contents, entrance = self._model_state, self._entrance
             return PsStatistics(contents.version, entrance.counts, entrance.forming, contents.tables)
 
     def close(self) -> None:
@@ -314,7 +317,7 @@ class ParameterServer:
 
     # ------------------------------------------------------------ under the lock
 
-    def _has_taken(self, cut: int) -> bool:
+    def _has_copied(self, cut: int) -> bool:
         return self._last_taken is not None and self._last_taken.cut == cut
 
     def _take(
@@ -324,29 +327,29 @@ class ParameterServer:
         if beyond := self._leases.beyond(within):
             raise PeerRefusedError(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
         began = self._clock()
-        held = self._cuts.held_for(began)
-        copy = self._contents.copy(cut, self._leases)
+        held = self._cuts.paused_seconds(began)
+        copy = self._model_state.copy(cut, self._leases)
         taken = SnapshotResult(cut, copy.version, held + self._clock() - began, self._leases.entered)
         with copy.snapshot:
             self._cuts.taken(cut, copy, pin=pin, keep=keep)
             if pin:
                 copy.snapshot.hold()
             if checkpoint is not None:
-                self._writer.begin(checkpoint, copy)
+                self._shard_writer.begin(checkpoint, copy)
         return taken
 
-    def _to_restore(self, attachment: MasterAttachment) -> CutSnapshot | None:
+    def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | None:
         """What an attachment restores, read without holding up pushes."""
-        if attachment.restore is None or attachment.same_restore(self._last_restore):
+        if attachment.restore is None or attachment.is_same_restore(self._last_restore):
             return None
         try:
-            return shard_restore.load_owned_part(attachment.restore, self._index, attachment.slots)
+            return shard_restore.load_owned_part(attachment.restore, self._ps_index, attachment.slots)
         except MemoryError as error:
             raise out_of_memory_error(f"its part of the checkpoint {attachment.restore}") from error
 
-    def _restore(self, cut: CutSnapshot, *, complete: bool) -> None:
+    def _restore_cut(self, cut: CutSnapshot, *, complete: bool) -> None:
         self._entrance.replaced()
-        self._contents.restore(cut)
+        self._model_state.restore(cut)
         self._leases.restore(cut.applied, complete=complete)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)

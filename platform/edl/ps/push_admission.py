@@ -52,27 +52,27 @@ class PushAdmission:
         self._changed = changed
         self._leases = leases
         self._cuts = cuts
-        self._contents = contents
-        self._updates = _make_updater(strategy, leases, contents, cuts)
-        self._patience = patience
+        self._model_state = contents
+        self._updater = _make_updater(strategy, leases, contents, cuts)
+        self._push_timeout = patience
         self._clock = clock
         self.closed = False
         self.kept_out = 0
 
-    def admit(self, push: PendingPush) -> AdmissionOutcome:
+    def admit_push(self, push: PendingPush) -> AdmissionOutcome:
         """Wait until a push is decided.
 
         Raises:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
-        until = self._clock() + self._patience
-        if self._keeps_out(push.share):
-            self._await_cut(push.share, until)
-        self._contents.store_of(push.declared)
-        self._updates.offer(push)
+        until = self._clock() + self._push_timeout
+        if self._must_wait(push.share):
+            self._wait_for_cut(push.share, until)
+        self._model_state.require_unchanged_store(push.declared)
+        self._updater.offer_push(push)
         self._changed.notify_all()
-        self._await_outcome(push, until)
+        self._wait_for_outcome(push, until)
         admission = push.admission()
         if admission is AdmissionOutcome.UNKNOWN_MASTER:
             raise PeerRefusedError(
@@ -82,7 +82,7 @@ class PushAdmission:
 
     def settle(self) -> None:
         """Leases or cuts changed."""
-        self._updates.settle()
+        self._updater.settle()
         self._changed.notify_all()
 
     def let_in(self, cut: int, within: Mapping[int, int], seconds: float) -> bool:
@@ -95,58 +95,58 @@ class PushAdmission:
         self.settle()
         if not self._leases.reached(within):
             self._changed.wait_for(lambda: self._leases.reached(within) or self.closed, seconds)
-        self._check_open()
-        if self._cuts.expire(self._clock()):
+        self._check_running()
+        if self._cuts.expire_pause(self._clock()):
             self.settle()
         return self._leases.reached(within)
 
     def replaced(self) -> None:
         """The parameters are about to be replaced: what waits is to be sent again."""
-        self._updates.replaced()
+        self._updater.replaced()
 
     def parted(self, worker: int, link: int) -> None:
         """A worker's connection closed: no round waits for what would have come through it."""
-        self._updates.parted(worker, link)
+        self._updater.parted(worker, link)
         self._changed.notify_all()
 
     @property
     def counts(self) -> PushCounts:
         """What became of the pushes so far."""
-        return self._updates.counts
+        return self._updater.counts
 
     @property
     def forming(self) -> PendingRound | None:
         """The update that waits for more pushes, if one does."""
-        return self._updates.forming
+        return self._updater.forming
 
     def close(self) -> str:
         """Answer pushes that wait; returns what was done."""
         self.closed = True
         self._changed.notify_all()
-        return self._updates.summary()
+        return self._updater.summary()
 
-    def _await_cut(self, share: PushId, until: float) -> None:
+    def _wait_for_cut(self, share: PushId, until: float) -> None:
         self.kept_out += 1
         self._changed.notify_all()
         try:
-            if not self._await(lambda: not self._keeps_out(share), until):
-                raise PeerRefusedError(f"a cut is not over after {self._patience:g} s", kind="busy")
+            if not self._await(lambda: not self._must_wait(share), until):
+                raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
         finally:
             self.kept_out -= 1
 
-    def _await_outcome(self, push: PendingPush, until: float) -> None:
+    def _wait_for_outcome(self, push: PendingPush, until: float) -> None:
         self._await(lambda: push.outcome is not None or self.closed, until)
         if push.outcome is None:
-            reason = self._updates.withdraw(push)
+            reason = self._updater.withdraw_push(push)
             self._changed.notify_all()
-            self._check_open()
-            raise PeerRefusedError(f"{reason} for {self._patience:g} s", kind="busy")
+            self._check_running()
+            raise PeerRefusedError(f"{reason} for {self._push_timeout:g} s", kind="busy")
 
     def _await(self, over: Callable[[], bool], until: float) -> bool:
         """Wait until it is over; False if it is not by then. A cut that is held for too long is given up meanwhile."""
         while not over():
             now = self._clock()
-            if self._cuts.expire(now):
+            if self._cuts.expire_pause(now):
                 self.settle()
             elif now >= until:
                 return False
@@ -154,12 +154,12 @@ class PushAdmission:
                 self._changed.wait(min(until, self._cuts.until) - now)
         return True
 
-    def _keeps_out(self, share: PushId) -> bool:
+    def _must_wait(self, share: PushId) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
-        self._check_open()
-        return self._cuts.keeps_out(*share) and self._leases.decide(*share) is AdmissionOutcome.APPLIED
+        self._check_running()
+        return self._cuts.keeps_out(*share) and self._leases.decide_push(*share) is AdmissionOutcome.APPLIED
 
-    def _check_open(self) -> None:
+    def _check_running(self) -> None:
         if self.closed:
             raise PeerRefusedError("this PS ends", kind="busy")
 

@@ -29,20 +29,22 @@ class PushCounter:
     """Counts."""
 
     def __init__(self) -> None:
-        self._entered = self._updates = self._refused = self._staleness = self._stalest = 0
+        self._applied_pushes = self._update_count = self._stale_pushes = self._total_staleness = self._max_staleness = 0
 
     def update(self, staleness: Sequence[int]) -> None:
         """An update was made of gradients that miss so many others each; of none, it is not worth counting."""
-        self._entered += len(staleness)
-        self._updates += bool(staleness)
-        self._staleness += sum(staleness)
-        self._stalest = max(self._stalest, *staleness, 0)
+        self._applied_pushes += len(staleness)
+        self._update_count += bool(staleness)
+        self._total_staleness += sum(staleness)
+        self._max_staleness = max(self._max_staleness, *staleness, 0)
 
     def refuse(self) -> None:
         """A push was too old."""
-        self._refused += 1
+        self._stale_pushes += 1
 
     @property
     def counts(self) -> PushCounts:
         """So far."""
-        return PushCounts(self._entered, self._updates, self._refused, self._staleness, self._stalest)
+        return PushCounts(
+            self._applied_pushes, self._update_count, self._stale_pushes, self._total_staleness, self._max_staleness
+        )

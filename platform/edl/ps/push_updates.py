@@ -53,10 +53,10 @@ class PendingPush:
 class PushUpdater(Protocol):
     """What the server does with pushes; each method may give some of them their outcome."""
 
-    def offer(self, push: PendingPush) -> None:
+    def offer_push(self, push: PendingPush) -> None:
         """A push that no cut keeps out any more."""
 
-    def withdraw(self, push: PendingPush) -> str:
+    def withdraw_push(self, push: PendingPush) -> str:
         """A push waited for too long and will be sent again; says for what."""
 
     def settle(self) -> None:

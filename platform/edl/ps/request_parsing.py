@@ -42,7 +42,7 @@ class BodyReader:
         self._data = data
         self._used = 0
 
-    def floats(self, count: int, of: Callable[[], str]) -> Floats:
+    def read_floats(self, count: int, of: Callable[[], str]) -> Floats:
         """The next float32 values, without a copy; ``of`` names them in errors."""
         start = self._advance(4 * count, of)
         return np.frombuffer(self._data, np.float32, count, start)
@@ -85,7 +85,7 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
         head.fingerprint,
     )
     content = BodyReader(body)
-    dense = content.floats(declared.size, lambda: f"the values of {_describe_variables(declared)}")
+    dense = content.read_floats(declared.size, lambda: f"the values of {_describe_variables(declared)}")
     content.end()
     return declared, dense
 
@@ -130,13 +130,13 @@ def parse_gradients(declared: ModelDeclaration, head: pb.Push, body: memoryview)
         raise PeerRefusedError(
             f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
         )
-    slab = content.floats(declared.size, lambda: f"gradients (float32) of {_describe_variables(declared)}")
+    slab = content.read_floats(declared.size, lambda: f"gradients (float32) of {_describe_variables(declared)}")
     rows: dict[str, RowGradients] = {}
     for part in head.tables:
         table = _next_table(declared, part.name, rows)
         count = part.count
         ids = _read_table_ids(content, table, count)
-        values = content.floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
+        values = content.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
         rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
     content.end()
     return PushGradients(slab, rows, head.learning_rate, head.weight)

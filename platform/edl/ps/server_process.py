@@ -45,7 +45,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stopping: threading.Eve
     stores = StoreFactory(
         spec.ps.store, table_thread_count(spec.ps, count_available_cores(), alone=identity.host is not None), retention
     )
-    chosen = stores.choose()
+    chosen = stores.choose_store_kind()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)
     server = ParameterServer(identity.index, ShardWriter(identity.index), stores=stores, strategy=spec.strategy)
     control_address, bulk_address = listen_addresses(identity)

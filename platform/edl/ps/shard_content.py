@@ -25,13 +25,13 @@ class ShardContent:
     """What the file of a cut is written from.
 
     Attributes:
-        arrays: name, dtype and shape of each, in the file's order.
+        array_shapes: name, dtype and shape of each, in the file's order.
         parts: name and the next values of that array, in the order of the rows; for one use, each before the next one
             is asked for. Variables are views of the snapshot, rows come in pieces.
         meta: strings beside them.
     """
 
-    arrays: Sequence[tuple[str, str, tuple[int, ...]]]
+    array_shapes: Sequence[tuple[str, str, tuple[int, ...]]]
     parts: Iterator[tuple[str, Any]]
     meta: Mapping[str, str]
 
@@ -65,7 +65,7 @@ def _row_array_shapes(
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     shape = (len(rows), declaration.table(table).dim)
     yield f"rows/{table}/ids", "int64", shape[:1]
-    if rows.tracked:
+    if rows.has_last_steps:
         yield f"rows/{table}/seen", "uint32", shape[:1]
     yield f"rows/{table}/values", "float32", shape
     for slot in declaration.optimizer.slots:
@@ -74,7 +74,7 @@ def _row_array_shapes(
 
 def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
     for table, rows in snapshot.tables.items():
-        for piece in rows.pieces():
+        for piece in rows.iter_chunks():
             yield f"rows/{table}/ids", piece.ids
             if piece.seen is not None:
                 yield f"rows/{table}/seen", piece.seen

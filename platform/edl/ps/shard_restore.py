@@ -33,14 +33,14 @@ class CutSnapshot:
         snapshot: its values.
         version: pushes applied.
         applied: ``through`` of every live lease.
-        ordered: the slab is in the order that a worker declared; a cut put together from other shards is not.
+        has_slab_order: the slab is in the order that a worker declared; a cut put together from other shards is not.
     """
 
     number: int
     snapshot: ParameterSnapshot
     version: int
     applied: Mapping[int, int]
-    ordered: bool = True
+    has_slab_order: bool = True
 
 
 def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
@@ -89,10 +89,10 @@ def select_owned(cut: CutSnapshot, index: int, slots: tuple[int, ...]) -> CutSna
     kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slots) == index)
     owners = np.asarray(slots)
     tables = {
-        name: rows.select(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
+        name: rows.select_rows(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
         for name, rows in ((name, rows.whole()) for name, rows in snapshot.tables.items())
     }
-    return replace(cut, snapshot=replace(snapshot.arranged(kept), tables=tables))
+    return replace(cut, snapshot=replace(snapshot.rearrange(kept), tables=tables))
 
 
 def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
@@ -119,14 +119,14 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
     ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
     applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
     version = max(part.version for part in parts)
-    return replace(parts[0], snapshot=together, version=version, applied=applied, ordered=ordered)
+    return replace(parts[0], snapshot=together, version=version, applied=applied, has_slab_order=ordered)
 
 
 def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclaration:
     """The declaration of all parts together: what is trained first, in the order of the parts."""
     first = snapshots[0].declaration
     for declaration in (snapshot.declaration for snapshot in snapshots):
-        if difference := first.difference(replace(declaration, dense=first.dense)):
+        if difference := first.describe_difference(replace(declaration, dense=first.dense)):
             raise StorageError(f"the checkpoint's shards are of two models: {difference}")
     variables = (variable for snapshot in snapshots for variable in snapshot.declaration.dense)
     return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
@@ -154,7 +154,7 @@ def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) ->
 
 def _slot_array(arrays: ShardArrays, head: str, slot: str, tail: str, declaration: ModelDeclaration) -> Floats:
     """A slot variable's array, under its present name or the one that earlier versions gave it."""
-    former = head + declaration.optimizer.former_slots.get(slot, slot) + tail
+    former = head + declaration.optimizer.former_slot_names.get(slot, slot) + tail
     found: Floats = arrays[former if former in arrays else head + slot + tail]
     return found
 

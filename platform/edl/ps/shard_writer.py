@@ -36,8 +36,8 @@ class ShardWriter:
     """
 
     def __init__(self, index: int, write: Callable[[Path, int, CutSnapshot], SavedShard] | None = None) -> None:
-        self._index = index
-        self._write = write or write_cut_shard
+        self._ps_index = index
+        self._write_cut = write or write_cut_shard
         self._results: dict[int, Future[SavedShard]] = {}
         self._lock = threading.Lock()
 
@@ -70,7 +70,7 @@ class ShardWriter:
     def _run(self, directory: Path, cut: CutSnapshot, result: Future[SavedShard]) -> None:
         try:
             with cut.snapshot:
-                saved = self._write(directory, self._index, cut)
+                saved = self._write_cut(directory, self._ps_index, cut)
             result.set_result(saved)
         except StorageError as error:
             result.set_result(SavedShard(error=str(error)))
@@ -84,6 +84,6 @@ def write_cut_shard(directory: Path, index: int, cut: CutSnapshot) -> SavedShard
     from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     content = make_shard_content(cut)
-    arrays = [checkpoint_shards.ArrayShape(*array) for array in content.arrays]
+    arrays = [checkpoint_shards.ArrayShape(*array) for array in content.array_shapes]
     shard = checkpoint_shards.write_shard_parts(directory, index, arrays, content.parts, content.meta)
     return SavedShard(shard.file, shard.size, f"{shard.crc32:08x}")

@@ -26,7 +26,7 @@ class PsStatisticsCollector:
     def __init__(self, server: ParameterServer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
         self._clock = clock
-        self._scales = TableSizes(clock)
+        self._table_sizes = TableSizes(clock)
         self._waiting: tuple[int, float] | None = None
 
     def now(self) -> pb.PsFigures:
@@ -39,27 +39,29 @@ class PsStatisticsCollector:
             refused=counts.refused,
             staleness=counts.staleness,
             stalest=counts.stalest,
-            forming=self._forming(account.forming, account.version),
-            tables=self._tables(account.tables),
+            forming=self._pending_round_message(account.forming, account.version),
+            tables=self._table_messages(account.tables),
         )
 
-    def _forming(self, forming: PendingRound | None, version: int) -> pb.Forming | None:
+    def _pending_round_message(self, forming: PendingRound | None, version: int) -> pb.Forming | None:
         """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
         if forming is None:
             return None
         if self._waiting is None or self._waiting[0] != version:
             self._waiting = version, self._clock()
         seconds = self._clock() - self._waiting[1]
-        return pb.Forming(wanted=forming.wanted, arrived=forming.arrived, awaited=forming.awaited, seconds=seconds)
+        return pb.Forming(
+            wanted=forming.wanted, arrived=forming.arrived, awaited=forming.awaited_workers, seconds=seconds
+        )
 
-    def _tables(self, tables: Mapping[str, EmbeddingTable]) -> list[pb.TableUse]:
+    def _table_messages(self, tables: Mapping[str, EmbeddingTable]) -> list[pb.TableUse]:
         told = sorted(tables.items())[:MAX_REPORTED_TABLES]
         return [
             pb.TableUse(
                 name=name,
                 rows=len(table),
-                bytes=self._scales.weigh(name, table),
-                dropped=table.dropped,
+                bytes=self._table_sizes.measure_bytes(name, table),
+                dropped=table.evicted_count,
                 bound=table.bound or 0,
             )
             for name, table in told
@@ -75,15 +77,15 @@ class TableSizes:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[EmbeddingTable, int]] = {}
-        self._again: dict[str, float] = {}
+        self._measured: dict[str, tuple[EmbeddingTable, int]] = {}
+        self._measure_again_at: dict[str, float] = {}
 
-    def weigh(self, name: str, table: EmbeddingTable) -> int:
+    def measure_bytes(self, name: str, table: EmbeddingTable) -> int:
         """Bytes that the table of this name occupies, or did when it was weighed last."""
-        known, began = self._known.get(name), self._clock()
-        if known is not None and known[0] is table and began < self._again[name]:
+        known, began = self._measured.get(name), self._clock()
+        if known is not None and known[0] is table and began < self._measure_again_at[name]:
             return known[1]
         occupied = table.occupied
-        self._known[name] = table, occupied
-        self._again[name] = began + _REMEASURE_FACTOR * (self._clock() - began)
+        self._measured[name] = table, occupied
+        self._measure_again_at[name] = began + _REMEASURE_FACTOR * (self._clock() - began)
         return occupied

@@ -82,7 +82,7 @@ class StoreFactory:
     retention: RowRetention = field(default_factory=RowRetention)
     found: NativeExtension = field(default_factory=find_extension)
 
-    def choose(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
+    def choose_store_kind(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
         """See the function of this name."""
         return choose_store(self.wanted, self.found, optimizer)
 
@@ -92,15 +92,17 @@ class StoreFactory:
         Raises:
             Refused: kind ``model``, if the job insists on native tables and they cannot be had.
         """
-        chosen = self.choose(declaration.optimizer)
-        if chosen.value != self.choose().value:
+        chosen = self.choose_store_kind(declaration.optimizer)
+        if chosen.value != self.choose_store_kind().value:
             log.info("tables are %s (%s)", chosen.value, chosen.reason)
         if chosen.value == NATIVE_STORE:
             from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
 
             return NativeParameterStore(declaration, dense, self.retention, threads=self.threads)
         if self.wanted == NATIVE_STORE:
-            raise PeerRefusedError(f"ps.store is native, but {chosen.reason}", kind="model", hint=self._remedy)
+            raise PeerRefusedError(
+                f"ps.store is native, but {chosen.reason}", kind="model", hint=self._native_store_hint
+            )
         return NumpyParameterStore(declaration, dense, self.retention)
 
     def restored(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
@@ -110,7 +112,7 @@ class StoreFactory:
         return store
 
     @property
-    def _remedy(self) -> str:
+    def _native_store_hint(self) -> str:
         with_numpy = "Without ps.store the parameter servers use NumPy."
         return (
             f"{with_numpy} `make native` builds the extension; EDL's image has it."

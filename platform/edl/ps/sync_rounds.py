@@ -42,12 +42,12 @@ class PendingRound:
     Attributes:
         wanted: pushes that it waits for, if so many can come.
         arrived: workers whose pushes sit.
-        awaited: workers whose pushes may come; nobody else is waited for.
+        awaited_workers: workers whose pushes may come; nobody else is waited for.
     """
 
     wanted: int
     arrived: tuple[int, ...]
-    awaited: tuple[int, ...]
+    awaited_workers: tuple[int, ...]
 
 
 class SyncRounds:
@@ -59,87 +59,91 @@ class SyncRounds:
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
-        self._seats: dict[int, WaitingPush] = {}
-        self._expected: dict[int, int] = {}
-        self._owed: set[int] = set()
-        self._links: dict[int, Hashable] = {}
+        self._waiting_pushes: dict[int, WaitingPush] = {}
+        self._expected_leases: dict[int, int] = {}
+        self._guaranteed_workers: set[int] = set()
+        self._connections: dict[int, Hashable] = {}
 
     @property
-    def seats(self) -> tuple[WaitingPush, ...]:
+    def waiting_pushes(self) -> tuple[WaitingPush, ...]:
         """Who waits, in the order of leases."""
-        return tuple(sorted(self._seats.values(), key=lambda seat: seat.share))
+        return tuple(sorted(self._waiting_pushes.values(), key=lambda seat: seat.share))
 
     @property
     def expected(self) -> dict[int, int]:
         """Lease of the next push by worker, for those that are waited for."""
-        return dict(self._expected)
+        return dict(self._expected_leases)
 
     @property
     def forming(self) -> PendingRound | None:
         """Who waits for whom; None while nobody does."""
-        if not self._seats:
+        if not self._waiting_pushes:
             return None
-        return PendingRound(self._wanted, tuple(sorted(self._seats)), tuple(sorted(self._expected)))
+        return PendingRound(self._wanted, tuple(sorted(self._waiting_pushes)), tuple(sorted(self._expected_leases)))
 
-    def linked(self, worker: int, link: Hashable) -> None:
+    def bind_connection(self, worker: int, link: Hashable) -> None:
         """A worker speaks through this connection from now on."""
-        self._links[worker] = link
+        self._connections[worker] = link
 
     def parted(self, worker: int, link: Hashable) -> None:
         """A connection closed: nothing comes from a worker that had no other."""
-        if self._links.get(worker) == link:
-            del self._links[worker]
-            self.leave(worker)
+        if self._connections.get(worker) == link:
+            del self._connections[worker]
+            self.stop_expecting(worker)
 
-    def sit(self, seat: WaitingPush) -> WaitingPush | None:
+    def join(self, seat: WaitingPush) -> WaitingPush | None:
         """A push takes its seat; returns the older one of the same worker that it takes the place of."""
-        self._expected.pop(seat.worker, None)
-        former = self._seats.get(seat.worker)
-        self._seats[seat.worker] = seat
+        self._expected_leases.pop(seat.worker, None)
+        former = self._waiting_pushes.get(seat.worker)
+        self._waiting_pushes[seat.worker] = seat
         return former
 
-    def rise(self, worker: int) -> None:
+    def withdraw_push(self, worker: int) -> None:
         """A push is taken back; the worker will send it again."""
-        seat = self._seats.pop(worker, None)
+        seat = self._waiting_pushes.pop(worker, None)
         if seat is not None:
-            self._expected[worker] = seat.share.lease
+            self._expected_leases[worker] = seat.share.lease
 
-    def expect(self, worker: int, lease: int) -> None:
+    def expect_push(self, worker: int, lease: int) -> None:
         """A worker's next push will be of this lease; 0: none will come."""
         if lease:
-            self._expected[worker] = lease
+            self._expected_leases[worker] = lease
         else:
-            self.leave(worker)
+            self.stop_expecting(worker)
 
     def refuse(self, worker: int, lease: int) -> None:
         """A push was stale: the round waits for the worker's next try."""
-        self._expected[worker] = lease
-        self._owed.add(worker)
+        self._expected_leases[worker] = lease
+        self._guaranteed_workers.add(worker)
 
-    def leave(self, worker: int) -> None:
+    def stop_expecting(self, worker: int) -> None:
         """Nothing comes from a worker, but for a push that sits already."""
-        self._expected.pop(worker, None)
-        self._owed.discard(worker)
+        self._expected_leases.pop(worker, None)
+        self._guaranteed_workers.discard(worker)
 
     def drop(self, refused: Callable[[int], bool]) -> None:
         """Wait for nobody whose lease is refused."""
-        for worker, lease in list(self._expected.items()):
+        for worker, lease in list(self._expected_leases.items()):
             if refused(lease):
-                self.leave(worker)
+                self.stop_expecting(worker)
 
-    def vacate(self, share: PushId) -> None:
+    def remove_push(self, share: PushId) -> None:
         """A push that sits is answered without a round."""
-        for worker, seat in list(self._seats.items()):
+        for worker, seat in list(self._waiting_pushes.items()):
             if seat.share == share:
-                del self._seats[worker]
+                del self._waiting_pushes[worker]
 
     def close(self) -> tuple[WaitingPush, ...]:
         """Everyone who sits, if the round is complete; the next one begins with those that said what follows."""
-        can_come = len(self._seats) + len(self._expected)
-        if not self._seats or len(self._seats) < min(self._wanted, can_come) or self._owed & self._expected.keys():
+        can_come = len(self._waiting_pushes) + len(self._expected_leases)
+        if (
+            not self._waiting_pushes
+            or len(self._waiting_pushes) < min(self._wanted, can_come)
+            or self._guaranteed_workers & self._expected_leases.keys()
+        ):
             return ()
-        seats, self._seats = self.seats, {}
+        seats, self._waiting_pushes = self.waiting_pushes, {}
         for seat in seats:
-            self._owed.discard(seat.worker)
-            self.expect(seat.worker, seat.following)
+            self._guaranteed_workers.discard(seat.worker)
+            self.expect_push(seat.worker, seat.following)
         return seats

@@ -39,38 +39,38 @@ class SyncUpdater:
         self, leases: AppliedSteps, contents: ModelState, wanted: int, tolerance: int, held: Callable[[], bool]
     ) -> None:
         self._leases = leases
-        self._contents = contents
-        self._tolerance = tolerance
+        self._model_state = contents
+        self._version_tolerance = tolerance
         self._held = held
         self._rounds = SyncRounds(wanted)
-        self._followed = FollowerRounds()
+        self._follower_rounds = FollowerRounds()
         self._waiting: dict[PushId, PendingPush] = {}
         self._made: dict[int, tuple[PushId, ...]] = {}
-        self._tally = PushCounter()
+        self._push_counter = PushCounter()
 
-    def offer(self, push: PendingPush) -> None:
+    def offer_push(self, push: PendingPush) -> None:
         """Decided at once only if it enters nothing, or completes its round."""
         origin = push.origin
-        push.outcome = self._leases.decide(*push.share)
+        push.outcome = self._leases.decide_push(*push.share)
         if not origin.round:
-            self._rounds.linked(origin.worker, origin.link)
+            self._rounds.bind_connection(origin.worker, origin.link)
         if push.outcome is not AdmissionOutcome.APPLIED:
-            self._known(push)
+            self._answer_rejected_push(push)
         elif self._is_stale(push):
             push.outcome = AdmissionOutcome.STALE
-            self._tally.refuse()
+            self._push_counter.refuse()
             self._rounds.refuse(origin.worker, push.share.lease)
         else:
-            self._wait(push)
+            self._add_to_round(push)
         self._close()
 
-    def _known(self, push: PendingPush) -> None:
+    def _answer_rejected_push(self, push: PendingPush) -> None:
         """A push that enters nothing; one whose answer was lost is told its round again."""
         made = self._made.get(push.share.lease, ())
         if push.outcome is AdmissionOutcome.DUPLICATE:
             push.round = made if push.share in made else ()
         if not push.origin.round:
-            self._rounds.expect(
+            self._rounds.expect_push(
                 push.origin.worker, push.origin.following if push.outcome is AdmissionOutcome.DUPLICATE else 0
             )
 
@@ -78,39 +78,39 @@ class SyncUpdater:
         """Values of a later version than this one's are of before it went back to a checkpoint: good enough."""
         if push.origin.round or push.gradients is None:
             return False
-        return push.origin.version < self._contents.version - self._tolerance
+        return push.origin.version < self._model_state.version - self._version_tolerance
 
-    def _wait(self, push: PendingPush) -> None:
-        self._over((push.share,), _resent_error())
+    def _add_to_round(self, push: PendingPush) -> None:
+        self._reject_pushes((push.share,), _resent_error())
         push.outcome = None
         self._waiting[push.share] = push
         if push.origin.round:
-            self._followed.sit(FollowerPush(push.share, frozenset(push.origin.round), push.origin.again))
+            self._follower_rounds.join(FollowerPush(push.share, frozenset(push.origin.round), push.origin.again))
             return
-        former = self._rounds.sit(WaitingPush(push.origin.worker, push.share, push.origin.following))
+        former = self._rounds.join(WaitingPush(push.origin.worker, push.share, push.origin.following))
         if former is not None:
-            self._over((former.share,), _resent_error())
+            self._reject_pushes((former.share,), _resent_error())
 
-    def withdraw(self, push: PendingPush) -> str:
+    def withdraw_push(self, push: PendingPush) -> str:
         """It does not sit any more."""
         del self._waiting[push.share]
         if push.origin.round:
-            self._followed.vacate(push.share)
+            self._follower_rounds.remove_push(push.share)
             return "the other pushes of its update have not come"
         missing = sorted(self._rounds.expected.values())
-        self._rounds.rise(push.origin.worker)
+        self._rounds.withdraw_push(push.origin.worker)
         return f"a round waits for pushes of leases {missing}"
 
     def settle(self) -> None:
         """What was revoked leaves; a round may be complete without it, or not be held any more."""
         for share, push in list(self._waiting.items()):
-            decided = self._leases.decide(*share)
+            decided = self._leases.decide_push(*share)
             if decided is not AdmissionOutcome.APPLIED:
-                self._vacate(share)
+                self._remove_pending(share)
                 push.outcome = decided
-        self._rounds.drop(lambda lease: self._leases.decide(lease, 0) is AdmissionOutcome.REVOKED)
+        self._rounds.drop(lambda lease: self._leases.decide_push(lease, 0) is AdmissionOutcome.REVOKED)
         self._made = {
-            n: made for n, made in self._made.items() if self._leases.decide(n, 0) is not AdmissionOutcome.REVOKED
+            n: made for n, made in self._made.items() if self._leases.decide_push(n, 0) is not AdmissionOutcome.REVOKED
         }
         self._close()
 
@@ -122,17 +122,19 @@ class SyncUpdater:
     def replaced(self) -> None:
         """Gradients of other values than those that are here now."""
         error = PeerRefusedError("the parameters were replaced while the push waited", kind="busy")
-        self._over(tuple(self._waiting), error)
+        self._reject_pushes(tuple(self._waiting), error)
 
     def summary(self) -> str:
         """See the protocol."""
         counts = self.counts
-        return f"{self._contents.version} updates, {counts.entered} pushes in them, {counts.refused} refused as stale"
+        return (
+            f"{self._model_state.version} updates, {counts.entered} pushes in them, {counts.refused} refused as stale"
+        )
 
     @property
     def counts(self) -> PushCounts:
         """See the protocol."""
-        return self._tally.counts
+        return self._push_counter.counts
 
     @property
     def forming(self) -> PendingRound | None:
@@ -143,40 +145,40 @@ class SyncUpdater:
 
     def _close(self) -> None:
         """Apply every round that is complete."""
-        while shares := self._complete():
+        while shares := self._next_complete_round():
             pushes = [self._waiting.pop(share) for share in shares]
             try:
-                self._apply(pushes)
+                self._apply_round(pushes)
             except Exception as error:  # noqa: BLE001  raised again where each of them is answered
                 for push in pushes:
                     push.outcome = error
 
-    def _complete(self) -> tuple[PushId, ...]:
+    def _next_complete_round(self) -> tuple[PushId, ...]:
         seats = () if self._held() else self._rounds.close()
         if seats:
             return tuple(seat.share for seat in seats)
-        return self._followed.close(lambda share: self._leases.decide(*share) in _MAY_ENTER)
+        return self._follower_rounds.close(lambda share: self._leases.decide_push(*share) in _MAY_ENTER)
 
-    def _apply(self, pushes: list[PendingPush]) -> None:
+    def _apply_round(self, pushes: list[PendingPush]) -> None:
         """One update; then all of its pushes are in."""
-        staleness = [push.staleness(self._contents.version) for push in pushes if push.gradients is not None]
-        self._contents.apply(_merge_pushes(pushes))
-        self._tally.update(staleness)
+        staleness = [push.staleness(self._model_state.version) for push in pushes if push.gradients is not None]
+        self._model_state.apply(_merge_pushes(pushes))
+        self._push_counter.update(staleness)
         shares = tuple(push.share for push in pushes)
         for push in pushes:
-            push.outcome, push.round = self._leases.admit(*push.share), shares
+            push.outcome, push.round = self._leases.admit_push(*push.share), shares
             self._made[push.share.lease] = shares
 
-    def _over(self, shares: Iterable[PushId], error: RefusedError) -> None:
+    def _reject_pushes(self, shares: Iterable[PushId], error: RefusedError) -> None:
         for share in shares:
             if share in self._waiting:
                 self._waiting[share].outcome = error
-                self._vacate(share)
+                self._remove_pending(share)
 
-    def _vacate(self, share: PushId) -> None:
+    def _remove_pending(self, share: PushId) -> None:
         del self._waiting[share]
-        self._rounds.vacate(share)
-        self._followed.vacate(share)
+        self._rounds.remove_push(share)
+        self._follower_rounds.remove_push(share)
 
 
 def _merge_pushes(pushes: list[PendingPush]) -> PushGradients | None:

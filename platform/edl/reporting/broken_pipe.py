@@ -23,35 +23,35 @@ class PipeSafeRenderer:
     """
 
     def __init__(self, face: RunRenderer) -> None:
-        self._face = face
+        self._renderer = face
         self.broken = False
 
     def __enter__(self) -> Self:
-        self._show(self._face.__enter__)
+        self._show(self._renderer.__enter__)
         return self
 
     def __exit__(self, *given: object) -> None:
-        self._show(lambda: self._face.__exit__(*given))
+        self._show(lambda: self._renderer.__exit__(*given))
 
     def planned(self, plan: RunInfo) -> None:
         """What will run."""
-        self._show(lambda: self._face.planned(plan))
+        self._show(lambda: self._renderer.planned(plan))
 
-    def happened(self, event: JobEvent, progress: RunProgress) -> None:
+    def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
-        self._show(lambda: self._face.happened(event, progress))
+        self._show(lambda: self._renderer.show_event(event, progress))
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """The progress at ``now``."""
-        self._show(lambda: self._face.refresh(progress, now))
+        self._show(lambda: self._renderer.refresh(progress, now))
 
-    def notice(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """Something about the command itself."""
-        self._show(lambda: self._face.notice(text))
+        self._show(lambda: self._renderer.show_notice(text))
 
     def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """The end; without a reader a line on standard error, when there is something to go on with."""
-        self._show(lambda: self._face.ended(plan, outcome))
+        self._show(lambda: self._renderer.ended(plan, outcome))
         if self.broken and outcome.phase != "Done":
             with _survive_broken_pipe(sys.stderr):
                 told = ["Nobody reads the output any more: the job was stopped.", *plan.next_steps(outcome)]

@@ -23,7 +23,7 @@ class JsonLinesRenderer:
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
-        self._last: Status | None = None
+        self._last_status: Status | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -34,29 +34,29 @@ class JsonLinesRenderer:
     def planned(self, plan: RunInfo) -> None:
         """Nothing: the first event names the run."""
 
-    def happened(self, event: JobEvent, progress: RunProgress) -> None:
+    def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """A line."""
-        self._write(to_json(event))
+        self._write_object(to_json(event))
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """A line when there is something new to say."""
         status = progress.status
-        if status is not None and is_status_due(self._last, status):
-            self._last = status
-            self._write({"event": "status", **to_json(status)})
+        if status is not None and is_status_due(self._last_status, status):
+            self._last_status = status
+            self._write_object({"event": "status", **to_json(status)})
 
-    def notice(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """For people, who look at standard error."""
         print(text, file=self._errors, flush=True)
 
     def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
         if outcome.phase == "Failed":
-            self.notice(failure_text(outcome))
+            self.show_notice(failure_text(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
-        self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
+        self._write_object({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
 
-    def _write(self, value: dict[str, Any]) -> None:
+    def _write_object(self, value: dict[str, Any]) -> None:
         self._out.write(json.dumps(value, allow_nan=False) + "\n")
         self._out.flush()
 

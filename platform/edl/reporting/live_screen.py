@@ -45,7 +45,7 @@ def render_screen(progress: RunProgress, width: int, height: int, now: float, no
     roles = list(_role_rows(progress))
     shown = roles if len(roles) <= room - 3 else roles[: room - 4]
     table = _role_table(shown, len(roles) - len(shown), progress.status)
-    events = progress.recent[-max(1, room - table.row_count) :]
+    events = progress.recent_events[-max(1, room - table.row_count) :]
     lines = [_text_line(f"{format_local_time(event.time)}  {describe_event(event)}") for event in events]
     parts = [
         _title_text(progress, now),
@@ -85,7 +85,7 @@ def _progress_bar(progress: RunProgress, width: int) -> RenderableType:
 def _measurements_text(progress: RunProgress) -> Text:
     status = progress.status
     if status is None:
-        again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent)
+        again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent_events)
         return _text_line(
             "the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim"
         )

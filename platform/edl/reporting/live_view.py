@@ -28,7 +28,7 @@ class LiveRenderer:
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._plan: RunInfo | None = None
         self._notice = ""
-        self._drawn = 0.0
+        self._last_drawn = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -44,20 +44,20 @@ class LiveRenderer:
                 self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
 
-    def happened(self, event: JobEvent, progress: RunProgress) -> None:
+    def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """Part of the next picture."""
-        self._drawn = 0.0
+        self._last_drawn = 0.0
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """A new picture when it is time for one."""
-        if now - self._drawn >= REDRAW_SECONDS:
-            self._drawn = now
+        if now - self._last_drawn >= REDRAW_SECONDS:
+            self._last_drawn = now
             picture = render_screen(progress, self._console.width, self._console.height, now, self._notice)
             self._live.update(picture, refresh=True)
 
-    def notice(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """Shown in the view from now on."""
-        self._notice, self._drawn = text, 0.0
+        self._notice, self._last_drawn = text, 0.0
 
     def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary, below the last picture."""

@@ -25,8 +25,8 @@ class PlainTextRenderer:
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
-        self._last: Status | None = None
-        self._served = ""
+        self._last_status: Status | None = None
+        self._served_text = ""
 
     def __enter__(self) -> Self:
         return self
@@ -37,33 +37,33 @@ class PlainTextRenderer:
     def planned(self, plan: RunInfo) -> None:
         """The plan."""
         for line in plan.lines():
-            self._print(to_single_line(line))
+            self._print_line(to_single_line(line))
 
-    def happened(self, event: JobEvent, progress: RunProgress) -> None:
+    def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """A line with the time."""
-        self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
+        self._print_line(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """A line when there is something new to say."""
         status = progress.status
-        if status is not None and is_status_due(self._last, status):
-            self._last = status
-            self._print(f"{format_local_time(status.updated)}  {status_headline(status)}")
-            if not self._served and (told := describe_served_tables(status.parameters)):
-                self._served = told
-                self._print(f"{format_local_time(status.updated)}  {told}")
+        if status is not None and is_status_due(self._last_status, status):
+            self._last_status = status
+            self._print_line(f"{format_local_time(status.updated)}  {status_headline(status)}")
+            if not self._served_text and (told := describe_served_tables(status.parameters)):
+                self._served_text = told
+                self._print_line(f"{format_local_time(status.updated)}  {told}")
 
-    def notice(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """A line."""
-        self._print(text)
+        self._print_line(text)
 
     def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=self._errors, flush=True)
-        self._print("\n".join(summary_lines(plan, outcome)))
+        self._print_line("\n".join(summary_lines(plan, outcome)))
 
-    def _print(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
 

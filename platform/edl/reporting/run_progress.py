@@ -35,12 +35,12 @@ class RunProgress:
         began: when this run, or its going on, was started; unix seconds. Older statuses are of the time before.
         status: the newest status; None before the first.
         master_pid: the master's process; None while there is none.
-        recent: the newest events, oldest first.
+        recent_events: the newest events, oldest first.
         repeated: records that were returned to the queue because a worker was lost.
         rolled_back: records that went back to a checkpoint.
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
-        done_before: records that were done before this start of the run.
+        records_done_before: records that were done before this start of the run.
         evaluations: the newest ones, oldest first.
         ended: the last event of the run, since its newest start.
     """
@@ -48,21 +48,23 @@ class RunProgress:
     began: float
     status: Status | None = None
     master_pid: int | None = None
-    recent: tuple[JobEvent, ...] = ()
+    recent_events: tuple[JobEvent, ...] = ()
     repeated: int = 0
     rolled_back: int = 0
     updates_rolled_back: int = 0
     workers_lost: int = 0
-    done_before: int = 0
+    records_done_before: int = 0
     evaluations: tuple[EvaluationEnded, ...] = ()
     ended: JobEnded | None = None
 
     def after(self, event: JobEvent) -> RunProgress:
         """The progress once ``event`` has happened; each start of a run counts anew."""
-        known = replace(self, recent=(*self.recent, event)[-RECENT_EVENTS:])
+        known = replace(self, recent_events=(*self.recent_events, event)[-RECENT_EVENTS:])
         match event:
             case RunStarted():
-                return RunProgress(self.began, recent=known.recent)  # a run that goes on publishes its earlier end, too
+                return RunProgress(
+                    self.began, recent_events=known.recent_events
+                )  # a run that goes on publishes its earlier end, too
             case RoleStarted(role="master"):
                 return replace(known, master_pid=event.pid)
             case RoleEnded(role="master"):
@@ -76,7 +78,7 @@ class RunProgress:
                 return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
             case EvaluationEnded():
                 known = replace(known, evaluations=(*self.evaluations, event)[-RECENT_EVALUATIONS:])
-                return replace(known, status=known._evaluated(self.status) if self.status else None)
+                return replace(known, status=known._with_newest_metrics(self.status) if self.status else None)
             case JobEnded():
                 return replace(known, ended=event)
         return known
@@ -86,10 +88,12 @@ class RunProgress:
         if status.updated < self.began or (self.status and status.updated <= self.status.updated):
             return self
         return replace(
-            self, status=self._evaluated(status), done_before=self.done_before if self.status else status.records_done
+            self,
+            status=self._with_newest_metrics(status),
+            records_done_before=self.records_done_before if self.status else status.records_done,
         )
 
-    def _evaluated(self, status: Status) -> Status:
+    def _with_newest_metrics(self, status: Status) -> Status:
         """A status with the values of the newest evaluation, which a file of before does not have yet."""
         newest = self.evaluations[-1] if self.evaluations else None
         return status if newest is None or newest.time < status.updated else replace(status, metrics=newest.metrics)
@@ -107,10 +111,10 @@ class RunProgress:
         status = self.status
         return min(1.0, status.records_done / status.records_total) if status and status.records_total else 0.0
 
-    def so_far(self, now: float, logs: str) -> Summary:
+    def partial_summary(self, now: float, logs: str) -> Summary:
         """What the run came to until ``now``, for a run whose master could not say it itself."""
         status, seconds = self.status, max(0.0, now - self.began)
-        done_now = status.records_done - self.done_before if status else 0
+        done_now = status.records_done - self.records_done_before if status else 0
         if status is None:
             return Summary(records_total=0, records_done=0, seconds=seconds, workers_lost=self.workers_lost, logs=logs)
         return Summary(

@@ -24,13 +24,13 @@ class RunRenderer(Protocol):
     def planned(self, plan: RunInfo) -> None:
         """What will run."""
 
-    def happened(self, event: JobEvent, progress: RunProgress) -> None:
+    def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """The progress at ``now`` (unix seconds); called several times a second."""
 
-    def notice(self, text: str) -> None:
+    def show_notice(self, text: str) -> None:
         """Something about ``edl run`` itself."""
 
     def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:

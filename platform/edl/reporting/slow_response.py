@@ -31,8 +31,8 @@ class SlowResponseNotice:
     """
 
     def __init__(self, later: CallLater = call_later) -> None:
-        self._later, self._lock = later, threading.Lock()
-        self._said = self._answered = False
+        self._schedule, self._lock = later, threading.Lock()
+        self._shown = self._answered = False
 
     @contextmanager
     def __call__(self, host: str) -> Iterator[None]:
@@ -40,18 +40,18 @@ class SlowResponseNotice:
         if self._answered:
             yield
             return
-        cancel = self._later(NOTICE_SECONDS, lambda: self._say(host))
+        cancel = self._schedule(NOTICE_SECONDS, lambda: self._show(host))
         try:
             yield
         finally:
             cancel()
         self._answered = True
 
-    def _say(self, host: str) -> None:
+    def _show(self, host: str) -> None:
         with self._lock:
-            if self._said or self._answered:
+            if self._shown or self._answered:
                 return
-            self._said = True
+            self._shown = True
         clean = "\r\x1b[K" if sys.stderr.isatty() else ""
         text = strip_control_characters(f"waiting for an answer of {host} …")
         print(f"{clean}{text}", file=raw_stream(sys.stderr), flush=True)

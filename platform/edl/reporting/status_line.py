@@ -18,23 +18,23 @@ class StatusLine:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = raw_stream(out or sys.stderr)
-        self._rewrites = self._out.isatty()
-        self._last = ""
+        self._is_terminal = self._out.isatty()
+        self._last_text = ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._rewrites and self._last:
+        if self._is_terminal and self._last_text:
             self._write("\r\x1b[K")
 
     def say(self, text: str, *, lasting: bool = True) -> None:
         """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
         line = " ".join(strip_control_characters(text).split())
-        if line == self._last or not (lasting or self._rewrites):
+        if line == self._last_text or not (lasting or self._is_terminal):
             return
-        self._last = line
-        if self._rewrites:
+        self._last_text = line
+        if self._is_terminal:
             self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
         else:
             self._write(line + "\n")

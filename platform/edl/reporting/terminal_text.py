@@ -49,10 +49,10 @@ class _SanitizedStream:
     """A text stream that makes all that is written to it printable; everything else is the stream's own."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.unguarded = stream
+        self.raw_stream = stream
 
     def write(self, text: str) -> int:
-        self.unguarded.write(strip_control_characters(text))
+        self.raw_stream.write(strip_control_characters(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -60,7 +60,7 @@ class _SanitizedStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.unguarded, name)
+        return getattr(self.raw_stream, name)
 
 
 @contextmanager
@@ -76,4 +76,4 @@ def sanitize_standard_streams() -> Iterator[None]:
 
 def raw_stream(stream: TextIO) -> TextIO:
     """The stream for EDL's own control sequences; every other text in it goes through ``strip_control_characters``."""
-    return stream.unguarded if isinstance(stream, _SanitizedStream) else stream
+    return stream.raw_stream if isinstance(stream, _SanitizedStream) else stream

@@ -180,10 +180,10 @@ class _ShardArrays:
     def of(cls, header: SafetensorsHeader) -> _ShardArrays:
         shard = cls(header.path, _Declared.of(header))
         for array in header.arrays.values():
-            shard._sort_in(array)
+            shard._add_array(array)
         return shard
 
-    def _sort_in(self, array: StoredArray) -> None:
+    def _add_array(self, array: StoredArray) -> None:
         kind, _, rest = array.name.partition("/")
         slot, _, variable = rest.partition("/")
         if kind == "dense":

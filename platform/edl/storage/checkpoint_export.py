@@ -38,7 +38,7 @@ class ExportColumn:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: Callable[[], Iterator[AnyArray]]
+    iter_pieces: Callable[[], Iterator[AnyArray]]
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ def _iter_file_parts(
 ) -> Iterator[memoryview]:
     yield head
     for column in found:
-        for piece in column.pieces():
+        for piece in column.iter_pieces():
             yield array_bytes(piece)
             on_write(piece.nbytes)
 
@@ -130,7 +130,7 @@ def _write_npz(path: Path, found: Iterable[ExportColumn], on_write: Callable[[in
 def _write_npy(member: IO[bytes], column: ExportColumn, on_write: Callable[[int], None]) -> None:
     descr = np.dtype(column.dtype).newbyteorder("<").str
     np.lib.format.write_array_header_1_0(member, {"descr": descr, "fortran_order": False, "shape": column.shape})
-    for piece in column.pieces():
+    for piece in column.iter_pieces():
         member.write(array_bytes(piece))
         on_write(piece.nbytes)
 

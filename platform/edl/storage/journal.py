@@ -52,12 +52,12 @@ class Journal:
         self._mutex = threading.Lock()  # guards _queue, _next, _size and _closing; never held during I/O
         self._queue: list[bytes | _SegmentStart] = []
         self._next = 1
-        self._size = size_bytes
+        self._size_bytes = size_bytes
         self._closing = False
         self._wake = threading.Event()
-        self._committed = DurablePosition()
-        self._syncs: deque[float] = deque(maxlen=_MAX_FSYNC_SAMPLES)
-        self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+        self._durable_position = DurablePosition()
+        self._fsync_seconds: deque[float] = deque(maxlen=_MAX_FSYNC_SAMPLES)
+        self._thread = threading.Thread(target=self._run_writer, name="journal-writer", daemon=True)
         self._thread.start()
 
     @classmethod
@@ -107,17 +107,17 @@ class Journal:
     @property
     def failure(self) -> EdlError | None:
         """Why nothing is written any more; None while the journal works."""
-        return self._committed.failure
+        return self._durable_position.failure
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the entries behind the last snapshot, with those that were replayed; grows until ``compact``."""
-        return self._size
+        return self._size_bytes
 
     @property
-    def fsync_seconds(self) -> FsyncLatency:
+    def fsync_latency(self) -> FsyncLatency:
         """The latency of fdatasync over the last thousand groups."""
-        syncs = sorted(self._syncs.copy())
+        syncs = sorted(self._fsync_seconds.copy())
         if not syncs:
             return FsyncLatency(0, 0.0, 0.0)
         return FsyncLatency(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
@@ -159,7 +159,7 @@ class Journal:
         """
         if lsn >= self._next:
             raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next - 1}")
-        self._committed.wait(lsn, timeout)
+        self._durable_position.wait(lsn, timeout)
 
     def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
         """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
@@ -167,7 +167,7 @@ class Journal:
         Returns:
             Whether it will be called; if not, ``wait`` returns or raises at once.
         """
-        return self._committed.call_when(lsn, call)
+        return self._durable_position.call_when(lsn, call)
 
     def close(self) -> None:
         """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""
@@ -187,23 +187,25 @@ class Journal:
                 raise StorageError("the journal is closed", where=str(self._directory))
             lsn = self._next
             self._next += 1
-            self._size = self._size + len(item) if isinstance(item, bytes) else 0
+            self._size_bytes = self._size_bytes + len(item) if isinstance(item, bytes) else 0
             self._queue.append(item)
             if len(self._queue) == 1:
                 self._wake.set()
         return lsn
 
-    def _write(self) -> None:
+    def _run_writer(self) -> None:
         """The writer thread: commit what has gathered, until the journal is closed or fails."""
         try:
-            while (items := self._gathered()) is not None:
-                self._commit(items)
+            while (items := self._take_queued_items()) is not None:
+                self._commit_items(items)
         except EdlError as error:
-            self._committed.fail(error)
+            self._durable_position.fail(error)
         except Exception as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
-            self._committed.fail(StorageError(f"the journal's writer failed: {error!r}", where=str(self._directory)))
+            self._durable_position.fail(
+                StorageError(f"the journal's writer failed: {error!r}", where=str(self._directory))
+            )
 
-    def _gathered(self) -> list[bytes | _SegmentStart] | None:
+    def _take_queued_items(self) -> list[bytes | _SegmentStart] | None:
         """Wait for items and take them; None when the journal is closed and all is written."""
         self._wake.wait()
         with self._mutex:
@@ -212,7 +214,7 @@ class Journal:
                 self._wake.clear()
             return None if self._closing and not items else items
 
-    def _commit(self, items: list[bytes | _SegmentStart]) -> None:
+    def _commit_items(self, items: list[bytes | _SegmentStart]) -> None:
         group: list[bytes] = []
         for item in items:
             if isinstance(item, bytes):
@@ -220,11 +222,11 @@ class Journal:
             else:
                 self._commit_group(group)
                 self._chain.compact(item.opening)
-                self._committed.advance(1)
+                self._durable_position.advance(1)
                 group = []
         self._commit_group(group)
 
     def _commit_group(self, group: list[bytes]) -> None:
         if group:
-            self._syncs.append(self._chain.append(b"".join(group)))
-            self._committed.advance(len(group))
+            self._fsync_seconds.append(self._chain.append(b"".join(group)))
+            self._durable_position.advance(len(group))

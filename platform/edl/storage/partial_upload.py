@@ -45,17 +45,17 @@ class PartialUpload:
     """
 
     def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = ignore_progress) -> None:
-        self._final, self._size, self._sha256 = final, size, sha256
-        self._part = partial_upload_path(final, sha256)
+        self._final_path, self._size, self._sha256 = final, size, sha256
+        self._part_path = partial_upload_path(final, sha256)
         with translate_os_errors(final, "write"):
             final.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._part, os.O_CREAT | os.O_RDWR, 0o666)
+            self._descriptor = os.open(self._part_path, os.O_CREAT | os.O_RDWR, 0o666)
             arrived = os.fstat(self._descriptor).st_size
             if arrived > size:
                 os.ftruncate(self._descriptor, 0)
                 arrived = 0
             os.lseek(self._descriptor, arrived, os.SEEK_SET)
-        self._arrived, self._hash = arrived, _hash_file(self._part, tick, arrived)
+        self._received_bytes, self._hash = arrived, _hash_file(self._part_path, tick, arrived)
 
     def __enter__(self) -> Self:
         return self
@@ -68,23 +68,23 @@ class PartialUpload:
     @property
     def arrived(self) -> int:
         """Bytes that are here already: the next ones follow from there."""
-        return self._arrived
+        return self._received_bytes
 
     @property
     def missing(self) -> int:
         """Bytes to come."""
-        return self._size - self._arrived
+        return self._size - self._received_bytes
 
     def write(self, data: bytes) -> None:
         """The next bytes; raises StorageError when they cannot be written, or are too many."""
         if len(data) > self.missing:
-            raise StorageError("more arrives than was announced", where=str(self._final))
-        with translate_os_errors(self._final, "write"):
+            raise StorageError("more arrives than was announced", where=str(self._final_path))
+        with translate_os_errors(self._final_path, "write"):
             view = memoryview(data)
             while view:
                 view = view[os.write(self._descriptor, view) :]
         self._hash.update(data)
-        self._arrived += len(data)
+        self._received_bytes += len(data)
 
     def finish(self) -> None:
         """Prove the content and give the file its name, durably.
@@ -93,17 +93,17 @@ class PartialUpload:
             StorageError: bytes are missing, or the content is another; what has arrived of another is thrown away.
         """
         if self.missing:
-            raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final))
-        with remove_on_error(self._part):
+            raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final_path))
+        with remove_on_error(self._part_path):
             if self._hash.hexdigest() != self._sha256:
                 raise StorageError(
                     "the checksum is wrong: it was changed on its way, or while it was read",
-                    where=str(self._final),
+                    where=str(self._final_path),
                     hint="Copy it once more; nothing of it was kept.",
                 )
-        with translate_os_errors(self._final, "write"):
+        with translate_os_errors(self._final_path, "write"):
             os.fsync(self._descriptor)
-            rename_durably(self._part, self._final)
+            rename_durably(self._part_path, self._final_path)
 
 
 def partial_upload_path(final: Path, sha256: str) -> Path:

@@ -241,11 +241,13 @@ class JobLock:
             StorageError: the folder cannot be made or locked.
         """
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._lock = FileLock(job_dir / "LOCK", self._holder(run_id), what=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT)
+        self._lock = FileLock(
+            job_dir / "LOCK", self._holder_text(run_id), what=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT
+        )
 
     def describe(self, run_id: str) -> None:
         """Tell which run it is, once that is known."""
-        self._lock.describe(self._holder(run_id))
+        self._lock.describe(self._holder_text(run_id))
 
     def close(self) -> None:
         """Let another process run the job. Closing twice does nothing."""
@@ -257,6 +259,6 @@ class JobLock:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _holder(self, run_id: str | None) -> str:
+    def _holder_text(self, run_id: str | None) -> str:
         run = f", run {run_id}" if run_id else ""
         return f"process {os.getpid()} on {socket.gethostname()}{run}, started {self._started}"

@@ -27,7 +27,7 @@ class SegmentChain:
             StorageError: the first segment cannot be written; the journal is as it was.
         """
         self._directory = directory
-        self._name = os.fspath(directory)
+        self._directory_name = os.fspath(directory)
         for name in fence:
             with translate_os_errors(directory / name, "sync the journal"):
                 sync_file(directory / name)
@@ -48,7 +48,7 @@ class SegmentChain:
             RefusedError: a newer incarnation has read the journal, so ``group`` may never be read.
         """
         seconds = self._writer.append(group)
-        self._refuse_if_replaced()
+        self._check_not_replaced()
         return seconds
 
     def compact(self, opening: bytes) -> None:
@@ -62,7 +62,7 @@ class SegmentChain:
         segment = SegmentId(self.incarnation, old.segment.number + 1)
         self._writer = SegmentWriter(self._directory, segment, opening)
         old.close()
-        self._refuse_if_replaced()
+        self._check_not_replaced()
         with translate_os_errors(self._directory, "remove compacted journal segments"):
             for found in list_segments(self._directory):
                 if found < segment:
@@ -73,10 +73,10 @@ class SegmentChain:
         """Close the open segment. Closing twice does nothing."""
         self._writer.close()
 
-    def _refuse_if_replaced(self) -> None:
+    def _check_not_replaced(self) -> None:
         """Acknowledge nothing, and remove nothing, once a newer incarnation has read the journal."""
         try:  # once a group: pathlib and a context manager cost as much as the system call
-            modified = os.stat(self._name).st_mtime_ns
+            modified = os.stat(self._directory_name).st_mtime_ns
         except OSError as error:
             raise to_storage_error(error, self._directory, "look at the journal") from error
         if modified == self._seen:

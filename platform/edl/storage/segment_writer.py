@@ -52,12 +52,12 @@ class SegmentWriter:
             began = time.perf_counter()
             os.fdatasync(self._descriptor)
         except OSError as error:
-            self._cut_back()
+            self._truncate_to_durable()
             raise to_storage_error(error, self.path, "write the journal") from error
         self.length += len(group)
         return time.perf_counter() - began
 
-    def _cut_back(self) -> None:
+    def _truncate_to_durable(self) -> None:
         try:
             os.ftruncate(self._descriptor, self.length)
         except OSError:

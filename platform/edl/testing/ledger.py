@@ -206,7 +206,7 @@ def problems(found: Recount, epochs: int) -> list[str]:
 def _not_in_order(found: Recount, epoch: int) -> list[str]:
     order = found._order_of(epoch)
     assert order is not None
-    ranges = order.ranges(0, order.records)
+    ranges = order.record_ranges(0, order.records)
     whole = {source: [[0, records]] for source, records in found.sources.items() if records}
     return [] if ranges == whole else [f"the order of epoch {epoch} has not every record once"]
 

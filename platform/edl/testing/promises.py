@@ -33,14 +33,14 @@ def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Se
 
 def no_more_than_wanted(master: JobStateMachine) -> None:
     """Never more workers that stay than are wanted."""
-    staying = len(master.fleet.staying(Role.WORKER))
+    staying = len(master.pods.staying(Role.WORKER))
     if master.synced and not master.ended and staying > master.workers_max:
         raise BrokenPromiseError(f"{staying} workers stay, {master.workers_max} are wanted")
 
 
 def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
     """Never more workers asked for than are wanted, and none for nothing; one is needed to come to an end."""
-    there = master.fleet.wanted_now()
+    there = master.pods.count_expected_workers()
     if role is Role.WORKER and (there > master.workers_max or (there > 1 and not has_waiting_work(master))):
         raise BrokenPromiseError(
             f"a worker is asked for, {there} are there with it, work waits: {has_waiting_work(master)}"
@@ -49,7 +49,7 @@ def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
 
 def granted_to_the_living(master: JobStateMachine, wanted: ev.LeaseRequested, granted: ev.LeaseReply) -> None:
     """No work for a pod that has ended."""
-    if not master.fleet.is_live(wanted.worker):
+    if not master.pods.is_live(wanted.worker):
         raise BrokenPromiseError(f"{wanted.worker} has ended and got {granted}")
 
 
@@ -57,7 +57,7 @@ def cut_agrees(
     training: Ledger, command: ev.SaveCheckpoint, shards: Mapping[int, Copy], *, twice: AbstractSet[Minibatch]
 ) -> None:
     """Every PS holds exactly what the ledger position of the cut says is done."""
-    position = training.anew()
+    position = training.empty_copy()
     position.restore(json.loads(json.dumps(command.ledger)))
     done = set(done_minibatches(position))
     for index, copy in shards.items():
@@ -93,8 +93,10 @@ def all_is_done(master: JobStateMachine) -> None:
     training = master.ledgers[TRAINING]
     aside = sum(work.records for work in training.quarantined)
     whole = training.done_records + aside == training.total
-    if master.settings.max_steps is None and (training.remaining() or not whole):
-        raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
+    if master.settings.max_steps is None and (training.count_remaining_records() or not whole):
+        raise BrokenPromiseError(
+            f"{training.done_records} of {training.total} done, {training.count_remaining_records()} left"
+        )
 
 
 def lacking_is_counted(master: JobStateMachine, index: int, applied: Collection[tuple[int, int]], done: Steps) -> None:
@@ -128,7 +130,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
     """Every minibatch that is done, found by taking away from all that was ever handed out what is still to do."""
     todo = {
         (work.epoch, work.source, start)
-        for _, work in ledger.ranges()
+        for _, work in ledger.open_ranges()
         for start in range(work.start, work.end, ledger.minibatch)
     }
     for epoch in range(min(ledger.epoch + 1, ledger.epochs)):

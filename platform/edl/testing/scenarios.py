@@ -66,14 +66,14 @@ class Stage:
         values: dict[str, Any] = {"seed": None, **{name: json.loads(value) for name, value in fields.items()}}
         self.settings = JobSettings(**values)
         self.job = JobStateMachine(self.settings)
-        self._carry_out(self.job.new_incarnation(1))
+        self._carry_out(self.job.begin_incarnation(1))
 
     def _restart(self) -> list[str]:
         """The master is killed; the next one has nothing but the journal."""
         self.masters += 1
         self.job = JobStateMachine(self.settings)
-        self.job.replay(None, [json.loads(line) for line in self.journal])
-        return self._carry_out(self.job.new_incarnation(self.masters))
+        self.job.replay_journal(None, [json.loads(line) for line in self.journal])
+        return self._carry_out(self.job.begin_incarnation(self.masters))
 
     def _start(self) -> Iterator[ev.CoreEvent]:
         servers = [f"ps-{i}" for i in range(self.settings.ps)]

@@ -66,15 +66,15 @@ class SimulatedPs:
 
     def push(self, lease: int, step: int, what: Minibatch, now: float) -> Answer:
         """Apply a step, by the rules of the real one."""
-        self.cuts.expire(now)
+        self.cuts.expire_pause(now)
         if not self.initialized:
             return Answer.LATER
-        decided = self.leases.decide(lease, step)
+        decided = self.leases.decide_push(lease, step)
         if decided is AdmissionOutcome.UNKNOWN_MASTER or (
             decided is AdmissionOutcome.APPLIED and self.cuts.keeps_out(lease, step)
         ):
             return Answer.LATER
-        if self.leases.admit(lease, step) is AdmissionOutcome.APPLIED:
+        if self.leases.admit_push(lease, step) is AdmissionOutcome.APPLIED:
             self.applied[what] += 1
             self.steps.add((lease, step))
             self.version += 1
@@ -83,7 +83,7 @@ class SimulatedPs:
     def snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> Copy:
         """Copy the state and let all pushes in, unless they are to be kept out."""
         self.cuts.check_open(cut)
-        self.leases.close_below(floor)
+        self.leases.close_leases_below(floor)
         copy = Copy(Counter(self.applied), frozenset(self.steps), self.leases.applied(), self.lacking, self.version)
         self.cuts.taken(cut, copy, pin=pin, keep=keep)
         return copy

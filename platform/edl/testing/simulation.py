@@ -136,13 +136,13 @@ class World:
         self.shadow = JobStateMachine(self.settings)
         for state in (master, self.shadow):  # each parses anew: they share nothing
             snapshot = json.loads(self.base) if self.base is not None else None
-            state.replay(snapshot, [json.loads(line) for line in self.journal])
+            state.replay_journal(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
         if master.ended:  # the one before wrote so, and died before it could say so
             self.ended = ev.EndJob(master.phase, master.reason)
             return
         self.links = {}
-        for command in master.new_incarnation(self.incarnation):
+        for command in master.begin_incarnation(self.incarnation):
             self._carry_out(command)
         self.post(*(ev.PodChanged(pod) for pod in list(self.cluster.pods.values())), ev.PodsSynced(), self.dataset)
         self._tick(self.incarnation)
@@ -311,7 +311,7 @@ class World:
 
     def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.CoreEvent | None:
         """None while a step of the cut has not come."""
-        ps.cuts.expire(self.clock.now())
+        ps.cuts.expire_pause(self.clock.now())
         try:
             ps.cuts.check_open(command.cut)
         except CutError as error:
@@ -396,7 +396,7 @@ class World:
         """A PS says that it is there until the master listens to it."""
         if not ps.alive:
             return
-        pod = self.master.fleet.pods.get(ps.uid) if self.master is not None else None
+        pod = self.master.pods.pods.get(ps.uid) if self.master is not None else None
         if self.master is not None and (ps.uid not in self.links or pod is None or not pod.attached):
             self.links[ps.uid] = ps.index
             self.post(ev.PsRegistered(ps.uid))
@@ -421,7 +421,7 @@ class World:
         if self.master is None:
             return [ps for ps in self.placement if ps.alive]
         restored = self.master.checkpoint is not None
-        pods = [p for p in self.master.fleet.live(Role.PS) if p.attached and (p.initialized or not restored)]
+        pods = [p for p in self.master.pods.live(Role.PS) if p.attached and (p.initialized or not restored)]
         self.placement = [self.servers[pod.uid] for pod in pods]
         return [ps for ps in self.placement if ps.alive]
 
@@ -466,7 +466,7 @@ class World:
 
     def everything(self, index: int) -> set[Minibatch]:
         """What was in the parameters, as far as the journal, a live PS or a lost one of this index knows."""
-        holding = self.shadow.fleet.holding.values()
+        holding = self.shadow.pods.parameter_holders.values()
         holders = [ps for ps in self.alive_servers() if self.settings.durable or ps.uid in holding]
         applied = {what for ps in holders for what in ps.applied.keys() | ps.lacking}
         return applied | self.gone.get(index, set()) | set(done_minibatches(self.shadow.ledgers[TRAINING]))

@@ -49,7 +49,7 @@ class BulkClient:
     def __init__(self, address: str, token: str, *, timeout: float, max_body: int = MAX_BODY_BYTES) -> None:
         self.address = address
         self._connection = _open_connection(address, FrameLimits(MAX_META_BYTES, max_body), timeout)
-        self._greet(token)
+        self._authenticate(token)
 
     def send(self, kind: FrameKind, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers are contiguous and may be changed when this returns.
@@ -60,7 +60,7 @@ class BulkClient:
         try:
             self._connection.send(OutgoingFrame(kind, meta, buffers))
         except RetryableError as gone:
-            self._end_with_last_word(gone)
+            self._close_with_last_reply(gone)
 
     def receive(self, into: memoryview | None = None) -> ReceivedFrame:
         """Wait for the next frame.
@@ -91,7 +91,7 @@ class BulkClient:
         self.send(kind, meta, buffers)
         return self.receive(into)
 
-    def check_answer(self, request: FrameKind, frame: ReceivedFrame) -> ReceivedFrame:
+    def check_reply_kind(self, request: FrameKind, frame: ReceivedFrame) -> ReceivedFrame:
         """The frame, which must be the answer to a request of this kind.
 
         Raises:
@@ -116,14 +116,14 @@ class BulkClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _greet(self, token: str) -> None:
+    def _authenticate(self, token: str) -> None:
         try:
-            self.check_answer(FrameKind.HELLO, self.request(FrameKind.HELLO, token.encode()))
+            self.check_reply_kind(FrameKind.HELLO, self.request(FrameKind.HELLO, token.encode()))
         except BulkRefusedError:
             self.close()
             raise
 
-    def _end_with_last_word(self, gone: RetryableError) -> None:
+    def _close_with_last_reply(self, gone: RetryableError) -> None:
         """Close, but say what the server said before it hung up in the middle of what we sent."""
         try:
             self._connection.set_timeout(0.1)

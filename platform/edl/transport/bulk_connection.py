@@ -99,16 +99,16 @@ class BulkConnection:
         try:
             self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
             kind, meta_size, body_size = decode_frame_head(self._head, self._limits)
-            meta, body = self._room_for_meta(meta_size), self._room_for_body(body_size, into)
+            meta, body = self._meta_buffer(meta_size), self._room_for_body(body_size, into)
             if meta_size or body.nbytes:
                 self._fill([meta, body], meta_size + body.nbytes, deadline)
             if body.nbytes < body_size:
-                body = self._fill_more(body_size, deadline)
+                body = self._receive_rest(body_size, deadline)
         except OSError as error:
             raise self._gone("receiving", error) from error
         return ReceivedFrame(kind, bytes(meta), body)
 
-    def wake(self) -> None:
+    def shut_down(self) -> None:
         """End what another thread waits for on this connection; it sees the peer gone."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -136,7 +136,7 @@ class BulkConnection:
         """Close the socket."""
         self._sock.close()
 
-    def _room_for_meta(self, size: int) -> memoryview:
+    def _meta_buffer(self, size: int) -> memoryview:
         if size > len(self._meta):
             self._meta = bytearray(size)
         return memoryview(self._meta)[:size]
@@ -149,7 +149,7 @@ class BulkConnection:
             self._body = bytearray(min(size, READ_AHEAD_BYTES))
         return memoryview(self._body)[:size]
 
-    def _fill_more(self, size: int, deadline: float | None) -> memoryview:
+    def _receive_rest(self, size: int, deadline: float | None) -> memoryview:
         """Receive the rest of a body of which as much has come as there was room for."""
         arrived, piece = bytearray(self._body), memoryview(bytearray(READ_AHEAD_BYTES))
         self._body = arrived

@@ -67,13 +67,13 @@ class BulkServer:
         self._idle = idle
         self._max_connections = max_connections
         self._max_unproven = max_unproven
-        self._parted = parted
+        self._on_disconnect = parted
         self._lock = threading.Lock()
         self._open: dict[BulkConnection, threading.Thread] = {}
-        self._unproven: dict[
+        self._unauthenticated: dict[
             BulkConnection, None
         ] = {}  # the oldest first; those that had to go are in none of these two
-        self._proven: set[BulkConnection] = set()
+        self._authenticated: set[BulkConnection] = set()
         self._gone, self._told = 0, float("-inf")
         self._stopping = threading.Event()
         self._listener: SocketListener | None = None
@@ -96,7 +96,7 @@ class BulkServer:
             self._stopping.set()
             threads = list(self._open.values())
             for connection in self._open:
-                connection.wake()
+                connection.shut_down()
         self._waker.close()
         if self._listener is not None:
             self._acceptor.join()
@@ -123,14 +123,14 @@ class BulkServer:
             self._stopping.wait(_EXHAUSTED_PAUSE_SECONDS)
             return
         sock.setblocking(True)
-        self._admit(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
+        self._admit_connection(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
 
-    def _admit(self, sock: socket.socket, peer: str) -> None:
+    def _admit_connection(self, sock: socket.socket, peer: str) -> None:
         with self._lock:
             if self._stopping.is_set():
                 sock.close()
                 return
-            if len(self._unproven) >= self._max_unproven:
+            if len(self._unauthenticated) >= self._max_unproven:
                 self._drop_oldest()
             try:
                 self._begin(BulkConnection(sock, peer, _UNAUTHENTICATED_LIMITS, _HANDSHAKE_SECONDS))
@@ -143,13 +143,13 @@ class BulkServer:
         thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
         thread.start()
         self._open[connection] = thread
-        self._unproven[connection] = None
+        self._unauthenticated[connection] = None
 
     def _drop_oldest(self) -> None:
         """Let the oldest connection go that has not proved the token; under the lock."""
-        oldest = next(iter(self._unproven))
-        del self._unproven[oldest]
-        oldest.wake()
+        oldest = next(iter(self._unauthenticated))
+        del self._unauthenticated[oldest]
+        oldest.shut_down()
         self._gone += 1
         now = time.monotonic()
         if now - self._told >= _WARNING_PERIOD_SECONDS:
@@ -157,51 +157,54 @@ class BulkServer:
             log.warning(what, self.address, oldest.peer, self._gone)
             self._gone, self._told = 0, now
 
-    def _prove(self, connection: BulkConnection) -> None:
+    def _mark_authenticated(self, connection: BulkConnection) -> None:
         """A connection has proved the token.
 
         Raises:
             RetryableError: it had to go before, or as many others have.
         """
         with self._lock:
-            if connection not in self._unproven:
+            if connection not in self._unauthenticated:
                 raise RetryableError(f"{connection.peer} proved the token too late")
-            del self._unproven[connection]
-            if len(self._proven) >= self._max_connections:
+            del self._unauthenticated[connection]
+            if len(self._authenticated) >= self._max_connections:
                 log.warning(
-                    "%s: %s is turned away, %d have proved the token", self.address, connection.peer, len(self._proven)
+                    "%s: %s is turned away, %d have proved the token",
+                    self.address,
+                    connection.peer,
+                    len(self._authenticated),
                 )
                 raise RetryableError(f"{connection.peer} is turned away")
-            self._proven.add(connection)
+            self._authenticated.add(connection)
 
     def _serve(self, connection: BulkConnection) -> None:
         try:
-            self._greet(connection)
+            self._authenticate(connection)
             while True:
                 connection.send(self._answer(connection.receive()))
         except RetryableError as gone:
             log.debug("%s", gone)
         except PeerRefusedError as refused:
-            self._part(connection, refused)
+            self._refuse_and_close(connection, refused)
         except MemoryError:
-            self._part(
+            self._refuse_and_close(
                 connection,
                 PeerRefusedError("The server has no memory for a frame", kind="full", hint=_MORE_MEMORY_HINT),
             )
         finally:
             with self._lock:
                 del self._open[connection]
-                self._unproven.pop(connection, None)
-                self._proven.discard(connection)
+                self._unauthenticated.pop(connection, None)
+                self._authenticated.discard(connection)
             connection.close()
-            self._parted()
+            self._on_disconnect()
 
-    def _greet(self, connection: BulkConnection) -> None:
+    def _authenticate(self, connection: BulkConnection) -> None:
         hello = connection.receive(within=_HANDSHAKE_SECONDS)
         if hello.kind is not FrameKind.HELLO:
             raise PeerRefusedError(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
         check_job_token(hello.meta, self._token)
-        self._prove(connection)
+        self._mark_authenticated(connection)
         connection.set_limits(self._limits)
         connection.set_timeout(self._idle)
         connection.send(OutgoingFrame(FrameKind.WELCOME))
@@ -215,7 +218,7 @@ class BulkServer:
             log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
             raise PeerRefusedError(f"The server failed inside: {error!r}", kind="internal") from error
 
-    def _part(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
+    def _refuse_and_close(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
         log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
         try:
             connection.part(refusal_frame(refused))

@@ -44,7 +44,7 @@ class ControlChannel:
         parse_address(address)
         self.address = address
         self._metadata = ((TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION)))
-        self._timing = timing or RetryTiming()
+        self._retry_timing = timing or RetryTiming()
         self._lock = threading.Lock()
         self._closed = False
         self._line = _GrpcConnection(address)
@@ -70,17 +70,17 @@ class ControlChannel:
             Refused: the peer will not do it; trying again is of no use.
         """
         if retry is None:
-            return self._try(method, request, deadline)
-        until = self._timing.clock() + retry.within
-        waits = iter_pauses(retry, self._timing.uniform)
+            return self._call_once(method, request, deadline)
+        until = self._retry_timing.clock() + retry.within
+        waits = iter_pauses(retry, self._retry_timing.uniform)
         while True:
             try:
-                return self._try(method, request, deadline)
+                return self._call_once(method, request, deadline)
             except RetryableError:
                 wait = next(waits)
-                if self._timing.clock() + wait > until:
+                if self._retry_timing.clock() + wait > until:
                     raise
-            self._timing.sleep(wait)
+            self._retry_timing.sleep(wait)
 
     def close(self) -> None:
         """End the connection and the calls on it; again is harmless."""
@@ -94,7 +94,7 @@ class ControlChannel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _try(self, method: ControlMethod[RequestT, ReplyT], request: RequestT, deadline: float) -> ReplyT:
+    def _call_once(self, method: ControlMethod[RequestT, ReplyT], request: RequestT, deadline: float) -> ReplyT:
         line = self._line
         try:
             return line.invoke(method, request, deadline, self._metadata)
@@ -103,26 +103,26 @@ class ControlChannel:
         except grpc.RpcError as error:
             status = error.code()
             if status in _RECONNECT_CODES:
-                self._replace(line)
+                self._reconnect(line)
             if status is grpc.StatusCode.CANCELLED and self._closed:
-                raise self._closed_or_replaced() from error
+                raise self._connection_lost_error() from error
             raise translate_rpc_error(error, method.name, self.address, deadline) from error
         except ValueError as error:
-            if line.usable:
+            if line.is_usable:
                 raise
-            raise self._closed_or_replaced() from error
+            raise self._connection_lost_error() from error
 
-    def _closed_or_replaced(self) -> EdlError:
+    def _connection_lost_error(self) -> EdlError:
         if self._closed:
             return PeerRefusedError("This channel was closed", kind="closed", where=self.address)
         return RetryableError("The connection was lost in another call", where=self.address)
 
-    def _replace(self, line: _GrpcConnection) -> None:
+    def _reconnect(self, line: _GrpcConnection) -> None:
         """Connect anew, unless another thread has done so since ``line`` was in use."""
         with self._lock:
             if line is self._line and not self._closed:
                 self._line = _GrpcConnection(self.address)
-                line.retire()
+                line.close_when_idle()
 
 
 class _GrpcConnection:
@@ -132,11 +132,11 @@ class _GrpcConnection:
     """
 
     def __init__(self, address: str) -> None:
-        self.usable = True
+        self.is_usable = True
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         self._callables: dict[str, Callable[..., Any]] = {}
         self._lock = threading.Lock()
-        self._calls = 0
+        self._active_calls = 0
 
     def invoke(
         self,
@@ -146,27 +146,27 @@ class _GrpcConnection:
         metadata: tuple[tuple[str, str], ...],
     ) -> ReplyT:
         with self._lock:
-            self._calls += 1
+            self._active_calls += 1
         try:
-            reply: bytes = self._callable(method)(request, timeout=deadline, metadata=metadata)
+            reply: bytes = self._method_callable(method)(request, timeout=deadline, metadata=metadata)
         finally:
             with self._lock:
-                self._calls -= 1
-                if not self.usable and not self._calls:
+                self._active_calls -= 1
+                if not self.is_usable and not self._active_calls:
                     self._channel.close()
         return parse_message(method.reply, reply)
 
-    def retire(self) -> None:
+    def close_when_idle(self) -> None:
         with self._lock:
-            self.usable = False
-            if not self._calls:
+            self.is_usable = False
+            if not self._active_calls:
                 self._channel.close()
 
     def close(self) -> None:
-        self.usable = False
+        self.is_usable = False
         self._channel.close()
 
-    def _callable(self, method: ControlMethod[RequestT, ReplyT]) -> Callable[..., Any]:
+    def _method_callable(self, method: ControlMethod[RequestT, ReplyT]) -> Callable[..., Any]:
         function = self._callables.get(method.path)
         if function is None:
             function = self._callables[method.path] = self._channel.unary_unary(

@@ -60,7 +60,7 @@ class CallContext:
     peer: Callable[[], str]
     deadline: float | None = None
 
-    async def on_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
+    async def run_on_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         """Run on a thread of the pool what a handler on the event loop must not wait for."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
@@ -182,7 +182,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         self._token = token.encode()
         self._pool = pool
         self._servicers: list[grpc.GenericRpcHandler] = []
-        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._wrapped_handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     # ------------------------------------------------------------------ what generated code calls
 
@@ -198,19 +198,19 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a call, or one that refuses it without waiting for its message."""
         try:
-            self._check(details)
+            self._check_metadata(details)
         except PeerRefusedError as refused:
             return _refusing_handler(refused)
-        handler = self._guarded.get(details.method)
+        handler = self._wrapped_handlers.get(details.method)
         if handler is None:
             found = (servicer.service(details) for servicer in self._servicers)
             original = next((each for each in found if each is not None), None)
             if original is None or original.unary_unary is None:
                 return None
-            handler = self._guarded[details.method] = self._handler(details.method, original)
+            handler = self._wrapped_handlers[details.method] = self._wrap_handler(details.method, original)
         return handler
 
-    def _check(self, details: grpc.HandlerCallDetails) -> None:
+    def _check_metadata(self, details: grpc.HandlerCallDetails) -> None:
         sent = dict(details.invocation_metadata)
         token = sent.get(TOKEN_KEY, "")
         check_job_token(token if isinstance(token, bytes) else token.encode(), self._token)
@@ -218,7 +218,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         numeric = version.isascii() and version.isdecimal() and len(version) <= _MAX_VERSION_DIGITS
         check_protocol_version(int(version) if numeric else version[:_MAX_VERSION_DIGITS])
 
-    def _handler(self, method: str, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _wrap_handler(self, method: str, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         """The handler of a method as one of a stream that has one message: only so can its coming be awaited."""
         handle, decode = original.unary_unary, original.request_deserializer
         assert handle is not None
@@ -234,7 +234,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         async def work(data: bytes, call: CallContext) -> Any:
             if iscoroutinefunction(handle):
                 return await handle(read(data), call)  # type: ignore[arg-type]  # see Call
-            return await call.on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
+            return await call.run_on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
 
         async def respond(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             data = await _receive_message(messages, context)

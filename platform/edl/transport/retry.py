@@ -22,12 +22,12 @@ class RetryPolicy:
     Attributes:
         within: seconds from the first try after which no other try begins.
         first: seconds; no pause is shorter.
-        ceiling: seconds; no pause is longer.
+        max_pause: seconds; no pause is longer.
     """
 
     within: float = 10.0
     first: float = 0.05
-    ceiling: float = 0.5
+    max_pause: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +47,5 @@ def iter_pauses(retry: RetryPolicy, uniform: Callable[[float, float], float]) ->
     """
     pause = retry.first
     while True:
-        pause = min(retry.ceiling, uniform(retry.first, pause * 3))
+        pause = min(retry.max_pause, uniform(retry.first, pause * 3))
         yield pause

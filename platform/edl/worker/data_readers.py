@@ -57,10 +57,10 @@ class GuardedReader:
 
     def __init__(self, reader: Any, zoo: Path) -> None:
         self._reader, self._zoo = reader, zoo
-        self._where = source_file(type(reader)) if reader is not None else None
+        self._defined_in = source_file(type(reader)) if reader is not None else None
         missing = [name for name in ("metadata", "sources", "read") if not hasattr(reader, name)]
         if missing:
-            raise self._wrong(
+            raise self._reader_error(
                 f"custom_data_reader() returned {_describe_type(reader)}, which has no {', '.join(missing)}",
                 "a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
             )
@@ -68,16 +68,16 @@ class GuardedReader:
     @property
     def blocks(self) -> Callable[[str], BlockSizes] | None:
         """``blocks`` of the user's reader; None if it has none, and so no random access."""
-        return self._blocks if hasattr(self._reader, "blocks") else None
+        return self._checked_blocks if hasattr(self._reader, "blocks") else None
 
-    def _blocks(self, source: str) -> BlockSizes:
+    def _checked_blocks(self, source: str) -> BlockSizes:
         with user_code(self._zoo, "blocks() of the custom reader"):
             found = self._reader.blocks(source)
         if not isinstance(found, BlockSizes) or not all(isinstance(count, Integral) for count in found.records):
             said = (
                 f"blocks({source!r}) of the custom reader returned {_describe_type(found)}, not an edl.data.BlockSizes"
             )
-            raise self._wrong(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
+            raise self._reader_error(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
         return found
 
     @property
@@ -97,19 +97,23 @@ class GuardedReader:
             # A generator is run to its end here: what it raises is the user's, too.
             listed = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes) else None
         if listed is None:
-            raise self._wrong(
+            raise self._reader_error(
                 f"sources() of the custom reader returned {_describe_type(found)}, not a list", _SOURCES_HINT
             )
         for at, source in enumerate(listed):
             name, records = getattr(source, "name", None), getattr(source, "records", None)
             if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
                 said = f"{source!r:.80} of type {type(source).__name__}"
-                raise self._wrong(f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES_HINT)
+                raise self._reader_error(
+                    f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES_HINT
+                )
             if records < 0:
-                raise self._wrong(f"source {name!r} of the custom reader has {records} records", _SOURCES_HINT)
+                raise self._reader_error(f"source {name!r} of the custom reader has {records} records", _SOURCES_HINT)
         names = Counter(source.name for source in listed)
         if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
-            raise self._wrong(f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once")
+            raise self._reader_error(
+                f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once"
+            )
         return [Source(source.name, int(source.records)) for source in listed]
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
@@ -133,17 +137,17 @@ class GuardedReader:
         if isinstance(found, str | bytes | Mapping) or not (
             hasattr(found, "__len__") and hasattr(found, "__getitem__")
         ):
-            raise self._wrong(f"{called} {_describe_type(found)}, not a list of records", _RECORDS_HINT)
+            raise self._reader_error(f"{called} {_describe_type(found)}, not a list of records", _RECORDS_HINT)
         wanted = end - start - left_out
         if len(found) != wanted:
-            raise self._wrong(f"{called} {len(found)} records, not {wanted}", _RECORDS_HINT)
+            raise self._reader_error(f"{called} {len(found)} records, not {wanted}", _RECORDS_HINT)
         if wanted and (found[0] is None or isinstance(found[0], Mapping)):
-            raise self._wrong(f"{called} a record that is {_describe_type(found[0])}", _RECORDS_HINT)
+            raise self._reader_error(f"{called} a record that is {_describe_type(found[0])}", _RECORDS_HINT)
         records: Sequence[Any] = found
         return records
 
-    def _wrong(self, message: str, hint: str) -> BadInputError:
-        return BadInputError(message, where=self._where, hint=hint)
+    def _reader_error(self, message: str, hint: str) -> BadInputError:
+        return BadInputError(message, where=self._defined_in, hint=hint)
 
 
 _SOURCES_HINT = "return a list of edl.data.Source(name, records): each name once, records from 0"

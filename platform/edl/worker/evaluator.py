@@ -34,31 +34,31 @@ class Evaluator:
         watcher: TrainingCallbacks,
     ) -> None:
         self._network = network
-        self._parameters = parameters
+        self._parameter_client = parameters
         self._stream = stream
         self._leases = leases
         self._progress = progress
         self._gate = gate
-        self._watcher = watcher
-        self._pinned: tuple[int, Floats] | None = None
+        self._training_callbacks = watcher
+        self._pinned_values: tuple[int, Floats] | None = None
 
     def run(self, task: LeasedTask) -> None:
         """Evaluate every record of the range; the report carries the metric states."""
         slab = self._slab(task.pin)
-        self._watcher.begin_test()
+        self._training_callbacks.begin_test()
         self._network.reset_metrics()
-        for loaded in self._stream.minibatches(task):
+        for loaded in self._stream.load_steps(task):
             if self._gate.closed or not self._leases.alive(task.lease):
                 self._progress.drop(task.lease)
                 return
             if loaded.minibatch is not None:
                 given, features = loaded.minibatch, loaded.minibatch.features
                 with add_record_range(task, loaded.step):
-                    rows = pull_needed_rows(self._network, self._parameters, features, task.pin)
+                    rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
                     self._network.evaluate(slab, rows, features, given.labels, given.weights)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
             self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
-        self._watcher.end_test()
+        self._training_callbacks.end_test()
         self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
 
     def metrics(self, task: LeasedTask) -> None:
@@ -67,7 +67,7 @@ class Evaluator:
         self._progress.finish(task.lease, json.dumps(values).encode())
 
     def _slab(self, pin: int) -> Floats:
-        if self._pinned is None or self._pinned[0] != pin:
-            self._pinned = None  # two versions of a large model need not be in memory at once
-            self._pinned = (pin, self._parameters.pull(pin))
-        return self._pinned[1]
+        if self._pinned_values is None or self._pinned_values[0] != pin:
+            self._pinned_values = None  # two versions of a large model need not be in memory at once
+            self._pinned_values = (pin, self._parameter_client.pull(pin))
+        return self._pinned_values[1]

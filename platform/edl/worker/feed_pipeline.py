@@ -143,7 +143,7 @@ class FeedFunction:
         self.mode = mode
         self._metadata = metadata
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
-        self._function: Callable[[Any], Any] | None = None
+        self._traced_feed: Callable[[Any], Any] | None = None
 
     def minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
@@ -157,14 +157,14 @@ class FeedFunction:
             found = self._call(window.records)
         except FeedError as error:
             error.tag = tag
-            if self._function is not None:  # it was traced: this is about these records
-                error.message = f"{error.message.removesuffix('.')}, at {window.place(self._culprit(window))}"
+            if self._traced_feed is not None:  # it was traced: this is about these records
+                error.message = f"{error.message.removesuffix('.')}, at {window.place(self._find_bad_record(window))}"
             raise
         if found is None:
             return None
         return Minibatch(tag, found, None) if self.mode == "prediction" else Minibatch(tag, *found)
 
-    def _culprit(self, window: RecordWindow) -> int | None:
+    def _find_bad_record(self, window: RecordWindow) -> int | None:
         """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
         for index in range(len(window.records)):
             try:
@@ -177,28 +177,28 @@ class FeedFunction:
         try:
             with user_code(self._zoo, "feed()", of=self._feed):
                 records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
-                if self._function is None:
-                    self._function = self._trace(records)
-                return self._function(records)
+                if self._traced_feed is None:
+                    self._traced_feed = self._trace_feed(records)
+                return self._traced_feed(records)
         except UserCodeError as error:
             if _EMPTY_DATASET_MESSAGE in error.detail:
                 return None
             raise _to_feed_error(error, self._feed) from error
 
-    def _trace(self, records: Any) -> Callable[[Any], Any]:
+    def _trace_feed(self, records: Any) -> Callable[[Any], Any]:
         spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
-        traced = tf.function(self._window, input_signature=[spec], autograph=False)
+        traced = tf.function(self._build_graph, input_signature=[spec], autograph=False)
         function: Callable[[Any], Any] = traced.get_concrete_function()
         return function
 
-    def _window(self, records: Any) -> Any:
+    def _build_graph(self, records: Any) -> Any:
         """One window as a graph."""
         fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
-        self._check(fed)
+        self._check_dataset(fed)
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
         return fed.batch(longest).get_single_element()
 
-    def _check(self, fed: Any) -> None:
+    def _check_dataset(self, fed: Any) -> None:
         expected = "features" if self.mode == "prediction" else "(features, labels)"
         hint = f"for {self.mode}, feed returns a tf.data.Dataset of single {expected}"
         if self.mode != "prediction":

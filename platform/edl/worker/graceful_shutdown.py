@@ -29,20 +29,20 @@ class GracefulShutdown:
     def __init__(self, gate: ShutdownGate, end: Callable[[int], None]) -> None:
         self.gate = gate
         self._end = end
-        self._goodbye: Callable[[float], None] | None = None
+        self._return_leases: Callable[[float], None] | None = None
         self._gone = threading.Event()
 
     def prepare(self, goodbye: Callable[[float], None]) -> None:
         """From now on there is a master to say goodbye to; ``goodbye`` takes a deadline in seconds."""
-        self._goodbye = goodbye
+        self._return_leases = goodbye
 
     def go(self) -> None:
         """Leave: called on the thread that noticed the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
             _LOG.info("told to go while a push is on its way: leaving it to the master to find out")
-        if self._goodbye is not None:
+        if self._return_leases is not None:
             try:
-                self._goodbye(LEAVE_WAIT_SECONDS)
+                self._return_leases(LEAVE_WAIT_SECONDS)
             except EdlError as error:
                 _LOG.info("left without a goodbye: %s", error)
         _LOG.info("gone")

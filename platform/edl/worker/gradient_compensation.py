@@ -24,11 +24,11 @@ class GradientCompensation:
 
     def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
         knows = not optimizer.slots and not staleness_aware
-        self._steps = LocalUpdater(layout, optimizer, between=1) if knows else None
+        self._local_updater = LocalUpdater(layout, optimizer, between=1) if knows else None
 
     def add(self, values: Floats, push: GradientPush) -> bool:
         """Change ``values`` in place as ``push`` will change them; False, and no change, if that cannot be told."""
-        if self._steps is None:
+        if self._local_updater is None:
             return False
-        self._steps.move(values, values, push)
+        self._local_updater.apply_push(values, values, push)
         return True

@@ -64,7 +64,7 @@ class PushOutcome:
         return max(self.versions.values())
 
     @property
-    def is_in(self) -> bool:
+    def is_applied(self) -> bool:
         """The step is on all PS."""
         return not (self.revoked or self.stale)
 
@@ -84,10 +84,10 @@ class PushSender:
         self, directory: PsDirectory, exchange: PsBulkConnections, layout: FlatLayout, *, worker: int, rounds: bool
     ) -> None:
         self._directory = directory
-        self._exchange = exchange
+        self._connections = exchange
         self._layout = layout
-        self._worker = worker
-        self._turns = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
+        self._worker_index = worker
+        self._send_order = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
 
     def send(self, push: GradientPush, slab: Floats | None) -> PushOutcome:
         """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
@@ -100,31 +100,31 @@ class PushSender:
             JobFailedError: a PS did not answer for longer than the patience.
             RefusedError: a PS refused for good.
         """
-        routes = self._routes(push)
+        routes = self._route_rows(push)
         complete = slab is not None
         replies: dict[int, pb.Pushed] = {}
-        for turn in self._turns:
-            shares = self._shares(push, replies)
-            requests = {part: self._request(push, part, routes.get(part, {}), slab, shares) for part in turn}
-            for part, frame in self._exchange(requests).items():
+        for turn in self._send_order:
+            shares = self._round_shares(push, replies)
+            requests = {part: self._make_request(push, part, routes.get(part, {}), slab, shares) for part in turn}
+            for part, frame in self._connections(requests).items():
                 complete = complete and slab is not None and self._layout.take(slab, part, frame.body)
                 replies[part] = parse_message(pb.Pushed, frame.meta)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
         return _combine_replies(replies, complete=complete and len(replies) == len(self._layout.parts))
 
-    def _routes(self, push: GradientPush) -> Mapping[int, RoutesByTable]:
+    def _route_rows(self, push: GradientPush) -> Mapping[int, RoutesByTable]:
         ids = {table: rows.ids for table, rows in (push.rows or {}).items()}
-        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.ps_of_rows)
 
     @staticmethod
-    def _shares(push: GradientPush, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
+    def _round_shares(push: GradientPush, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
         """What the followers of the first PS are told of the round: this push alone if it has forgotten it."""
         if not replies:
             return ()
         return list(replies[0].round) or [pb.Share(lease=push.lease, step=push.step)]
 
-    def _request(
+    def _make_request(
         self,
         push: GradientPush,
         part: int,
@@ -133,7 +133,7 @@ class PushSender:
         shares: Sequence[pb.Share],
     ) -> PsRequest:
         head = pb.Push(
-            worker=self._worker,
+            worker=self._worker_index,
             lease=push.lease,
             step=push.step,
             learning_rate=push.learning_rate,

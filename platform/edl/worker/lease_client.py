@@ -28,7 +28,7 @@ TRAINING_KIND = "training"
 PositionDescriber: TypeAlias = Callable[[int, int, int], str]
 """Names the records at positions ``[start, end)`` of an epoch for people: (epoch, start, end)."""
 PLACEMENT_CHECK_KIND = "placement"
-"""Kind of what ``take`` gives, besides tasks, after ``look_at_placement``; it has no lease."""
+"""Kind of what ``take`` gives, besides tasks, after ``schedule_placement_check``; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ class LeaseClient:
     ) -> None:
         self._session = session
         self._held = held
-        self._known = known
+        self._known_leases = known
         self._wait_seconds = wait_seconds
-        self._named = named
+        self._position_describer = named
         self._room = threading.Semaphore(1 + LEASES_AHEAD)
-        self._tasks: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
-        self._queued: deque[LeasedTask] = deque()
+        self._task_queue: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
+        self._queued_tasks: deque[LeasedTask] = deque()
         self._lost: set[int] = set()
         self._stopped = threading.Event()
 
@@ -149,35 +149,35 @@ class LeaseClient:
 
     def _ask(self) -> bool:
         """Ask once; False after Stop."""
-        reply = self._session.lease(self._wait_seconds, self._known)
+        reply = self._session.lease(self._wait_seconds, self._known_leases)
         answer = reply.WhichOneof("answer")
         if answer == "task":
-            task = LeasedTask.from_message(reply.task, self._named)
+            task = LeasedTask.from_message(reply.task, self._position_describer)
             self._held(task)
-            self._put(task)
+            self._enqueue_task(task)
             return True
         self._room.release()
         if answer == "stop":
             _LOG.info("no more work: %s", reply.stop.reason)
-            self._tasks.put(None)
+            self._task_queue.put(None)
         return bool(answer != "stop")
 
     def fail(self, error: EdlError) -> None:
         """There will be no task: ``take`` raises this."""
-        self._tasks.put(error)
+        self._task_queue.put(error)
 
-    def look_at_placement(self) -> None:
+    def schedule_placement_check(self) -> None:
         """Give whoever takes tasks something to do between two of them, or while there are none: see PLACEMENT."""
-        self._put(LeasedTask(0, PLACEMENT_CHECK_KIND))
+        self._enqueue_task(LeasedTask(0, PLACEMENT_CHECK_KIND))
 
-    def _put(self, task: LeasedTask) -> None:
-        self._queued.append(task)
-        self._tasks.put(task)
+    def _enqueue_task(self, task: LeasedTask) -> None:
+        self._queued_tasks.append(task)
+        self._task_queue.put(task)
 
-    def upcoming(self) -> int:
+    def next_training_lease(self) -> int:
         """The lease that ``take`` would give now, if it is one to train on; 0: none."""
         try:
-            task = self._queued[0]
+            task = self._queued_tasks[0]
         except IndexError:
             return 0
         return task.lease if task.kind == TRAINING_KIND and self.alive(task.lease) else 0
@@ -188,11 +188,11 @@ class LeaseClient:
         Raises:
             EdlError: the master is lost, or refused.
         """
-        got = self._tasks.get()
+        got = self._task_queue.get()
         if isinstance(got, EdlError):
             raise got
         if got is not None:
-            self._queued.popleft()
+            self._queued_tasks.popleft()
         return got
 
     def release(self, task: LeasedTask) -> None:
@@ -213,4 +213,4 @@ class LeaseClient:
         """Ask no more."""
         self._stopped.set()
         self._room.release()
-        self._tasks.put(None)
+        self._task_queue.put(None)

@@ -40,15 +40,17 @@ class LocalUpdater:
                 where="strategy.get_model_steps",
                 hint="leave it out, or choose another optimizer",
             )
-        self._between = between
+        self._steps_between_pulls = between
         self._since = 0
-        self._parts = [_PsSlice(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
-        self._unused = np.empty(layout.size, np.float32)
+        self._ps_slices = [
+            _PsSlice(layout.variables_of_ps(part), layout.slices[part].start, optimizer) for part in layout.parts
+        ]
+        self._discarded_values = np.empty(layout.size, np.float32)
 
     @property
-    def next_is_local(self) -> bool:
+    def next_push_is_local(self) -> bool:
         """Whether the next push brings no values back."""
-        return self._since + 1 < self._between
+        return self._since + 1 < self._steps_between_pulls
 
     def pulled(self) -> None:
         """The values are those of the parameter servers."""
@@ -56,16 +58,16 @@ class LocalUpdater:
 
     def see(self, values: Floats, push: GradientPush) -> None:
         """A push is in that brings values back: only the slot variables are moved, from ``values``."""
-        self.move(values, self._unused, push)
+        self.apply_push(values, self._discarded_values, push)
 
-    def move(self, before: Floats, after: Floats, push: GradientPush) -> None:
+    def apply_push(self, before: Floats, after: Floats, push: GradientPush) -> None:
         """Write to ``after`` what ``before`` becomes by a push that is in; they may be the same."""
         self._since += 1
         if after is not before:
             np.copyto(after, before)
         if push.slab is not None:
-            for part in self._parts:
-                part.move(after, push.slab, push)
+            for part in self._ps_slices:
+                part.apply_push(after, push.slab, push)
 
 
 class _PsSlice:
@@ -78,15 +80,18 @@ class _PsSlice:
             places.append((variable, slice(size, size + variable.size)))
             size = places[-1][1].stop
             trained = trained if variable.statistic else size
-        self._trained, self._statistics = slice(start, start + trained), slice(start + trained, start + size)
-        self._blocks = [(block, make_rule(optimizer, block.decay)) for block in make_blocks(optimizer, places)]
+        self._trained_slice, self._statistics_slice = (
+            slice(start, start + trained),
+            slice(start + trained, start + size),
+        )
+        self._blocks = [(block, make_rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, places)]
         self._slots = [np.full(trained, value, np.float32) for value in optimizer.slots.values()]
-        self._scratch = ScratchArrays.like(np.empty(trained, np.float32))
-        self._steps = 0
+        self._scratch = ScratchArrays.allocate_like(np.empty(trained, np.float32))
+        self._step_count = 0
 
-    def move(self, values: Floats, gradient: Floats, push: GradientPush) -> None:
-        self._steps += 1
-        update = ParameterUpdate(gradient[self._trained], push.learning_rate, self._steps)
+    def apply_push(self, values: Floats, gradient: Floats, push: GradientPush) -> None:
+        self._step_count += 1
+        update = ParameterUpdate(gradient[self._trained_slice], push.learning_rate, self._step_count)
         for block, block_rule in self._blocks:
-            block.apply(block_rule, values[self._trained], self._slots, update, self._scratch)
-        values[self._statistics] += gradient[self._statistics] * np.float32(push.weight)
+            block.apply(block_rule, values[self._trained_slice], self._slots, update, self._scratch)
+        values[self._statistics_slice] += gradient[self._statistics_slice] * np.float32(push.weight)

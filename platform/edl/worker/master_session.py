@@ -67,15 +67,15 @@ class MasterSession:
         self._clock = clock
         self._pause = pause
         self._lock = threading.Lock()
-        self._heard = clock()
-        self._ready = False
+        self._last_reply_at = clock()
+        self._is_ready = False
         self._callbacks = b""
         self.learning_rate: float | None = None
         """That a callback of the job has set; None: the optimizer's own."""
         self._incarnation = 0
         self._placement = PsPlacement()
-        self._wanted_placement = 0
-        self.on_placement: Callable[[], None] = lambda: None
+        self._announced_version = 0
+        self.on_new_placement: Callable[[], None] = lambda: None
         """Called on whatever thread hears that there is a newer placement; must not block."""
 
     @property
@@ -89,9 +89,9 @@ class MasterSession:
         return self._placement
 
     @property
-    def placement_outdated(self) -> bool:
+    def is_placement_outdated(self) -> bool:
         """Whether the master spoke of a newer placement than the known one."""
-        return self._wanted_placement > self._placement.version
+        return self._announced_version > self._placement.version
 
     def register(self, *, ready: bool = False, callbacks: bytes = b"") -> PsPlacement:
         """Say who this is, and learn the placement.
@@ -101,8 +101,8 @@ class MasterSession:
             callbacks: those that the master is to decide, as JSON; remembered, too.
         """
         self._callbacks = callbacks or self._callbacks
-        self._ready = self._ready or ready
-        self._ask("Register", self._registration)
+        self._is_ready = self._is_ready or ready
+        self._ask("Register", self._make_registration)
         return self._placement
 
     def lease(self, wait_seconds: float, held: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
@@ -150,12 +150,12 @@ class MasterSession:
         """
         self._call("Leave", pb.LeaveRequest(member=self._member, reason=reason, leases=leases), deadline=deadline)
 
-    def _registration(self) -> pb.RegisterRequest:
+    def _make_registration(self) -> pb.RegisterRequest:
         return pb.RegisterRequest(
             member=self._member,
             pid=os.getpid(),
-            ready=self._ready,
-            callbacks=self._callbacks if self._ready else b"",
+            ready=self._is_ready,
+            callbacks=self._callbacks if self._is_ready else b"",
         )
 
     def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS) -> Any:
@@ -163,9 +163,11 @@ class MasterSession:
         while True:
             try:
                 if away and method != "Register":
-                    self._observe(self._call("Register", self._registration(), deadline=_CALL_TIMEOUT_SECONDS))
+                    self._observe_reply(
+                        self._call("Register", self._make_registration(), deadline=_CALL_TIMEOUT_SECONDS)
+                    )
                 reply = self._call(method, request(), deadline=deadline)
-                self._observe(reply)
+                self._observe_reply(reply)
             except RetryableError as error:
                 self._give_up_after_timeout(error)
                 if not away:
@@ -178,30 +180,30 @@ class MasterSession:
                     _LOG.info("the master answers again (incarnation %d)", self._incarnation)
                 return reply
 
-    def _observe(self, reply: Any) -> None:
+    def _observe_reply(self, reply: Any) -> None:
         """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
         with self._lock:
-            before = self._newest_placement
+            before = self._newest_version
             incarnation = getattr(reply, "incarnation", self._incarnation)
             if incarnation < self._incarnation:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
-            self._heard = self._clock()
+            self._last_reply_at = self._clock()
             self._incarnation = incarnation
-            self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))
+            self._announced_version = max(self._announced_version, getattr(reply, "placement_version", 0))
             if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.newer(PsPlacement.from_message(reply.placement))
-            moved = self._newest_placement > before
+            moved = self._newest_version > before
         if moved:
-            self.on_placement()
+            self.on_new_placement()
 
     @property
-    def _newest_placement(self) -> int:
-        return max(self._wanted_placement, self._placement.version)
+    def _newest_version(self) -> int:
+        return max(self._announced_version, self._placement.version)
 
     def _give_up_after_timeout(self, error: RetryableError) -> None:
-        silent = self._clock() - self._heard
+        silent = self._clock() - self._last_reply_at
         if silent >= self._lost_timeout:
             raise MasterLostError(
                 f"the master did not answer for {silent:.0f} s (master.lost_timeout): {error.message}",

@@ -109,22 +109,22 @@ class _JobCheck:
         data = self._spec.data
         if data.training:
             self._order(self._feeder("training")[0])
-        trains = self._first("training") if data.training else None
-        predicts = self._first("prediction") if data.prediction else None
+        trains = self._find_first("training") if data.training else None
+        predicts = self._find_first("prediction") if data.prediction else None
         found = trains or predicts
         sample = None if found is None else found[1].features
         if data.training and self._spec.strategy.name == "Local":
-            yield from self._local(trains, sample)
+            yield from self._check_local(trains, sample)
             return
         network = self._network(sample)
         yield _describe_network(network)
         if data.training:
             yield from self._training(network, trains)
-            yield from self._evaluation(network)
+            yield from self._check_evaluation(network)
         if predicts is not None:
-            yield from self._prediction(network, *predicts)
+            yield from self._check_prediction(network, *predicts)
         if data.training and self._spec.export:
-            self._check_same(network, sample)
+            self._check_same_model(network, sample)
 
     def _order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())
@@ -132,7 +132,7 @@ class _JobCheck:
             raise BadInputError(why)
         choose_reader_window(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 
-    def _first(self, kind: str) -> TaskMinibatch | None:
+    def _find_first(self, kind: str) -> TaskMinibatch | None:
         from edl.worker.first_minibatch import find_first_minibatch
 
         reader, feeder = self._feeder(kind)
@@ -188,11 +188,11 @@ class _JobCheck:
         network.optimizer.learning_rate(0)
         yield f"first minibatch, {_describe_records(task)}: loss {step.loss:.4g}"
 
-    def _evaluation(self, network: KerasNetwork) -> Iterator[str]:
+    def _check_evaluation(self, network: KerasNetwork) -> Iterator[str]:
         from edl.core import evaluation
         from edl.worker.record_errors import add_record_range
 
-        found = self._first("evaluation") if self._spec.data.validation else None
+        found = self._find_first("evaluation") if self._spec.data.validation else None
         if found is None:
             return
         task, given = found
@@ -205,7 +205,7 @@ class _JobCheck:
             f" {_format_metrics(network.metric_values(evaluation.merge_metric_states({}, states)))}"
         )
 
-    def _prediction(self, network: KerasNetwork, task: LeasedTask, given: Minibatch) -> Iterator[str]:
+    def _check_prediction(self, network: KerasNetwork, task: LeasedTask, given: Minibatch) -> Iterator[str]:
         from edl.worker.record_errors import add_record_range
 
         with add_record_range(task, 0):
@@ -225,7 +225,7 @@ class _JobCheck:
             for table in network.tables
         }
 
-    def _check_same(self, network: KerasNetwork, sample: Any) -> None:
+    def _check_same_model(self, network: KerasNetwork, sample: Any) -> None:
         from edl.keras.model_consistency import check_same_model
 
         again = self._network(sample)
@@ -237,7 +237,7 @@ class _JobCheck:
 
     # ------------------------------------------------------------------ strategy Local
 
-    def _local(self, found: TaskMinibatch | None, sample: Any) -> Iterator[str]:
+    def _check_local(self, found: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.finite_check import report_not_finite
@@ -262,7 +262,7 @@ class _JobCheck:
         if not finite:
             report_not_finite(task, 0, loss, 1, skip=skip)
         yield f"first minibatch, {_describe_records(task)}: loss {loss:.4g}"
-        evaluated = self._first("evaluation") if self._spec.data.validation else None
+        evaluated = self._find_first("evaluation") if self._spec.data.validation else None
         if evaluated is not None:
             task, given = evaluated
             model.reset_metrics()

@@ -25,11 +25,11 @@ def watch_placement(
     """
 
     def look(_: LeasedTask) -> None:
-        if session.placement_outdated:
+        if session.is_placement_outdated:
             session.register()
-        if parameters.declare_to_strangers():
+        if parameters.declare_to_replaced_ps():
             session.register(ready=True)
 
-    session.on_placement = leases.look_at_placement
-    leases.look_at_placement()  # a PS may have been replaced between its declaration and here
+    session.on_new_placement = leases.schedule_placement_check
+    leases.schedule_placement_check()  # a PS may have been replaced between its declaration and here
     return look

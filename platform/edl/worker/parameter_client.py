@@ -62,29 +62,29 @@ class ParameterClient:
     ) -> None:
         self._directory = directory
         self._layout = layout
-        self._exchange = PsBulkConnections(
-            directory, connect, self._declaration, patience=patience, clock=clock, pause=pause
+        self._connections = PsBulkConnections(
+            directory, connect, self._declare_request, patience=patience, clock=clock, pause=pause
         )
-        self._slabs = DoubleBuffer(layout)
+        self._double_buffer = DoubleBuffer(layout)
         self._clock = clock
-        self._arrived = clock()
-        self._pushes = PushSender(directory, self._exchange, layout, worker=worker, rounds=rounds)
-        self._local = local
-        self._foresight = foresight
+        self._received_at = clock()
+        self._pushes = PushSender(directory, self._connections, layout, worker=worker, rounds=rounds)
+        self._local_updater = local
+        self._compensation = foresight
         self.version = 0
         self.versions = (0,) * len(layout.parts)
 
     def declare(self) -> None:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
-        self._exchange({part: self._declaration(part) for part in self._layout.parts})
+        self._connections({part: self._declare_request(part) for part in self._layout.parts})
 
-    def declare_to_strangers(self) -> bool:
+    def declare_to_replaced_ps(self) -> bool:
         """Tell every PS that was replaced since it last answered here what the model is; whether there was any.
 
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """
-        strangers = self._exchange.strangers().intersection(self._layout.parts)
-        self._exchange({part: self._declaration(part) for part in sorted(strangers)})
+        strangers = self._connections.find_replaced_ps().intersection(self._layout.parts)
+        self._connections({part: self._declare_request(part) for part in sorted(strangers)})
         return bool(strangers)
 
     def slab(self, sending: GradientPush | None = None) -> Floats:
@@ -93,18 +93,18 @@ class ParameterClient:
         Args:
             sending: a push of this worker that is not sent yet, and will be the next: see ``foresight``.
         """
-        if self._foresight is not None and sending is not None:
-            return self._foreseen(self._foresight, sending)
-        if not self._slabs.fresh or self._clock() - self._arrived > MAX_VALUE_AGE_SECONDS:
-            self._pull_live()
-        return self._slabs.lend()
+        if self._compensation is not None and sending is not None:
+            return self._pull_compensated(self._compensation, sending)
+        if not self._double_buffer.is_fresh or self._clock() - self._received_at > MAX_VALUE_AGE_SECONDS:
+            self._pull_latest()
+        return self._double_buffer.lend()
 
-    def _foreseen(self, foresight: GradientCompensation, sending: GradientPush) -> Floats:
-        self._pull_live()
-        slab = self._slabs.lend()
+    def _pull_compensated(self, foresight: GradientCompensation, sending: GradientPush) -> Floats:
+        self._pull_latest()
+        slab = self._double_buffer.lend()
         if foresight.add(slab, sending):
             self.versions = tuple(version + 1 for version in self.versions)
-        self._slabs.fresh = False  # for nobody else: a push may be refused, or never be sent
+        self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
         return slab
 
     def pull(self, pin: int) -> Floats:
@@ -113,35 +113,35 @@ class ParameterClient:
         self._pull_into(slab, pin)
         return slab
 
-    def _pull_live(self) -> None:
-        self._arrive(self._pull_into(self._slabs.next(), 0), complete=True)
+    def _pull_latest(self) -> None:
+        self._accept_values(self._pull_into(self._double_buffer.next(), 0), complete=True)
 
-    def _arrive(self, versions: Mapping[int, int], *, complete: bool) -> None:
+    def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
         """The next values came from the PS, all of them or not."""
         self.version = max(versions.values())
         self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
-        if self._local is not None:
-            self._local.pulled()
-        self._swap(complete=complete)
+        if self._local_updater is not None:
+            self._local_updater.pulled()
+        self._swap_buffers(complete=complete)
 
-    def _moved(self, local: LocalUpdater | None, push: GradientPush) -> None:
+    def _apply_locally(self, local: LocalUpdater | None, push: GradientPush) -> None:
         """A push was answered that brought no values: ``local`` makes them of the newest ones; None: they are old."""
         if local is None:
-            self._slabs.fresh = False
-        elif self._slabs.fresh:
-            local.move(self._slabs.newest, self._slabs.next(), push)
+            self._double_buffer.is_fresh = False
+        elif self._double_buffer.is_fresh:
+            local.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), push)
             self.versions = tuple(version + 1 for version in self.versions)
-            self._swap(complete=True)
+            self._swap_buffers(complete=True)
 
-    def _swap(self, *, complete: bool) -> None:
-        self._slabs.swap(complete=complete)
-        self._arrived = self._clock()
+    def _swap_buffers(self, *, complete: bool) -> None:
+        self._double_buffer.publish_next(complete=complete)
+        self._received_at = self._clock()
 
     def _pull_into(self, slab: Floats, pin: int) -> dict[int, int]:
         meta = pb.Pull(pin=pin).SerializeToString()
-        answers = self._exchange(
+        answers = self._connections(
             {
-                part: PsRequest(FrameKind.PULL, lambda: meta, into=self._layout.view(slab, part))
+                part: PsRequest(FrameKind.PULL, lambda: meta, receive_into=self._layout.view(slab, part))
                 for part in self._layout.parts
             }
         )
@@ -151,9 +151,9 @@ class ParameterClient:
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
-        routes, dims = self._routes(ids), self._layout.dims
+        routes, dims = self._route_rows(ids), self._layout.dim_by_table
         flat = {part: row_routing.allocate_rows(where, dims) for part, where in routes.items()}
-        answers = self._exchange(
+        answers = self._connections(
             {part: _make_rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
         )
         values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
@@ -162,8 +162,8 @@ class ParameterClient:
             row_routing.scatter_rows(values, routes[part], dims, flat[part])
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
-    def _routes(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
-        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+    def _route_rows(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
+        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.ps_of_rows)
 
     def push(self, push: GradientPush) -> PushOutcome:
         """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
@@ -172,27 +172,29 @@ class ParameterClient:
             JobFailedError: a PS did not answer for longer than the patience.
             RefusedError: a PS refused for good.
         """
-        local = self._local if self._local is not None and self._local.next_is_local else None
-        brings = local is None and self._foresight is None
-        result = self._pushes.send(push, self._slabs.next() if brings else None)
+        local = (
+            self._local_updater if self._local_updater is not None and self._local_updater.next_push_is_local else None
+        )
+        brings = local is None and self._compensation is None
+        result = self._pushes.send(push, self._double_buffer.next() if brings else None)
         if brings:
-            if self._local is not None and result.is_in:
-                self._local.see(self._slabs.newest, push)
-            self._arrive(result.versions, complete=result.complete)
+            if self._local_updater is not None and result.is_applied:
+                self._local_updater.see(self._double_buffer.newest_values, push)
+            self._accept_values(result.versions, complete=result.complete)
         else:
             self.version = result.version
-            self._moved(local if result.is_in else None, push)
+            self._apply_locally(local if result.is_applied else None, push)
         return result
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
-        dim = self._layout.dims[table]
+        dim = self._layout.dim_by_table[table]
         limit = max(1, _SCAN_CHUNK_BYTES // (4 * dim + 8))
         for part in self._layout.parts:
             cursor = 0
             while cursor != -1:
                 meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
-                frame = self._exchange({part: PsRequest(FrameKind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
+                frame = self._connections({part: PsRequest(FrameKind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
                 head = parse_message(pb.ScannedRows, frame.meta)
                 cursor, split = head.cursor, head.count * 8
                 if head.count:
@@ -201,9 +203,9 @@ class ParameterClient:
 
     def close(self) -> None:
         """Close all connections."""
-        self._exchange.close()
+        self._connections.close()
 
-    def _declaration(self, part: int) -> PsRequest:
+    def _declare_request(self, part: int) -> PsRequest:
         meta, initial = self._layout.declaration(part)
         return PsRequest(FrameKind.DECLARE, lambda: meta, [initial.data])
 

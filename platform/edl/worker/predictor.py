@@ -78,7 +78,7 @@ class Predictor:
         """Predict every record of the range."""
         self._output.begin(task)
         done = 0
-        for loaded in self._stream.minibatches(task):
+        for loaded in self._stream.load_steps(task):
             if not self._leases.alive(task.lease):
                 self._progress.drop(task.lease)
                 return
@@ -88,13 +88,13 @@ class Predictor:
                 with add_record_range(task, loaded.step):
                     rows = pull_needed_rows(self._network, self._rows, features)
                     predictions = self._network.predict(self._slab, rows, features)
-            with self._gate.critical():
+            with self._gate.critical_section():
                 if predictions is not None and self._output.add(predictions):
                     done = loaded.step + 1
                 self._progress.stepped(task.lease, done, loss=None, skipped=loaded.skipped)
                 if done:
                     self._progress.send()
-        with self._gate.critical():
+        with self._gate.critical_section():
             self._output.end(task)
         self._progress.finish(task.lease)
 
@@ -111,17 +111,17 @@ class NpzOutput:
 
     def __init__(self, directory: Path, sources: Iterable[str]) -> None:
         self._directory = directory
-        self._stems = _file_stems(sources)
-        self._parts: list[dict[str, OutputArray]] = []
+        self._file_stems = _file_stems(sources)
+        self._minibatch_outputs: list[dict[str, OutputArray]] = []
 
     def begin(self, task: LeasedTask) -> None:
         """A range begins."""
         del task
-        self._parts = []
+        self._minibatch_outputs = []
 
     def add(self, predictions: Any) -> bool:
         """Keep one minibatch's outputs until the range ends."""
-        self._parts.append(outputs_by_name(predictions))
+        self._minibatch_outputs.append(outputs_by_name(predictions))
         return False
 
     def end(self, task: LeasedTask) -> None:
@@ -130,7 +130,10 @@ class NpzOutput:
         Raises:
             StorageError: it cannot be written.
         """
-        outputs = {name: np.concatenate([part[name] for part in self._parts]) for name in _output_names(self._parts)}
+        outputs = {
+            name: np.concatenate([part[name] for part in self._minibatch_outputs])
+            for name in _output_names(self._minibatch_outputs)
+        }
         path = self.path(task)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with translate_os_errors(path, "write predictions"):
@@ -143,7 +146,7 @@ class NpzOutput:
 
     def path(self, task: LeasedTask) -> Path:
         """The file of a range."""
-        stem = self._stems.get(task.source) or _stem_with_checksum(task.source)
+        stem = self._file_stems.get(task.source) or _stem_with_checksum(task.source)
         return self._directory / f"{stem}-{task.start}-{task.end}.npz"
 
 
@@ -167,7 +170,7 @@ class ProcessorOutput:
                 hint="define process(self, predictions, worker_id)",
             )
         self._processor = processor
-        self._worker = worker
+        self._worker_index = worker
         self._zoo = zoo
 
     def begin(self, task: LeasedTask) -> None:
@@ -180,7 +183,7 @@ class ProcessorOutput:
             UserCodeError: it raised: the job ends, for the same call would raise in every worker.
         """
         with user_code(self._zoo, "PredictionOutputsProcessor.process()"):
-            self._processor.process(predictions, self._worker)
+            self._processor.process(predictions, self._worker_index)
         return True
 
     def end(self, task: LeasedTask) -> None:

@@ -48,10 +48,10 @@ class ProgressReporter:
         self._interval = interval
         self._clock = clock
         self._changed = threading.Condition()
-        self._wire = threading.Lock()
+        self._send_lock = threading.Lock()
         self._held: dict[int, ProgressBuffer] = {}
-        self._reports: deque[TaskReport] = deque()
-        self._sent_at = clock()
+        self._report_queue: deque[TaskReport] = deque()
+        self._last_sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
 
@@ -87,7 +87,7 @@ class ProgressReporter:
         with self._changed:
             held = self._held.pop(lease, None)
             if held is not None:
-                self._reports.append(TaskReport(held.message(lease), result))
+                self._report_queue.append(TaskReport(held.message(lease), result))
             self._changed.notify_all()
 
     def drop(self, lease: int) -> None:
@@ -99,26 +99,26 @@ class ProgressReporter:
         """Everything that is in and not reported yet, for ``Leave``."""
         with self._changed:
             held = [held.message(lease) for lease, held in self._held.items()]
-            return held + [report.last for report in self._reports]
+            return held + [report.last for report in self._report_queue]
 
     def known(self) -> list[int]:
         """The leases that the master may believe to be this worker's."""
         with self._changed:
-            return [*self._held, *(report.last.lease for report in self._reports)]
+            return [*self._held, *(report.last.lease for report in self._report_queue)]
 
-    def pending_reports(self) -> int:
+    def count_pending_reports(self) -> int:
         """Reports that the master has not answered yet."""
         with self._changed:
-            return len(self._reports)
+            return len(self._report_queue)
 
     def send(self) -> None:
         """Tell everything now: progress of the held leases first, then reports, in order."""
-        with self._wire:
+        with self._send_lock:
             self._send_progress()
-            while self._reports:
-                self._send_report(self._reports[0])
+            while self._report_queue:
+                self._send_report(self._report_queue[0])
                 with self._changed:
-                    self._reports.popleft()
+                    self._report_queue.popleft()
                     self._changed.notify_all()
 
     def _send_progress(self) -> None:
@@ -128,7 +128,7 @@ class ProgressReporter:
             return
         reply = self._session.progress(sent)
         self._told()
-        self._forget(reply.lost)
+        self._drop_lost(reply.lost)
 
     def _send_report(self, report: TaskReport) -> None:
         reply = self._session.report(report.last, report.result)
@@ -138,9 +138,9 @@ class ProgressReporter:
 
     def _told(self) -> None:
         with self._changed:
-            self._sent_at = self._clock()
+            self._last_sent_at = self._clock()
 
-    def _forget(self, lost: Iterable[int]) -> None:
+    def _drop_lost(self, lost: Iterable[int]) -> None:
         numbers = list(lost)
         if not numbers:
             return
@@ -152,27 +152,27 @@ class ProgressReporter:
     def run(self) -> None:
         """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""
         try:
-            while self._wait_for_news():
+            while self._wait_until_due():
                 self.send()
         except EdlError as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
-    def _wait_for_news(self) -> bool:
+    def _wait_until_due(self) -> bool:
         with self._changed:
             while not self._stopped:
-                since = self._clock() - self._sent_at
-                due = self._interval if self._news() else self._heartbeat()
+                since = self._clock() - self._last_sent_at
+                due = self._interval if self._news() else self._heartbeat_seconds()
                 if since >= due:
                     return True
                 self._changed.wait(min(due - since, _MAX_WAIT_SECONDS))
             return False
 
     def _news(self) -> bool:
-        return bool(self._reports) or any(held.through > held.told for held in self._held.values())
+        return bool(self._report_queue) or any(held.through > held.told for held in self._held.values())
 
-    def _heartbeat(self) -> float:
+    def _heartbeat_seconds(self) -> float:
         return min((held.expires_seconds / 4 for held in self._held.values()), default=float("inf"))
 
     def flush(self, timeout: float) -> None:
@@ -182,7 +182,7 @@ class ProgressReporter:
             EdlError: the sending thread failed, or it takes longer than ``timeout`` seconds.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._reports or self._failure is not None, timeout)
+            self._changed.wait_for(lambda: not self._report_queue or self._failure is not None, timeout)
             if self._failure is not None:
                 raise self._failure
 

@@ -49,7 +49,7 @@ class PsRequest:
     kind: FrameKind
     meta: Callable[[], bytes]
     buffers: Sequence[memoryview] = ()
-    into: memoryview | None = None
+    receive_into: memoryview | None = None
 
 
 class PsBulkConnections:
@@ -76,19 +76,19 @@ class PsBulkConnections:
     ) -> None:
         self._directory = directory
         self._connect = connect
-        self._declaration = declaration
-        self._patience = patience
+        self._make_declaration = declaration
+        self._answer_timeout = patience
         self._clock = clock
         self._pause = pause
         self._clients: dict[int, tuple[str, BulkClient]] = {}
-        self._undeclared: set[int] = set()
-        self._met: dict[int, str] = {}
+        self._undeclared_ps: set[int] = set()
+        self._answered_uids: dict[int, str] = {}
 
-    def strangers(self) -> set[int]:
+    def find_replaced_ps(self) -> set[int]:
         """Parameter servers of the known placement whose process has never answered here: it may hold nothing."""
         placement = self._directory.placement
         self._follow(placement)
-        return {part for part, uid in placement.uids.items() if self._met.get(part) != uid}
+        return {part for part, uid in placement.uids.items() if self._answered_uids.get(part) != uid}
 
     def __call__(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
         """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange.
@@ -99,8 +99,8 @@ class PsBulkConnections:
         """
         answers: dict[int, ReceivedFrame] = {}
         since, pause = self._clock(), _FIRST_PAUSE
-        while problem := self._round({p: r for p, r in requests.items() if p not in answers}, answers):
-            if self._clock() - since >= self._patience:
+        while problem := self._try_once({p: r for p, r in requests.items() if p not in answers}, answers):
+            if self._clock() - since >= self._answer_timeout:
                 raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
             if pause == _FIRST_PAUSE:
                 _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
@@ -109,7 +109,7 @@ class PsBulkConnections:
             self._follow(self._directory.register())
         return answers
 
-    def _round(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
+    def _try_once(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
         """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
@@ -118,7 +118,7 @@ class PsBulkConnections:
                 try:
                     step(part, request, answers)
                 except RetryableError as error:
-                    self._forget(part)
+                    self._disconnect(part)
                     requests, problem = (
                         _requests_without(requests, part),
                         RetryableError(error.message, where=f"ps-{part}"),
@@ -132,25 +132,27 @@ class PsBulkConnections:
                     else:
                         problem = RetryableError(error.message, where=f"ps-{part}")
                         if error.kind == "uninitialized":
-                            self._undeclared.add(part)
+                            self._undeclared_ps.add(part)
         if refusal is not None:
             raise refusal
         return problem
 
     def _send(self, part: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
-        client = self._client(part)
-        if part in self._undeclared and request.kind is not FrameKind.DECLARE:
-            declaration = self._declaration(part)
+        client = self._get_client(part)
+        if part in self._undeclared_ps and request.kind is not FrameKind.DECLARE:
+            declaration = self._make_declaration(part)
             client.request(declaration.kind, declaration.meta(), declaration.buffers)
-            self._undeclared.discard(part)
+            self._undeclared_ps.discard(part)
         client.send(request.kind, request.meta(), request.buffers)
 
     def _receive(self, part: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
-        client = self._client(part)
-        answers[part] = _check_body_size(request, client.check_answer(request.kind, client.receive(request.into)))
-        self._met[part] = self._clients[part][0]
+        client = self._get_client(part)
+        answers[part] = _check_body_size(
+            request, client.check_reply_kind(request.kind, client.receive(request.receive_into))
+        )
+        self._answered_uids[part] = self._clients[part][0]
 
-    def _client(self, part: int) -> BulkClient:
+    def _get_client(self, part: int) -> BulkClient:
         known = self._clients.get(part)
         if known is not None:
             return known[1]
@@ -166,9 +168,9 @@ class PsBulkConnections:
         """Give up connections to processes that were replaced."""
         for part, (uid, _) in list(self._clients.items()):
             if placement.uids.get(part, "") != uid:
-                self._forget(part)
+                self._disconnect(part)
 
-    def _forget(self, part: int) -> None:
+    def _disconnect(self, part: int) -> None:
         known = self._clients.pop(part, None)
         if known is not None:
             known[1].close()
@@ -176,7 +178,7 @@ class PsBulkConnections:
     def close(self) -> None:
         """Close all connections."""
         for part in list(self._clients):
-            self._forget(part)
+            self._disconnect(part)
 
 
 def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
@@ -185,7 +187,7 @@ def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
     Raises:
         BulkRefusedError: it brings fewer or more.
     """
-    wanted = request.into.nbytes if request.into is not None else frame.body.nbytes
+    wanted = request.receive_into.nbytes if request.receive_into is not None else frame.body.nbytes
     if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not FrameKind.PUSH):
         raise BulkRefusedError(
             f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {wanted} were asked for", kind="bad"

@@ -52,11 +52,11 @@ class PsPlacement:
         """Number of parameter servers."""
         return max(self.slots, default=-1) + 1
 
-    def part_of_name(self, name: str) -> int:
+    def ps_of_variable(self, name: str) -> int:
         """Index of the PS that owns a dense variable."""
         return owner_of_name(name, self.slots)
 
-    def parts_of_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def ps_of_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Index of the PS that owns each row id."""
         slots = slot_of_row(ids.astype(np.uint64)).astype(np.int64)
         owners: npt.NDArray[np.int64] = np.asarray(self.slots, dtype=np.int64)[slots]

@@ -85,21 +85,21 @@ class RecordStream:
     ) -> None:
         self._open = reader
         self._seed = seed
-        self._shuffled: ShuffledReader | None = None
-        self._corrupt = corrupt
+        self._shuffled_reader: ShuffledReader | None = None
+        self._corrupt_records = corrupt
         self._pipeline = pipeline
-        self._alive = alive
+        self._is_held = alive
         self._lock = threading.Lock()
         self._asked = threading.Condition()
         self._wanted = -1
-        self._queue: queue.SimpleQueue[tuple[int, LeasedTask] | None] = queue.SimpleQueue()
+        self._task_queue: queue.SimpleQueue[tuple[int, LeasedTask] | None] = queue.SimpleQueue()
         self._next_tag = 0
         self._first_tags: dict[int, int] = {}
-        self._early: dict[int, RecordWindow] = {}
-        self._windows_read: dict[int, tuple[int, int]] = {}
+        self._early_windows: dict[int, RecordWindow] = {}
+        self._window_sizes: dict[int, tuple[int, int]] = {}
         self._failure: Exception | None = None
         self._minibatches: Iterator[MinibatchLike] | None = None
-        self._ahead: MinibatchLike | None = None
+        self._next_minibatch: MinibatchLike | None = None
         self._reader: Reader | None = None
 
     def add(self, task: LeasedTask) -> None:
@@ -108,19 +108,19 @@ class RecordStream:
             tag = self._next_tag
             self._next_tag += task.steps
             self._first_tags[task.lease] = tag
-        self._queue.put((tag, task))
+        self._task_queue.put((tag, task))
 
-    def read_early(self, task: LeasedTask) -> None:
+    def read_first_window(self, task: LeasedTask) -> None:
         """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
         if task.steps and self._minibatches is None and not task.one_by_one:
             with suppress(EdlError):  # comes up again, where it is expected
-                self._early[self._first_tags[task.lease]] = self._read(task, 0)
+                self._early_windows[self._first_tags[task.lease]] = self._read(task, 0)
 
     def close(self) -> None:
         """No range follows."""
-        self._queue.put(None)
+        self._task_queue.put(None)
 
-    def minibatches(self, task: LeasedTask) -> Iterator[LoadedStep]:
+    def load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Every step of an added range, once and in order; stop early to drop the rest.
 
         Raises:
@@ -128,11 +128,11 @@ class RecordStream:
             Exception: whatever the user's ``feed`` raises.
         """
         first = self._first_tags.pop(task.lease)
-        for tag in [tag for tag in self._windows_read if tag < first]:
-            del self._windows_read[tag]
+        for tag in [tag for tag in self._window_sizes if tag < first]:
+            del self._window_sizes[tag]
         for step in range(task.steps):
             minibatch = self._take(first + step)
-            records, skipped = self._windows_read.pop(first + step, (0, 0))
+            records, skipped = self._window_sizes.pop(first + step, (0, 0))
             yield LoadedStep(step, minibatch, records, skipped)
 
     def _take(self, tag: int) -> MinibatchLike | None:
@@ -140,11 +140,11 @@ class RecordStream:
         with self._asked:
             self._wanted = tag
             self._asked.notify_all()
-        while self._ahead is None or self._ahead.tag < tag:
-            self._ahead = self._next()
-        if self._ahead.tag > tag:
+        while self._next_minibatch is None or self._next_minibatch.tag < tag:
+            self._next_minibatch = self._next()
+        if self._next_minibatch.tag > tag:
             return None
-        found, self._ahead = self._ahead, None
+        found, self._next_minibatch = self._next_minibatch, None
         return found if count_records(found.features) else None
 
     def _next(self) -> MinibatchLike:
@@ -163,34 +163,34 @@ class RecordStream:
 
     def _windows(self) -> TaggedWindows:
         """Runs ahead of training, on a thread of the pipeline."""
-        while (item := self._queue.get()) is not None:
+        while (item := self._task_queue.get()) is not None:
             first, task = item
             for step in range(task.steps):
                 if task.one_by_one:
-                    self._wait_until_wanted(first + step, task)
-                window = self._window(first + step, task, step)
+                    self._wait_until_requested(first + step, task)
+                window = self._try_window(first + step, task, step)
                 if window is None:
                     return
-                self._windows_read[first + step] = (len(window.records), window.skipped)
+                self._window_sizes[first + step] = (len(window.records), window.skipped)
                 yield first + step, window
-                if not self._alive(task.lease):
+                if not self._is_held(task.lease):
                     break
 
-    def _wait_until_wanted(self, tag: int, task: LeasedTask) -> None:
+    def _wait_until_requested(self, tag: int, task: LeasedTask) -> None:
         """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
         with self._asked:
-            while self._wanted < tag and self._alive(task.lease):
+            while self._wanted < tag and self._is_held(task.lease):
                 self._asked.wait(_LEASE_POLL_SECONDS)
 
-    def _window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
+    def _try_window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
         """What goes into the pipeline for one step; None if it cannot be read.
 
         A lost lease gets one more window, an empty one: somebody may already wait for it.
         """
-        if not self._alive(task.lease):
+        if not self._is_held(task.lease):
             return RecordWindow(())
         try:
-            return self._early.pop(tag, None) or self._read(task, step)
+            return self._early_windows.pop(tag, None) or self._read(task, step)
         except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
             self._failure = error
             return None
@@ -200,8 +200,8 @@ class RecordStream:
         for attempt in range(1, _READ_TRIES + 1):
             try:
                 if task.shuffle_window:
-                    return self._corrupt.read_shuffled(self._in_order(task), task.epoch, start, end)
-                return self._corrupt.read(self._source(), task.source, start, end)
+                    return self._corrupt_records.read_shuffled(self._open_shuffled(task), task.epoch, start, end)
+                return self._corrupt_records.read(self._get_reader(), task.source, start, end)
             except RetryableError as error:
                 if attempt == _READ_TRIES:
                     raise
@@ -209,32 +209,32 @@ class RecordStream:
                 threading.Event().wait(_READ_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
-    def _in_order(self, task: LeasedTask) -> ShuffledReader:
+    def _open_shuffled(self, task: LeasedTask) -> ShuffledReader:
         """The reader of the shuffled order that a task is about.
 
         Raises:
             BadInputError: the files are not those that were described to the master.
         """
-        if self._shuffled is None:
+        if self._shuffled_reader is None:
             from edl.data.shuffled_reader import ShuffledReader  # NumPy, which is on its way with TensorFlow
 
-            reader = self._source()
-            self._shuffled = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
-        if self._shuffled.order.fingerprint != task.order:
+            reader = self._get_reader()
+            self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
+        if self._shuffled_reader.order.fingerprint != task.order:
             raise BadInputError(
                 "the training data is not what it was when this run began: other files, records or chunks",
                 where="data.training",
                 hint="put the files back as they were, or start a new run",
             )
-        return self._shuffled
+        return self._shuffled_reader
 
     def named(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
-        if self._shuffled is None:
+        if self._shuffled_reader is None:
             return f"records {start} to {end - 1} of {SHUFFLED_SOURCE_NAME}"
-        return self._shuffled.name(epoch, start, end)
+        return self._shuffled_reader.name(epoch, start, end)
 
-    def _source(self) -> Reader:
+    def _get_reader(self) -> Reader:
         if self._reader is None:
             self._reader = self._open()
         return self._reader

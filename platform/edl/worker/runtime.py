@@ -52,14 +52,16 @@ class WorkerRuntime:
         self.module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
         self.session = MasterSession(member, _make_master_call(channel), lost_timeout=spec.master.lost_timeout)
-        self.leases = LeaseClient(self.session, self._held, lambda: self.progress.known(), named=self._named)
+        self.leases = LeaseClient(
+            self.session, self._held, lambda: self.progress.known(), named=self._describe_positions
+        )
         self.progress = ProgressReporter(self.session, self.leases.lose)
-        self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
-        self._feeders: dict[str, FeedFunction] = {}
-        self.streams = {kind: self._stream(kind) for kind in DATA_SET_BY_MODE}
-        self._reads_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
+        self._corrupt_records = CorruptRecordSkipper(spec.data.max_corrupt_records)
+        self._feeds_by_mode: dict[str, FeedFunction] = {}
+        self.streams = {kind: self._make_stream(kind) for kind in DATA_SET_BY_MODE}
+        self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers: dict[str, Reader] = {}
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
 
     @classmethod
     def of(cls, identity: ProcessIdentity, gate: ShutdownGate) -> WorkerRuntime:
@@ -84,7 +86,7 @@ class WorkerRuntime:
         else:
             self.leases.run()
 
-    def await_placement(self) -> PsPlacement:
+    def wait_for_placement(self) -> PsPlacement:
         """The placement, once every parameter server listens."""
         wait = threading.Event()
         while not (placement := self.session.placement).complete:
@@ -101,9 +103,9 @@ class WorkerRuntime:
 
         Waits for the user's module only if that may define a reader of its own.
         """
-        with self._opening:
+        with self._open_lock:
             if name not in self._readers:
-                custom = None if self._reads_early else self.module.result().custom_data_reader
+                custom = None if self._may_read_early else self.module.result().custom_data_reader
                 self._readers[name] = open_data_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
             return self._readers[name]
 
@@ -112,10 +114,10 @@ class WorkerRuntime:
         stream = self.streams.get(task.kind)
         if stream is not None:
             stream.add(task)
-            if self._reads_early:
-                stream.read_early(task)
+            if self._may_read_early:
+                stream.read_first_window(task)
 
-    def _named(self, epoch: int, start: int, end: int) -> str:
+    def _describe_positions(self, epoch: int, start: int, end: int) -> str:
         return self.streams["training"].named(epoch, start, end)
 
     def sample(self, kind: str = "training") -> Any:
@@ -123,20 +125,22 @@ class WorkerRuntime:
         from edl.worker.first_minibatch import find_first_features
 
         size = self.spec.train.minibatch_size
-        return find_first_features(self.reader(DATA_SET_BY_MODE[kind]), self._feeder(kind), self._corrupt, size=size)
+        return find_first_features(
+            self.reader(DATA_SET_BY_MODE[kind]), self._feeder(kind), self._corrupt_records, size=size
+        )
 
     def _feeder(self, kind: str) -> FeedFunction:
         """``feed`` for one mode; the first caller's thread traces it."""
         from edl.worker.feed_pipeline import FeedFunction
 
-        if kind not in self._feeders:
+        if kind not in self._feeds_by_mode:
             module = self.module.result()
-            self._feeders[kind] = FeedFunction(
+            self._feeds_by_mode[kind] = FeedFunction(
                 module.feed, kind, self.reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo
             )
-        return self._feeders[kind]
+        return self._feeds_by_mode[kind]
 
-    def _stream(self, kind: str) -> RecordStream:
+    def _make_stream(self, kind: str) -> RecordStream:
         def pipeline(windows: TaggedWindows) -> Any:
             from edl.worker.feed_pipeline import feed_in_background
 
@@ -144,7 +148,7 @@ class WorkerRuntime:
 
         seed = self.spec.train.seed
         return RecordStream(
-            lambda: self.reader(DATA_SET_BY_MODE[kind]), self._corrupt, pipeline, self.leases.alive, seed=seed
+            lambda: self.reader(DATA_SET_BY_MODE[kind]), self._corrupt_records, pipeline, self.leases.alive, seed=seed
         )
 
 

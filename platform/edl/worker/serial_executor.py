@@ -20,32 +20,32 @@ class SerialExecutor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._newest: Future[Any] | None = None
+        self._job_queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._newest_future: Future[Any] | None = None
 
     def submit(self, job: Callable[[], JobResult]) -> Future[JobResult]:
         """Do ``job`` after all that were given before; what it returns or raises comes out of the future.
 
         To be called by one thread.
         """
-        if self._newest is None:
+        if self._newest_future is None:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
         future: Future[JobResult] = Future()
-        self._newest = future
-        self._jobs.put((future, job))
+        self._newest_future = future
+        self._job_queue.put((future, job))
         return future
 
     def drain(self) -> None:
         """Wait until nothing is under way, however it ends."""
-        if self._newest is not None:
-            wait((self._newest,))
+        if self._newest_future is not None:
+            wait((self._newest_future,))
 
     def close(self) -> None:
         """End the thread once it has done what it was given. No job may follow."""
-        self._jobs.put(None)
+        self._job_queue.put(None)
 
     def _run(self) -> None:
-        while (given := self._jobs.get()) is not None:
+        while (given := self._job_queue.get()) is not None:
             future, job = given
             try:
                 future.set_result(job())

@@ -19,7 +19,7 @@ class ShutdownGate:
     """Admits one critical section at a time, and none after ``close``."""
 
     def __init__(self) -> None:
-        self._busy = threading.Lock()
+        self._section_lock = threading.Lock()
         self._closed = threading.Event()
 
     @property
@@ -28,13 +28,13 @@ class ShutdownGate:
         return self._closed.is_set()
 
     @contextmanager
-    def critical(self) -> Iterator[None]:
+    def critical_section(self) -> Iterator[None]:
         """A section that is not abandoned half-way.
 
         Raises:
             LeavingError: the gate is closed.
         """
-        with self._busy:
+        with self._section_lock:
             if self._closed.is_set():
                 raise LeavingError
             yield
@@ -42,7 +42,7 @@ class ShutdownGate:
     def close(self, wait_seconds: float) -> bool:
         """Let nothing new begin, and wait for what runs; False if it still runs after ``wait_seconds``."""
         self._closed.set()
-        if not self._busy.acquire(timeout=wait_seconds):
+        if not self._section_lock.acquire(timeout=wait_seconds):
             return False
-        self._busy.release()
+        self._section_lock.release()
         return True

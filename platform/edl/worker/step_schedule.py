@@ -73,7 +73,7 @@ class OverlappedSchedule:
     """
 
     def __init__(self, lane: SerialExecutor) -> None:
-        self._lane = lane
+        self._executor = lane
 
     def __call__(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
         """See :data:`StepSchedule`.
@@ -82,22 +82,22 @@ class OverlappedSchedule:
             Exception: what the steps raise; of two that fail at once, what the computed one does.
         """
         try:
-            return self._go(steps)
+            return self._run_stages(steps)
         finally:
-            self._lane.drain()
+            self._executor.drain()
 
-    def _go(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
-        prepared = self._lane.submit(steps.prepare)
-        ready = self._lane.submit(partial(_pull_values_for, steps, prepared, None)).result()
-        following = self._lane.submit(steps.prepare)
+    def _run_stages(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+        prepared = self._executor.submit(steps.prepare)
+        ready = self._executor.submit(partial(_pull_values_for, steps, prepared, None)).result()
+        following = self._executor.submit(steps.prepare)
         sent: Future[bool] | None = None
         while ready is not None:
             done = steps.compute(ready)
             if sent is not None and not sent.result():
                 return False
-            supplied = self._lane.submit(partial(_pull_values_for, steps, following, done))
-            sent = self._lane.submit(partial(steps.send, ready, done))
-            following = self._lane.submit(partial(_prepare_unless_revoked, sent, steps.prepare))
+            supplied = self._executor.submit(partial(_pull_values_for, steps, following, done))
+            sent = self._executor.submit(partial(steps.send, ready, done))
+            following = self._executor.submit(partial(_prepare_unless_revoked, sent, steps.prepare))
             steps.end(ready, done)
             ready = supplied.result()
         return sent is None or sent.result()

@@ -93,8 +93,8 @@ class StoredWeights:
     ) -> None:
         self._directory = directory
         self._dense = dense
-        self._served = served
-        self._tables = {table.name: self._rows_of(table) for table in tables}
+        self._table_rows = served
+        self._tables = {table.name: self._find_table_rows(table) for table in tables}
 
     @classmethod
     def nothing(cls) -> StoredWeights:
@@ -133,7 +133,9 @@ class StoredWeights:
         Raises:
             BadInputError: a variable is missing or of another shape: the checkpoint is of another model.
         """
-        return np.concatenate([np.empty(0, np.float32), *(self._values_of(variable).ravel() for variable in variables)])
+        return np.concatenate(
+            [np.empty(0, np.float32), *(self._find_variable_values(variable).ravel() for variable in variables)]
+        )
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """Rows by table, those that were never trained as they were initialized."""
@@ -144,26 +146,26 @@ class StoredWeights:
         """The rows of a table that were ever trained, with their ids."""
         yield self._tables[table].ids, self._tables[table].stored
 
-    def _rows_of(self, table: TableSpec) -> StoredTableRows:
+    def _find_table_rows(self, table: TableSpec) -> StoredTableRows:
         shape = (table.rows, table.dim)
-        served, dense = self._served.get(table.name), self._dense.get(table.name)
+        served, dense = self._table_rows.get(table.name), self._dense.get(table.name)
         if served is not None and served.shape == shape:
             return served
         if dense is not None and dense.shape == shape:
             return StoredTableRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
-        raise self._other_model("table", table.name, _format_shape(shape))
+        raise self._mismatch_error("table", table.name, _format_shape(shape))
 
-    def _values_of(self, variable: VariableSpec) -> Floats:
+    def _find_variable_values(self, variable: VariableSpec) -> Floats:
         shape = variable.shape
-        served, dense = self._served.get(variable.name), self._dense.get(variable.name)
+        served, dense = self._table_rows.get(variable.name), self._dense.get(variable.name)
         if dense is not None and dense.shape == shape:
             return dense
         if served is not None and served.shape == shape:
             return served.values(np.arange(shape[0]))
-        raise self._other_model("variable", variable.name, str(list(shape)))
+        raise self._mismatch_error("variable", variable.name, str(list(shape)))
 
-    def _other_model(self, kind: str, name: str, here: str) -> BadInputError:
-        served, dense = self._served.get(name), self._dense.get(name)
+    def _mismatch_error(self, kind: str, name: str, here: str) -> BadInputError:
+        served, dense = self._table_rows.get(name), self._dense.get(name)
         hint = _OTHER_MODEL_HINT
         if served is not None:
             there = f"a served table of the shape {_format_shape(served.shape)}"
@@ -181,7 +183,7 @@ class StoredWeights:
     def _listed(self, first: str) -> str:
         """What the checkpoint has, for people; that of the kind of ``first`` first."""
         shapes = {
-            "table": {name: _format_shape(rows.shape) for name, rows in self._served.items()},
+            "table": {name: _format_shape(rows.shape) for name, rows in self._table_rows.items()},
             "variable": {name: str(list(array.shape)) for name, array in self._dense.items()},
         }
         kinds = sorted((kind for kind in shapes if shapes[kind]), key=lambda kind: kind != first)

@@ -65,7 +65,7 @@ class TaskLoop:
         if not self._leases.alive(task.lease):
             return None
         try:
-            self._handler(task)(task)
+            self._find_handler(task)(task)
         except (LeavingError, MasterLostError):
             raise
         except RefusedError as error:
@@ -77,7 +77,7 @@ class TaskLoop:
             return self.fail(error, task.lease)
         return None
 
-    def _handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:
+    def _find_handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:
         try:
             return self._handlers[task.kind]
         except KeyError:

@@ -33,12 +33,12 @@ class _LeasedRange:
 
     Attributes:
         task: the lease.
-        minibatches: of all its steps.
+        loaded_steps: of all its steps.
         through: steps that are in.
     """
 
     task: LeasedTask
-    minibatches: Iterator[LoadedStep]
+    loaded_steps: Iterator[LoadedStep]
     through: int = 0
 
 
@@ -74,17 +74,17 @@ class Trainer:
     ) -> None:
         self._network = network
         self._learning_rate = learning_rate
-        self._parameters = parameters
+        self._parameter_client = parameters
         self._stream = stream
         self._leases = leases
         self._progress = progress
         self._gate = gate
         self._skip_nan = skip_nan
-        self._watcher = watcher
+        self._training_callbacks = watcher
         self._schedule = schedule
-        self._not_finite = 0
-        self._rejected = 0
-        self._traced = False
+        self._nonfinite_count = 0
+        self._stale_pushes = 0
+        self._is_traced = False
 
     def run(self, task: LeasedTask) -> None:
         """All steps of a range, then the report; what is left of a lease that was lost is dropped.
@@ -94,15 +94,15 @@ class Trainer:
             LeavingError: this worker was told to go.
             EdlError: records cannot be read, or the PS are away for too long.
         """
-        self._watcher.begin_epoch(task.epoch)
-        minibatches = self._minibatches(task)
-        work = _LeasedRange(task, minibatches if task.one_by_one else self._traced_first(task, minibatches))
+        self._training_callbacks.begin_epoch(task.epoch)
+        minibatches = self._load_steps(task)
+        work = _LeasedRange(task, minibatches if task.one_by_one else self._trace_model_first(task, minibatches))
         schedule = run_sequentially if task.one_by_one else self._schedule
         schedule(
             StepStages(
-                prepare=partial(self._prepare, work),
-                values=partial(self._values, work),
-                compute=partial(self._compute, task),
+                prepare=partial(self._prepare_next, work),
+                values=partial(self._pull_values, work),
+                compute=partial(self._compute_step, task),
                 send=partial(self._send, work),
                 end=self._end,
             )
@@ -113,65 +113,67 @@ class Trainer:
             _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
             self._progress.drop(task.lease)
 
-    def _minibatches(self, task: LeasedTask) -> Iterator[LoadedStep]:
+    def _load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Of a range while its lease is held: the stream reads no further for one that is lost."""
-        for loaded in self._stream.minibatches(task):
+        for loaded in self._stream.load_steps(task):
             if not self._leases.alive(task.lease):
                 return
             yield loaded
             if not self._leases.alive(task.lease):
                 return
 
-    def _traced_first(self, task: LeasedTask, minibatches: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
+    def _trace_model_first(self, task: LeasedTask, minibatches: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
         """The same minibatches; if it is the first range, once the model is traced, with the first of them.
 
         Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
         thread that made the model, because Keras keeps some of its settings by thread.
         """
         taken: list[LoadedStep] = []
-        while not self._traced and (loaded := next(minibatches, None)) is not None:
+        while not self._is_traced and (loaded := next(minibatches, None)) is not None:
             taken.append(loaded)
             if loaded.minibatch is not None:
                 rows = self._rows(task, loaded.step, loaded.minibatch)
                 with add_record_range(task, loaded.step):
                     given = loaded.minibatch
-                    self._network.train(self._parameters.slab(), rows, given.features, given.labels, given.weights)
-                self._traced = True
+                    self._network.train(
+                        self._parameter_client.slab(), rows, given.features, given.labels, given.weights
+                    )
+                self._is_traced = True
         return chain(taken, minibatches)
 
     # ------------------------------------------------------------ the parts of a step
 
-    def _prepare(self, work: _LeasedRange) -> PreparedStep | None:
+    def _prepare_next(self, work: _LeasedRange) -> PreparedStep | None:
         """The next minibatch, and its rows; None at the end of the range, or of its lease."""
-        loaded = next(work.minibatches, None)
-        return None if loaded is None else self._prepared(work, loaded)
+        loaded = next(work.loaded_steps, None)
+        return None if loaded is None else self._prepare_step(work, loaded)
 
-    def _prepared(self, work: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
+    def _prepare_step(self, work: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
         rows: RowsByTable = {}
         if loaded.minibatch is not None:
             rows = self._rows(work.task, loaded.step, loaded.minibatch)
         return PreparedStep(loaded, rows)
 
-    def _values(self, work: _LeasedRange, prepared: PreparedStep, before: ComputedStep | None) -> ReadyStep:
+    def _pull_values(self, work: _LeasedRange, prepared: PreparedStep, before: ComputedStep | None) -> ReadyStep:
         """A prepared step with the newest dense values; ``before``: the step before it, if it is not sent yet."""
         loaded, rows = prepared
-        slab = self._parameters.slab(None if before is None else before.push)
+        slab = self._parameter_client.slab(None if before is None else before.push)
         # Steps of this range that are on their way precede it
-        number = self._parameters.version + loaded.step - work.through
-        return ReadyStep(loaded, number, self._parameters.versions, slab, rows)
+        number = self._parameter_client.version + loaded.step - work.through
+        return ReadyStep(loaded, number, self._parameter_client.versions, slab, rows)
 
     def _rows(self, task: LeasedTask, step: int, minibatch: MinibatchLike) -> RowsByTable:
         with add_record_range(task, step):
-            return pull_needed_rows(self._network, self._parameters, minibatch.features)
+            return pull_needed_rows(self._network, self._parameter_client, minibatch.features)
 
-    def _compute(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
+    def _compute_step(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
         """Loss and gradients, as a push that does not say yet which lease follows."""
-        self._watcher.begin_step(ready.number)
+        self._training_callbacks.begin_step(ready.number)
         return self._done(task, ready)
 
     def _done(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
         push = GradientPush(task.lease, ready.loaded.step, versions=ready.versions)
-        result = self._gradients(task, ready)
+        result = self._compute_gradients(task, ready)
         if result is None:
             return ComputedStep(None, push)
         push = replace(
@@ -183,7 +185,7 @@ class Trainer:
         )
         return ComputedStep(result.loss, push)
 
-    def _gradients(self, task: LeasedTask, ready: ReadyStep) -> StepResultLike | None:
+    def _compute_gradients(self, task: LeasedTask, ready: ReadyStep) -> StepResultLike | None:
         """None if there is nothing to apply."""
         if ready.loaded.minibatch is None:
             return None
@@ -192,9 +194,9 @@ class Trainer:
             result = self._network.train(ready.slab, ready.rows, given.features, given.labels, given.weights)
         if is_finite(result):
             return result
-        self._not_finite += 1
+        self._nonfinite_count += 1
         step, named = ready.loaded.step, find_nonfinite_gradient(self._network, result)
-        report_not_finite(task, step, result.loss, self._not_finite, skip=self._skip_nan, gradient=named)
+        report_not_finite(task, step, result.loss, self._nonfinite_count, skip=self._skip_nan, gradient=named)
         return None
 
     def _send(self, work: _LeasedRange, ready: ReadyStep, done: ComputedStep) -> bool:
@@ -205,24 +207,24 @@ class Trainer:
         """
         task, loaded = work.task, ready.loaded
         while self._leases.alive(task.lease):
-            with self._gate.critical():
-                pushed = self._parameters.push(self._followed(task, done.push))
+            with self._gate.critical_section():
+                pushed = self._parameter_client.push(self._with_next_lease(task, done.push))
                 if pushed.revoked:
                     return False
                 if not pushed.stale:
                     work.through = loaded.step + 1
                     self._progress.stepped(task.lease, work.through, loss=done.loss, skipped=loaded.skipped)
                     return True
-            self._rejected += 1
-            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
-            ready = self._values(work, self._prepared(work, loaded), None)
+            self._stale_pushes += 1
+            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._stale_pushes)
+            ready = self._pull_values(work, self._prepare_step(work, loaded), None)
             done = self._done(task, ready)
         return False
 
-    def _followed(self, task: LeasedTask, push: GradientPush) -> GradientPush:
-        following = task.lease if push.step + 1 < task.steps else self._leases.upcoming()
+    def _with_next_lease(self, task: LeasedTask, push: GradientPush) -> GradientPush:
+        following = task.lease if push.step + 1 < task.steps else self._leases.next_training_lease()
         return replace(push, following=following)
 
     def _end(self, ready: ReadyStep, done: ComputedStep) -> None:
         if done.loss is not None:
-            self._watcher.end_step(ready.number, done.loss)
+            self._training_callbacks.end_step(ready.number, done.loss)

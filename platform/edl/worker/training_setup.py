@@ -90,13 +90,13 @@ def prepare_training(c: WorkerRuntime, module: ModelModule, handlers: TaskHandle
 
 
 def _declare_model(c: WorkerRuntime, module: ModelModule) -> tuple[KerasNetwork, ParameterClient]:
-    placement = c.await_placement()
+    placement = c.wait_for_placement()
     spec = c.spec
     network = KerasNetwork.build(
         module,
         seed=spec.train.seed,
         embedding_threshold=spec.ps.embedding_threshold,
-        part=placement.part_of_name,
+        part=placement.ps_of_variable,
         parts=placement.parts,
         sample=c.sample(),
         worker=c.identity.index,

@@ -31,7 +31,7 @@ def ended(phase: str = "Done", reason: str = "every record is done", kind: str =
     events = [RoleStarted("worker", 0, None, time=T + 1), JobEnded(phase, reason, SUMMARY, time=T + 9)]
     return PublishedStatus(
         status, events, failure=JobFailure(kind, "why") if kind else None, summary=SUMMARY
-    ).to_pages()
+    ).to_configmap_data()
 
 
 class Killed(BaseException):

@@ -167,7 +167,7 @@ def test_where_a_file_goes(desk: Desk, target: str, there: str) -> None:
 def test_links_are_left_out(desk: Desk) -> None:
     Path("mnist/link").symlink_to("/etc/passwd")
     plan = copy_plan.plan_upload(Path("mnist"), "/d", "missing")
-    assert plan.left_out == ("link",)
+    assert plan.skipped == ("link",)
     assert sorted(item.there for item in plan.items) == ["/d/labels", "/d/train/0.rec"]
 
 

@@ -35,7 +35,7 @@ def worker(index: int) -> Manifest:
 def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
     desk.cluster.put(worker(0))
     training = Status("mnist", "run", "/data/run", "Training", 1.0)
-    desk.cluster.published.update(PublishedStatus(training).to_pages())
+    desk.cluster.published.update(PublishedStatus(training).to_configmap_data())
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert not unsaid(desk.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
     assert not unsaid(desk.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")

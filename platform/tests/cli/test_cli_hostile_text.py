@@ -89,7 +89,7 @@ def test_what_is_rewritten_in_place_holds_no_other_sequences(monkeypatch: pytest
     with StatusLine(out) as ticker:
         ticker.say(HOSTILE)
     monkeypatch.setattr(sys, "stderr", out)
-    SlowResponseNotice()._say(HOSTILE)
+    SlowResponseNotice()._show(HOSTILE)
     assert not BAD.search(out.getvalue().replace("\r\x1b[K", ""))
 
 

@@ -137,7 +137,7 @@ def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path
     for source in (None, "r1"):
         found = find_weights(tmp_path, source)
         assert found.path == wanted
-        (left_out,) = found.left_out()
+        (left_out,) = found.skipped_lines()
         assert not unsaid(left_out, "checkpoint 5", "run r1", "ps-0.safetensors", "missing")
 
 
@@ -159,7 +159,7 @@ def test_a_run_whose_trained_checkpoints_are_all_damaged_is_refused(tmp_path: Pa
     wanted = export(run)
     found = find_weights(tmp_path, source)
     assert found.path == wanted
-    assert len(found.left_out()) == 2
+    assert len(found.skipped_lines()) == 2
 
 
 def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ TOLD = Status(
 
 def ended(desk: Desk, phase: str, given: Sequence[str] = (), **told: int) -> None:
     """Have the run RUN of a job submitted with the options ``given``, which has ended."""
-    desk.cluster.published = PublishedStatus(replace(TOLD, phase=phase, **told)).to_pages()  # type: ignore[arg-type]
+    desk.cluster.published = PublishedStatus(replace(TOLD, phase=phase, **told)).to_configmap_data()  # type: ignore[arg-type]
     assert desk.submit("--yes", *given) == 0
     (old,) = desk.cluster.of(JOBS)
     old["status"] = {"conditions": [{"type": "Complete" if phase == "Done" else "Failed", "status": "True"}]}
@@ -397,7 +397,7 @@ def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
 def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk) -> None:
     ended(desk, "Interrupted")
     start = RunStarted(RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",), time=2.0)
-    desk.cluster.published = PublishedStatus(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_pages()
+    desk.cluster.published = PublishedStatus(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_configmap_data()
     assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
     assert not unsaid(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
     (old,) = desk.cluster.of(JOBS)

@@ -103,7 +103,7 @@ def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
 ) -> None:
     desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
     told = PublishedStatus(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
-    desk.cluster.published = told.to_pages()
+    desk.cluster.published = told.to_configmap_data()
     assert desk.submit("--yes", "--watch") == 0
     done, records, logs, remove = desk.out.splitlines()[-4:]
     assert not unsaid(done, "Done", "8 s", "100 of 100 records")
@@ -117,7 +117,7 @@ def test_watching_for_programs_ends_with_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
-    desk.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_pages()
+    desk.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_configmap_data()
     assert desk.submit("--yes", "--watch", "--json") == 0
     found = desk.events()
     assert [event["event"] for event in found] == ["plan", "submitted", "started", "job_ended", "status", "summary"]

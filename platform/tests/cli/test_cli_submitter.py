@@ -147,13 +147,13 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     again = RunStarted("run", "/data/run", resumed=True, time=T + 2)
     trains = Status("mnist", "run", "/data/run", "Training", T + 3, records_total=100, records_done=50)
     events = (RunStarted("run", "/data/run", time=T), earlier, again)
-    desk.cluster.published, desk.cluster.conditions = PublishedStatus(trains, events).to_pages(), []
+    desk.cluster.published, desk.cluster.conditions = PublishedStatus(trains, events).to_configmap_data(), []
 
     def end() -> None:
         done = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
         pages = PublishedStatus(
             replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY
-        ).to_pages()
+        ).to_configmap_data()
         next(page for page in desk.cluster.of(CONFIGMAPS) if "status.json" in page["data"])["data"] = pages
 
     desk.time.at(5, end)

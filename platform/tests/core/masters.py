@@ -42,8 +42,8 @@ class Masters:
     def restart(self) -> None:
         self.number += 1
         self.state = JobStateMachine(self.settings)
-        self.state.replay(None, self.journal)
-        self._take(self.state.new_incarnation(self.number))
+        self.state.replay_journal(None, self.journal)
+        self._take(self.state.begin_incarnation(self.number))
 
     def begin_anew(self) -> None:
         """Another master, and nothing is left of the journal."""

@@ -53,7 +53,7 @@ def cut(masters: Masters, applied: dict[int, int], entered: dict[str, int]) -> N
 
 def replace_ps(masters: Masters, index: int, uid: str) -> None:
     """A PS is killed, and another one loads the newest checkpoint."""
-    masters.see(killed(Role.PS, index, masters.state.fleet.holding[index]))
+    masters.see(killed(Role.PS, index, masters.state.pods.parameter_holders[index]))
     masters.see(alive(Role.PS, index, uid), PsRegistered(uid))
     for initialized in (False, True):
         masters.see(PsAttached(uid, initialized, 0))
@@ -130,7 +130,7 @@ def test_a_step_that_one_of_two_applied_is_no_difference() -> None:
     masters.see(LeasesRevoked("ps-0", {lease: 4}, {lease: 0}), LeasesRevoked("ps-1", {lease: 3}, {lease: 0}), Tick())
     (returned,) = masters.entries("returned")
     assert returned["extra"] == {"ps-0": 1}
-    assert masters.state.fleet.offsets == {"ps-0": 1}
+    assert masters.state.pods.update_offsets == {"ps-0": 1}
 
 
 def test_a_checkpoint_of_an_older_edl_says_nothing_of_what_it_lacks() -> None:
@@ -171,7 +171,7 @@ def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
     world = World(job, SOURCES, seed=5)
     world.run(3.0)
     (ps,) = world.alive_servers()
-    ps.leases._entered -= 7
+    ps.leases._admitted_count -= 7
     world.run(DAYS)
     assert world.master is not None
     assert world.master.counters.steps_not_applied == 7

@@ -47,7 +47,7 @@ def test_a_master_that_was_held_up_does_not_lay_that_to_its_workers(stopped: flo
 def test_a_worker_whose_message_waits_for_the_masters_disk_is_not_silent() -> None:
     training = Training()
     for tenth in range(1, 300):
-        assert not training.at(tenth / 10, Tick(speaking=frozenset({"worker-0", "nobody"})))
+        assert not training.at(tenth / 10, Tick(speaking_workers=frozenset({"worker-0", "nobody"})))
     assert training.at(29.9 + SILENCE_FLOOR, Tick()), "it was answered, and says no more"
 
 
@@ -69,6 +69,6 @@ def test_after_its_first_step_it_is_as_all_others() -> None:
 def test_nobody_is_heard_of_in_the_future(late: float, now: float) -> None:
     holder = LeaseHolder(0.0)
     holder.hold(1, 0.0)
-    holder.excuse(late, now)
-    assert holder.heard == holder.stepped[1] == holder.mentioned[1] == min(late, now)
+    holder.excuse_silence(late, now)
+    assert holder.heard == holder.stepped[1] == holder.last_mentioned[1] == min(late, now)
     assert not holder.unknown(LeaseTimeouts())

@@ -72,16 +72,16 @@ def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> Non
 def test_a_job_that_goes_back_decides_as_if_it_had_not_gone_on(
     values: list[tuple[float | None, float | None]], kept: int
 ) -> None:
-    assert after(values).back_to(10 * kept) == after(values[:kept])
+    assert after(values).roll_back_to(10 * kept) == after(values[:kept])
 
 
 @given(SEQUENCES, st.integers(0, 20))
 def test_what_is_forgotten_is_what_no_job_goes_back_to(
     values: list[tuple[float | None, float | None]], saved: int
 ) -> None:
-    callbacks = after(values).forget_before(10 * saved)
+    callbacks = after(values).trim_history(10 * saved)
     for step in range(10 * min(saved, len(values)), 10 * len(values) + 1):
-        assert callbacks.back_to(step).state() == after(values).back_to(step).state()
+        assert callbacks.roll_back_to(step).state() == after(values).roll_back_to(step).state()
     assert len(callbacks.history) <= max(1, len(values) - saved + 1)
 
 
@@ -107,18 +107,18 @@ def test_later_weights_are_kept_where_the_best_evaluation_is_not_on_disk() -> No
 def test_the_best_of_before_stays_until_the_job_cannot_go_back_to_it() -> None:
     callbacks = after([(2.0, 0.5), (1.0, 0.9)])
     assert callbacks.best_cuts == {1, 2}
-    assert callbacks.forget_before(20).best_cuts == {2}
+    assert callbacks.trim_history(20).best_cuts == {2}
 
 
 def test_each_best_is_written_once() -> None:
     callbacks = after([(2.0, 0.5)])
-    assert callbacks.unwritten is not None
-    place, callback, best = callbacks.unwritten
+    assert callbacks.best_to_write is not None
+    place, callback, best = callbacks.best_to_write
     assert (callback.filepath, best.best_metrics) == ("best.keras", {"loss": 2.0, "auc": 0.5})
     callbacks = callbacks.written(place, best.best_cut)
-    assert callbacks.unwritten is None
-    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.4})).unwritten is None
-    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.6})).unwritten is not None
+    assert callbacks.best_to_write is None
+    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.4})).best_to_write is None
+    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.6})).best_to_write is not None
 
 
 def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
@@ -237,10 +237,10 @@ def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
     assert "EarlyStopping" in job.state.callbacks.stopped
     assert job.entries("evaluated")[-1]["callbacks"]["rate"] == 0.25
     assert [lease.kind for lease in job.leases()] == [], "no more training is handed out"
-    assert not job.state.training_over(), "what is in the hands of workers is finished"
+    assert not job.state.is_training_over(), "what is in the hands of workers is finished"
     snapshot = json.loads(json.dumps(job.state.snapshot()))
     fresh = JobStateMachine(job.settings)
-    fresh.replay(snapshot, [])
+    fresh.replay_journal(snapshot, [])
     assert fresh.callbacks == job.state.callbacks
 
 

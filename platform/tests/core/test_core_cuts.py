@@ -31,8 +31,8 @@ def test_updates_are_held_for_a_while_only_and_nobody_waits_for_room_or_a_disk()
     coming = cut()
     for stage in CutStage:
         coming.enter(stage, ["ps-0"], 105.0)
-        assert not coming.overdue(104.9)
-        assert coming.overdue(105.1) == (stage in (CutStage.HOLDING, CutStage.SNAPSHOT))
+        assert not coming.is_overdue(104.9)
+        assert coming.is_overdue(105.1) == (stage in (CutStage.HOLDING, CutStage.SNAPSHOT))
 
 
 @given(st.dictionaries(servers, leases, min_size=1), st.sets(st.integers(1, 7)))
@@ -49,19 +49,21 @@ def test_a_step_that_is_on_its_way_to_a_ps_is_part_of_the_cut() -> None:
 
 def test_a_ps_that_went_back_must_have_met_a_lease_that_was_granted_before() -> None:
     coming = cut(ps_0={1: 3, 5: 2}, ps_1={5: 2})
-    assert coming.unmet({1: 3, 5: 1}, {}) == {}
-    assert coming.unmet({1: 3, 5: 1}, {"ps-1": 4}) == {1: "ps-1"}, "it may be one that ps-1 had and has lost"
-    assert coming.unmet({5: 1}, {"ps-1": 4}) == {}, "lease 5 was granted later"
+    assert coming.find_unconfirmed_leases({1: 3, 5: 1}, {}) == {}
+    assert coming.find_unconfirmed_leases({1: 3, 5: 1}, {"ps-1": 4}) == {1: "ps-1"}, (
+        "it may be one that ps-1 had and has lost"
+    )
+    assert coming.find_unconfirmed_leases({5: 1}, {"ps-1": 4}) == {}, "lease 5 was granted later"
 
 
 @pytest.mark.parametrize(("known", "applied"), [(1, {}), (0, {1: 1})])
 def test_a_lease_is_unmet_when_the_ledger_or_a_ps_has_a_step_of_it(known: int, applied: dict[int, int]) -> None:
-    assert cut(ps_0=applied, ps_1={}).unmet({1: known}, {"ps-1": 4}) == {1: "ps-1"}
+    assert cut(ps_0=applied, ps_1={}).find_unconfirmed_leases({1: known}, {"ps-1": 4}) == {1: "ps-1"}
 
 
 def test_a_lease_of_which_nothing_is_in_does_not_matter_to_a_ps_that_went_back() -> None:
     coming = cut(ps_0={}, ps_1={})
-    assert coming.unmet({1: 0}, {"ps-1": 4}) == {}
+    assert coming.find_unconfirmed_leases({1: 0}, {"ps-1": 4}) == {}
     assert coming.steps({1: 0}).value == {1: 0}
 
 

@@ -45,7 +45,7 @@ def test_an_older_checkpoint_stands_in_with_its_ledger() -> None:
     assert [entry["reason"] for entry in masters.entries("checkpoint_back")] == [BAD]
     assert BAD in next(tell.message for tell in masters.told if isinstance(tell, WarningRaised))
     masters.see(PsAttached("new", True, 0))
-    assert masters.state.fleet.ps_ready()
+    assert masters.state.pods.all_ps_ready()
     masters.restart()
     assert (masters.state.step, masters.state.checkpoint) == (0, older)
 
@@ -58,7 +58,7 @@ def test_what_another_parameter_server_found_out_before_is_not_done_again() -> N
     assert restores(masters.see(CheckpointRefused("b", 9, BAD, older))) == [("b", 1)]
     assert len(masters.entries("checkpoint_back")) == 1
     masters.see(PsAttached("a", True, 0), PsAttached("b", True, 0))
-    assert masters.state.fleet.ps_ready()
+    assert masters.state.pods.all_ps_ready()
 
 
 def test_one_that_could_read_the_damaged_checkpoint_loads_the_older_one_too() -> None:
@@ -76,7 +76,7 @@ def test_beside_a_parameter_server_that_survived_only_the_lost_parameters_go_fur
     assert masters.state.step == 5
     assert [(entry["ps"], entry["updates"]) for entry in masters.entries("rolled_back")] == [(1, 0), (1, 5)]
     masters.see(PsAttached("b", True, 0))
-    assert masters.state.fleet.ps_ready()
+    assert masters.state.pods.all_ps_ready()
 
 
 def test_without_an_older_one_the_job_ends_and_names_what_was_looked_at() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edl.core.leader_election import LEASE_SECONDS, RENEW_DEADLINE_SECONDS, LeaseSnapshot, may_acquire_lease
 
-ANOTHER = LeaseSnapshot("another", renewed=1000.0, duration=100.0)
+ANOTHER = LeaseSnapshot("another", renewed_at=1000.0, duration_seconds=100.0)
 
 
 def may(lease: LeaseSnapshot | None, now: float | None = 1000.0, *, ended: bool = False) -> bool:
@@ -26,7 +26,7 @@ def test_otherwise_when_it_was_not_renewed_for_longer_than_it_lasts() -> None:
     assert not may(ANOTHER, 1101.0)  # both times are whole seconds
     assert may(ANOTHER, 1101.5)
     assert not may(ANOTHER, None)
-    assert may(LeaseSnapshot("another", None, 100.0, unchanged=100.5), None)
+    assert may(LeaseSnapshot("another", None, 100.0, unchanged_seconds=100.5), None)
 
 
 def test_the_reason_says_who_and_how_long() -> None:

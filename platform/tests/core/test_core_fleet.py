@@ -85,8 +85,8 @@ def test_after_each_round_of_refusals_the_wait_is_twice_as_long_up_to_a_minute()
     fleet, now, waits = JobPods(ps=0), 0.0, []
     for _ in range(8):
         assert refuse(fleet, 1, now) == [0]
-        waits.append(fleet.backoff[Role.WORKER].until - now)
-        now = fleet.backoff[Role.WORKER].until
+        waits.append(fleet.start_backoff[Role.WORKER].until - now)
+        now = fleet.start_backoff[Role.WORKER].until
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
@@ -111,15 +111,15 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again() -> None:
     fleet = JobPods(ps=0)
     fleet.ask(Role.WORKER, 0, 0.0, PodOptions(elevated=True))
     assert fleet.elevated() == 1
-    assert list(fleet.asked.unseen(REQUEST_TIMEOUT - 1)) == []
-    assert list(fleet.asked.unseen(REQUEST_TIMEOUT)) == [(Role.WORKER, 0)]
+    assert list(fleet.asked.overdue_requests(REQUEST_TIMEOUT - 1)) == []
+    assert list(fleet.asked.overdue_requests(REQUEST_TIMEOUT)) == [(Role.WORKER, 0)]
 
 
 def crashes(fleet: JobPods, steps_between: int, most: int = 100) -> int:
     """After how many crashed workers, each of which does so many steps, the job is given up."""
     for index in range(most):
         fleet.see(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING))
-        fleet.worked(Role.WORKER, steps_between)
+        fleet.credit_steps(Role.WORKER, steps_between)
         pod, _ = fleet.see(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.FAILED, exit_code=1))
         if not fleet.ended(pod, now=float(index))[0]:
             return index + 1
@@ -134,12 +134,12 @@ def test_a_few_steps_between_crashes_do_not_keep_a_broken_job_going() -> None:
 
 def test_steps_before_a_crash_are_not_saved_for_it() -> None:
     fleet = JobPods(ps=0)
-    fleet.worked(Role.WORKER, 1_000_000)
+    fleet.credit_steps(Role.WORKER, 1_000_000)
     assert crashes(fleet, steps_between=0) == MAX_CRASHES
 
 
 def test_a_range_that_is_put_aside_takes_its_crashes_along() -> None:
     fleet = JobPods(ps=0)
     assert crashes(fleet, 0, most=MAX_CRASHES - 1) == MAX_CRASHES - 1
-    fleet.forgive(Role.WORKER, 3)
+    fleet.forgive_crashes(Role.WORKER, 3)
     assert crashes(fleet, 0) == 4

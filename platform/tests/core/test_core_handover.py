@@ -193,7 +193,7 @@ def handed_over() -> Masters:
     masters.see(PsLeaving("ps-0"), Tick())
     masters.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
     masters.see(CheckpointSaveFinished(2))
-    assert masters.state.fleet.handed_over == {"ps-0": 0}
+    assert masters.state.pods.handed_over_ps == {"ps-0": 0}
     return masters
 
 

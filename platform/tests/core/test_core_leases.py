@@ -13,9 +13,9 @@ def run(gaps: list[float], pace: float) -> tuple[LeaseTimeouts, LeaseHolder, flo
     stepped = 0.0
     for gap in gaps:
         now += gap
-        expired += holder.expired(now, patience).values()
+        expired += holder.find_expired_leases(now, patience).values()
         patience.heard(now - holder.heard, now)
-        holder.heard = holder.mentioned[1] = now
+        holder.heard = holder.last_mentioned[1] = now
         if now - stepped >= pace:
             patience.stepped(now - stepped, now)
             holder.stepped[1] = stepped = now
@@ -31,17 +31,17 @@ def test_who_speaks_and_steps_keeps_its_lease(gaps: list[float], pace: float) ->
 @given(st.lists(st.floats(0.05, 2.0), min_size=1, max_size=30))
 def test_who_falls_silent_loses_its_leases_soon(gaps: list[float]) -> None:
     patience, holder, now, _ = run(gaps, 0.0)
-    assert SILENCE_FLOOR <= patience.silence <= SILENCE_CEILING
-    assert holder.expired(now + patience.silence - 0.001, patience) == {}
-    assert holder.expired(now + patience.silence + 0.001, patience).keys() == {1}
-    assert holder.deadline(patience) <= now + patience.silence
+    assert SILENCE_FLOOR <= patience.silence_seconds <= SILENCE_CEILING
+    assert holder.find_expired_leases(now + patience.silence_seconds - 0.001, patience) == {}
+    assert holder.find_expired_leases(now + patience.silence_seconds + 0.001, patience).keys() == {1}
+    assert holder.deadline(patience) <= now + patience.silence_seconds
 
 
 @given(st.floats(1.0, 5.9))
 def test_patience_grows_with_what_is_seen(gap: float) -> None:
     patience = LeaseTimeouts()
     patience.heard(gap, 0.0)
-    assert patience.silence >= 9.9 * gap or patience.silence == SILENCE_FLOOR
+    assert patience.silence_seconds >= 9.9 * gap or patience.silence_seconds == SILENCE_FLOOR
 
 
 @given(st.floats(4.5, 5.9), st.integers(2, 500))
@@ -51,7 +51,7 @@ def test_many_quick_holders_do_not_make_impatient_with_a_slow_one(slow: float, q
     patience.heard(slow, 0.0)
     for number in range(quick):
         patience.heard(0.01, slow * number / quick)
-    assert patience.silence > slow
+    assert patience.silence_seconds > slow
 
 
 def test_patience_fades_when_all_are_quick_again() -> None:
@@ -60,7 +60,7 @@ def test_patience_fades_when_all_are_quick_again() -> None:
     patience.stepped(60.0, 0.0)
     patience.heard(0.1, 600.0)
     patience.stepped(0.1, 600.0)
-    assert patience.silence == SILENCE_FLOOR
+    assert patience.silence_seconds == SILENCE_FLOOR
     assert patience.stuck == STUCK_FLOOR
 
 
@@ -71,9 +71,9 @@ def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
     holder.hold(1, 0.0)
     holder.hold(2, 0.0)
     holder.heard = idle
-    assert holder.expired(idle, patience).keys() == {1}
+    assert holder.find_expired_leases(idle, patience).keys() == {1}
     holder.drop(1, idle)
-    assert holder.expired(idle, patience) == {}, "the next one begins now"
+    assert holder.find_expired_leases(idle, patience) == {}, "the next one begins now"
 
 
 @given(st.floats(0.0, 100.0))
@@ -82,6 +82,6 @@ def test_a_lease_that_its_worker_never_speaks_of_is_unknown_to_it(seconds: float
     patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
     holder.hold(1, 0.0)
     holder.hold(2, 0.0)
-    holder.heard = holder.mentioned[1] = seconds
-    assume(abs(seconds - patience.silence) > 0.01)
-    assert holder.unknown(patience) == ([2] if seconds > patience.silence else [])
+    holder.heard = holder.last_mentioned[1] = seconds
+    assume(abs(seconds - patience.silence_seconds) > 0.01)
+    assert holder.unknown(patience) == ([2] if seconds > patience.silence_seconds else [])

@@ -58,7 +58,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.number += 1
         lease = self._move("lease", self.number, work, worker)
         assert most is None or lease.steps <= most
-        assert not self.ledger.portion or work.records <= self.ledger.portion
+        assert not self.ledger.lease_records or work.records <= self.ledger.lease_records
         assert records(work) <= self.todo
         self.todo -= records(work)
         self.leased[self.number] = records(work)
@@ -150,17 +150,19 @@ class LedgerMachine(RuleBasedStateMachine):
         for number in [*shorter.leases]:
             shorter.give_back(number, 0)
         left = sum(map(len, self.leased.values())) + len(self.todo)
-        assert shorter.remaining() <= left
+        assert shorter.count_remaining_records() <= left
         while (work := shorter.next()) is not None:
             assert work.epoch < shorter.epochs
             shorter.lease(self.number + 1, work, "w")
             shorter.done(self.number + 1)
-        assert shorter.finished
-        assert not shorter.remaining()
+        assert shorter.is_finished
+        assert not shorter.count_remaining_records()
         assert shorter.total == shorter.done_records + len(self.aside)
         longer = self.make()
         longer.restore(shorter.snapshot())
-        assert longer.total == longer.done_records + len(self.aside) + longer.remaining(), "nothing was lost"
+        assert longer.total == longer.done_records + len(self.aside) + longer.count_remaining_records(), (
+            "nothing was lost"
+        )
 
     # ------------------------------------------------------------------ what holds
 
@@ -175,12 +177,12 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.ledger
         leased = sum(map(len, self.leased.values()))
         assert ledger.done_records == len(self.done)
-        assert ledger.remaining() == len(self.todo) + leased
+        assert ledger.count_remaining_records() == len(self.todo) + leased
         assert ledger.total == self.total
         assert ledger.waiting == bool(self.todo)
-        assert ledger.finished == (not self.todo and not self.leased)
+        assert ledger.is_finished == (not self.todo and not self.leased)
         assert ledger.outstanding_steps == sum(x.steps - x.through for x in ledger.leases.values())
-        assert ledger.lowest() == min(self.leased, default=None)
+        assert ledger.oldest_lease() == min(self.leased, default=None)
 
     @invariant()
     def who_holds_what_is_what_the_leases_say(self) -> None:
@@ -194,7 +196,7 @@ class LedgerMachine(RuleBasedStateMachine):
         found: dict[str, Counter[Record]] = {
             place: Counter() for place in ("returned", "begun", "leased", "quarantined")
         }
-        for place, work in self.ledger.ranges():
+        for place, work in self.ledger.open_ranges():
             found[place].update(records(work))
         assert found["leased"] == Counter(record for left in self.leased.values() for record in left)
         assert found["quarantined"] == Counter(self.aside)
@@ -213,7 +215,7 @@ def test_only_what_is_next_can_be_leased() -> None:
 
 
 def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_end_of_an_epoch() -> None:
-    ledger = Ledger(ShardPlan((RecordSource("", 40),), 20), 2, 5, portion=10)
+    ledger = Ledger(ShardPlan((RecordSource("", 40),), 20), 2, 5, lease_records=10)
     asked = ["v", "w", "v", "w", "w"]
     for number, worker in enumerate(asked):
         work = ledger.next(worker=worker)
@@ -234,13 +236,13 @@ def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_
 
 
 def test_an_epoch_is_finished_before_the_next_one_is_begun() -> None:
-    ledger = Ledger(ShardPlan((RecordSource("", 20),), 20), 2, 5, portion=10)
+    ledger = Ledger(ShardPlan((RecordSource("", 20),), 20), 2, 5, lease_records=10)
     ledger.lease(1, RecordRange(0, "", 0, 10), "v")
     assert ledger.next(worker="w") == RecordRange(0, "", 10, 20)
 
 
 def test_nothing_planned_is_finished() -> None:
-    assert Ledger(ShardPlan((), 10), 3, 4).finished
+    assert Ledger(ShardPlan((), 10), 3, 4).is_finished
 
 
 def test_a_huge_ledger_costs_nothing_until_it_is_worked_on() -> None:

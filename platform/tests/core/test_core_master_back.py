@@ -86,8 +86,8 @@ def test_who_was_dismissed_survives_a_compaction() -> None:
     masters.train()
     masters.state.apply(JobResumed())
     again = JobStateMachine(masters.settings)
-    again.replay(masters.state.snapshot(), [])
-    assert again.fleet.dismissed == {"worker-0", "worker-1"}
+    again.replay_journal(masters.state.snapshot(), [])
+    assert again.pods.leaving_workers == {"worker-0", "worker-1"}
 
 
 def test_who_was_gone_when_the_master_came_back_is_named() -> None:
@@ -99,7 +99,7 @@ def test_who_was_gone_when_the_master_came_back_is_named() -> None:
     assert back.reason == "ps-0: gone when the master came back"
     revoked = [tell for tell in masters.told if isinstance(tell, LeaseRevoked)]
     assert [tell.worker for tell in revoked] == [0]
-    assert masters.state.fleet.index_of("never shown") is None
+    assert masters.state.pods.index_of("never shown") is None
 
 
 def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:

@@ -30,8 +30,8 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
 
 
 def test_elevated_workers_get_the_class_and_the_others_low() -> None:
-    assert [parse_priority("high=0.5").class_of(elevated=up) for up in (True, False)] == ["high", "low"]
-    assert parse_priority("normal").class_of(elevated=False) == "normal"
+    assert [parse_priority("high=0.5").priority_class(elevated=up) for up in (True, False)] == ["high", "low"]
+    assert parse_priority("normal").priority_class(elevated=False) == "normal"
 
 
 @pytest.mark.parametrize(

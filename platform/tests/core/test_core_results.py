@@ -137,7 +137,7 @@ def test_a_run_that_an_older_master_began_so_goes_on() -> None:
     masters = Masters()
     masters.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
     masters.restart()
-    assert masters.state.described
+    assert masters.state.is_dataset_known
     assert not masters.state.ended
 
 

@@ -129,11 +129,11 @@ def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "", ()))
     state = JobStateMachine(masters.settings)
-    state.replay(masters.state.snapshot() if compacted else None, [] if compacted else masters.journal)
+    state.replay_journal(masters.state.snapshot() if compacted else None, [] if compacted else masters.journal)
     found = state.find(lease)
     assert found is not None
     assert found[1].revoking == ""
-    assert not state.leases_of("worker-0"), "nobody works on it"
+    assert not state.worker_leases("worker-0"), "nobody works on it"
     state.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)), 0.0)
     assert found[1].through == 0
 
@@ -181,13 +181,13 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
     if compacted:
         snapshot = masters.state.snapshot()
         masters.state = JobStateMachine(masters.settings)
-        masters.state.replay(snapshot, [])
+        masters.state.replay_journal(snapshot, [])
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
     masters.see(PsAttached("ps-0", True, 0), LeasesRevoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
     training = masters.state.ledgers["training"]
     assert not masters.state.revocations
     assert not training.leases
-    assert training.done_records + training.remaining() == 640, "each record is in one place"
+    assert training.done_records + training.count_remaining_records() == 640, "each record is in one place"
 
 
 def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> None:
@@ -197,7 +197,7 @@ def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> No
     snapshot = masters.state.snapshot()
     snapshot["revocations"] += [*snapshot["revocations"], ["worker-0", [lease, 4711], "", True, False]]
     state = JobStateMachine(masters.settings)
-    state.replay(snapshot, [])
+    state.replay_journal(snapshot, [])
     assert [revocation.leases for revocation in state.revocations] == [(lease,)]
 
 

@@ -19,7 +19,7 @@ class Crowd:
 
     def __init__(self) -> None:
         self.job = JobStateMachine(SETTINGS)
-        self.job.new_incarnation(1)
+        self.job.begin_incarnation(1)
         self.now = 0.0
         self.see(ev.DatasetDescribed(training=(("a", TASKS * 256),)), ev.PodsSynced())
         for role, count in ((Role.PS, 2), (Role.WORKER, WORKERS)):
@@ -73,7 +73,7 @@ def test_a_million_tasks_and_a_thousand_workers() -> None:
     training = crowd.job.training
     assert training is not None
     assert training.done_records == WORKERS * ROUNDS * 256
-    assert training.remaining() == (TASKS - WORKERS * ROUNDS) * 256
+    assert training.count_remaining_records() == (TASKS - WORKERS * ROUNDS) * 256
     assert crowd.job.checkpoint is not None
     assert crowd.job.checkpoint.step >= 15_000
     assert len(crowd.job.revoked) == 0

@@ -51,7 +51,7 @@ def test_leases_cut_anywhere_hold_every_record_once(blocks: list[list[int]], win
     edges = sorted({0, order.records, *(cut % (order.records + 1) for cut in cuts)})
     found: Counter[tuple[str, int]] = Counter()
     for start, end in pairwise(edges):
-        for source, ranges in order_of(blocks, window).epoch(1).ranges(start, end).items():
+        for source, ranges in order_of(blocks, window).epoch(1).record_ranges(start, end).items():
             found.update((source, record) for first, after in ranges for record in range(first, after))
     assert found == Counter({(s.name, record): 1 for s in order.sources for record in range(s.records)})
 
@@ -62,7 +62,7 @@ def test_a_window_holds_records_of_its_own_blocks_only(blocks: list[list[int]], 
     epoch = order_of(blocks, window).epoch(0)
     for start in range(0, epoch.records, window):
         end = min(start + window, epoch.records)
-        numbers = epoch.blocks_of(start, end)
+        numbers = epoch.block_range(start, end)
         held = {
             RecordPosition(block.source, record)
             for block in (epoch.blocks[number] for number in numbers)

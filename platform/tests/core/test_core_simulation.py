@@ -318,7 +318,7 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     assert world.master is not None
     order = world.master.order
     assert order is not None
-    expected = order.epoch(0).ranges(40, 44)
+    expected = order.epoch(0).record_ranges(40, 44)
     (entry,) = (entry for entry in world.settled if entry.quarantine)
     assert entry.records == expected
     (told,) = (told for told in world.told if isinstance(told, RangeQuarantined))
@@ -337,11 +337,11 @@ def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none()
     assert world.master.order.window == 96
     assert world.shadow.order == world.master.order
     fresh = JobStateMachine(job)
-    fresh.replay(json.loads(json.dumps(world.master.snapshot())), [])
+    fresh.replay_journal(json.loads(json.dumps(world.master.snapshot())), [])
     assert fresh.order == world.master.order
     assert fresh.snapshot() == world.master.snapshot()
     old = JobStateMachine(job)
-    old.replay(None, [{"kind": "dataset", "training": [["a", 260], ["b", 77]]}])
+    old.replay_journal(None, [{"kind": "dataset", "training": [["a", 260], ["b", 77]]}])
     assert old.order is None
     work = old.ledgers["training"].next()
     assert work is not None

@@ -88,10 +88,10 @@ def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
         PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.FAILED, 137, cause=TerminationCause.OUT_OF_MEMORY))
     )
     again = JobStateMachine(job.state.settings)
-    again.replay(job.state.snapshot(), [])
-    assert (again.workers_min, again.workers_max, again.fleet.memory) == (1, 3, job.state.fleet.memory)
-    assert again.fleet.memory.raised == 1
-    assert again.fleet.dismissed == {"worker-3"}
+    again.replay_journal(job.state.snapshot(), [])
+    assert (again.workers_min, again.workers_max, again.pods.memory) == (1, 3, job.state.pods.memory)
+    assert again.pods.memory.raise_count == 1
+    assert again.pods.leaving_workers == {"worker-3"}
 
 
 def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_wanted() -> None:
@@ -100,7 +100,7 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_
     job.see(*(alive(Role.WORKER, index) for index in (1, 2)), ScaleRequested(max=3))
     again = job.see(Tick(), after=REQUEST_TIMEOUT)
     assert started(again) == [(3, PodOptions())], "two that run and one on its way are enough"
-    assert (Role.WORKER, 0) not in job.state.fleet.asked
+    assert (Role.WORKER, 0) not in job.state.pods.asked
 
 
 def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None:
@@ -125,7 +125,7 @@ def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:
     job = Job()
     job.begin(4)
     job.see(ScaleRequested(max=0))
-    assert (job.state.workers_max, len(job.state.fleet.staying(Role.WORKER))) == (1, 1)
+    assert (job.state.workers_max, len(job.state.pods.staying(Role.WORKER))) == (1, 1)
     assert job.see(ScaleRequested(max=0)) == []
 
 
@@ -137,6 +137,6 @@ def test_never_more_workers_than_are_wanted(happened: list[tuple[str, int]]) -> 
         phase = {"pending": PodPhase.PENDING, "gone": PodPhase.GONE}.get(what, PodPhase.RUNNING)
         pod = PodStatus(f"worker-{number}", Role.WORKER, number, phase, leaving=what == "leaving")
         commands = job.see(ScaleRequested(max=number) if what == "scale" else PodChanged(pod))
-        fleet = job.state.fleet
+        fleet = job.state.pods
         assert len(fleet.staying(Role.WORKER)) <= job.state.workers_max
-        assert not started(commands) or fleet.wanted_now() <= job.state.workers_max
+        assert not started(commands) or fleet.count_expected_workers() <= job.state.workers_max

@@ -64,7 +64,7 @@ def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
     job = Job()
     job.see(ev.PodsSynced())
     batches = [started(job.see(ev.ScaleRequested(1, 1004)))]
-    while job.state.fleet.wanted_now() < 1004:
+    while job.state.pods.count_expected_workers() < 1004:
         batches.append(job.tick())
     assert [index for batch in batches for index in batch] == list(range(4, 1004))
     assert max(map(len, batches)) == START_BATCH
@@ -89,7 +89,7 @@ def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
     job = Job().grown(1000)
     asked = [index for i in range(1000) for index in started(job.see(lost(i)))]
-    while job.state.fleet.wanted_now() < 1000:
+    while job.state.pods.count_expected_workers() < 1000:
         asked += job.tick()
     assert asked == list(range(1000, 2000))
     assert job.now < 3
@@ -98,7 +98,7 @@ def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
 def test_what_was_asked_for_in_vain_is_asked_for_again_in_batches() -> None:
     job = Job()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, 500))
-    while job.state.fleet.wanted_now() < 500:
+    while job.state.pods.count_expected_workers() < 500:
         job.tick()
     job.now += 100.0
     batches = [job.tick() for _ in range(500 // START_BATCH)]
@@ -210,9 +210,9 @@ def recount(fleet: JobPods) -> dict[str, object]:
         "elevated": sum(pod.elevated for pod in staying) + sum(wish.wish.elevated for wish in asked),
         "live": sorted(pod.uid for pod in pods if pod.live),
         "staying": sorted(pod.uid for pod in staying),
-        "waiting": sorted(pod.uid for pod in staying if not pod.ran),
-        "built": sorted(pod.uid for pod in pods if pod.live and pod.ran and not pod.building),
-        "told": sorted(pod.uid for pod in pods if pod.live and pod.dismissed is not None),
+        "waiting": sorted(pod.uid for pod in staying if not pod.has_run),
+        "built": sorted(pod.uid for pod in pods if pod.live and pod.has_run and not pod.building),
+        "told": sorted(pod.uid for pod in pods if pod.live and pod.leaving_since is not None),
         "turned away": sorted(i for role, i in fleet.refusals if role is Role.WORKER and (role, i) not in fleet.asked),
     }
 
@@ -220,10 +220,10 @@ def recount(fleet: JobPods) -> dict[str, object]:
 def counted(fleet: JobPods) -> dict[str, object]:
     there = fleet.roles[Role.WORKER]
     return {
-        "wanted": fleet.wanted_now(),
+        "wanted": fleet.count_expected_workers(),
         "elevated": fleet.elevated(),
         **{name: sorted(getattr(there, name)) for name in ("live", "staying", "waiting", "built", "told")},
-        "turned away": sorted(fleet.asked.turned_away[Role.WORKER]),
+        "turned away": sorted(fleet.asked.rejected_indices[Role.WORKER]),
     }
 
 
@@ -259,4 +259,4 @@ def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tu
                 seen = PodStatus(f"worker-{number}", Role.WORKER, number, phases.get(what, PodPhase.RUNNING))
                 event = ev.PodChanged(replace(seen, leaving=what == "leaving", elevated=number % 2 == 0))
         job.see(event)
-        assert counted(job.state.fleet) == recount(job.state.fleet)
+        assert counted(job.state.pods) == recount(job.state.pods)

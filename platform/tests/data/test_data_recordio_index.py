@@ -109,7 +109,7 @@ def test_one_that_cannot_be_written_is_no_error(file: Path) -> None:
 
 def test_finds_the_chunks_of_a_range(file: Path) -> None:
     index = load_index(file)  # chunks of two records
-    assert index.firsts == (0, 2, 4, 6, 8, 10)
+    assert index.first_records == (0, 2, 4, 6, 8, 10)
     assert list(index.chunks(0, 10)) == [0, 1, 2, 3, 4]
     assert list(index.chunks(3, 5)) == [1, 2]
     assert list(index.chunks(4, 6)) == [2]

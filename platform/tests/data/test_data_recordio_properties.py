@@ -72,7 +72,7 @@ def test_a_flipped_payload_bit_costs_its_chunk_and_is_counted(
         reported: list[CorruptRange] = []
         found = open_reader(path).read(str(path), start, end, reported.append)
         bad = {index for corrupt in reported for index in range(corrupt.start, corrupt.end)}
-        assert bad == set(range(index.firsts[number], index.firsts[number + 1])) & set(range(start, end))
+        assert bad == set(range(index.first_records[number], index.first_records[number + 1])) & set(range(start, end))
         assert found == [records[position] for position in range(start, end) if position not in bad]
 
 

@@ -178,7 +178,7 @@ def test_a_reader_keeps_the_chunk_of_one_file_in_memory(tmp_path: Path) -> None:
     files = [recordio(tmp_path / f"{name}.recordio", 3) for name in "abcdef"]
     reader = RecordIOReader(files)
     ShuffledReader(reader, shuffled_order(reader, 90, 0)).read(0, 0, 90)
-    assert sum(file._last[0] >= 0 for file in reader._files.values()) == 1
+    assert sum(file._cached_chunk[0] >= 0 for file in reader._files.values()) == 1
 
 
 def test_a_reader_without_blocks_has_no_order() -> None:

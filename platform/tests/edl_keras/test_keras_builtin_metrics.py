@@ -123,7 +123,7 @@ class Worker:
 
     def evaluate(self, labels: Any, predictions: Any, weights: Any = None) -> dict[str, Any]:
         given = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
-        self.metrics.trust(*given)
+        self.metrics.verify_states_add_up(*given)
         spec = [None if each is None else tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in given]
         update = tf.function(self._update, autograph=False).get_concrete_function(*spec)
         self.metrics.reset()

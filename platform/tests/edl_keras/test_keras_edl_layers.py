@@ -76,7 +76,7 @@ def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> Non
     for records in ([[1, 2], [3]], [[1], [2], [3, 4, 0]], [[]]):
         ids = tf.ragged.constant(records, tf.int64, ragged_rank=1)
         network.train(network.initial(), rows_for(network, ids), ids, LABELS[: len(records)])
-    assert network.traces == 1
+    assert network.trace_count == 1
 
 
 def test_saved_models_need_no_edl(tmp_path: Path) -> None:

@@ -53,18 +53,18 @@ def of(eval_metrics_fn: Any) -> EvaluationMetrics:
 @pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
 def test_predictions_that_are_not_finite_say_nothing_of_a_metric(predictions: Any) -> None:
     found = metrics(keras.metrics.MeanSquaredError)
-    found.trust(LABELS, predictions)
-    assert not found.trusted
+    found.verify_states_add_up(LABELS, predictions)
+    assert not found.states_verified
 
 
 def test_the_next_finite_minibatch_decides() -> None:
     good, bad = metrics(keras.metrics.MeanSquaredError), metrics(Largest)
     for found in (good, bad):
-        found.trust(LABELS, DIVERGED[0])
-    good.trust(LABELS, FINE)
-    assert good.trusted
+        found.verify_states_add_up(LABELS, DIVERGED[0])
+    good.verify_states_add_up(LABELS, FINE)
+    assert good.states_verified
     with pytest.raises(BadInputError, match=r"'mine' \(Largest\).*do not add up"):
-        bad.trust(LABELS, FINE)
+        bad.verify_states_add_up(LABELS, FINE)
 
 
 def test_finite_states_are_judged_beside_others_that_are_not() -> None:
@@ -80,14 +80,14 @@ def test_finite_states_are_judged_beside_others_that_are_not() -> None:
             self.updated.assign(1.0)
 
     with pytest.raises(BadInputError, match="do not add up"):
-        metrics(Counting).trust(LABELS, DIVERGED[0])
+        metrics(Counting).verify_states_add_up(LABELS, DIVERGED[0])
 
 
 def test_that_predictions_are_not_finite_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     found = metrics(keras.metrics.MeanSquaredError)
     with caplog.at_level(logging.WARNING):
         for predictions in DIVERGED:
-            found.trust(LABELS, predictions)
+            found.verify_states_add_up(LABELS, predictions)
     (said,) = caplog.messages
     assert "predictions are not finite" in said
 
@@ -95,7 +95,7 @@ def test_that_predictions_are_not_finite_is_said_once(caplog: pytest.LogCaptureF
 def test_where_predictions_are_finite_the_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
     found = metrics(keras.metrics.MeanSquaredError)
     with caplog.at_level(logging.WARNING):
-        found.trust(LABELS + math.nan, FINE)
+        found.verify_states_add_up(LABELS + math.nan, FINE)
     (said,) = caplog.messages
     assert "'mine'" in said
     assert "predictions" not in said
@@ -149,7 +149,7 @@ def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
     """Keras calls the second one that a process makes ``precision_1``, and a worker makes them for each evaluation."""
     keras.utils.clear_session(free_memory=False)  # as before a model is made
     found = of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
-    found.trust(LABELS, FINE / 4)
+    found.verify_states_add_up(LABELS, FINE / 4)
     found.update(tf.constant(0.0), LABELS, FINE / 4)
     for _ in range(2):
         assert list(found.values(found.states())) == ["loss", "precision", "auc", "auc_1"]

@@ -28,7 +28,7 @@ RECORDS = np.ones((2, 1), np.float32)
 def arrive(slabs: DoubleBuffer, value: float) -> Floats:
     """New values, as a step gets them."""
     slabs.next().fill(value)
-    slabs.swap(complete=True)
+    slabs.publish_next(complete=True)
     return slabs.lend()
 
 

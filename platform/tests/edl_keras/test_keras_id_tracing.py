@@ -56,7 +56,7 @@ def test_ids_are_those_of_the_graph(how: str) -> None:
 def test_what_is_in_the_features_is_taken_from_there(how: str) -> None:
     looked_up = IdTracer(DIRECT[how])
     looked_up(FEATURES)
-    assert None not in looked_up._sources.values()
+    assert None not in looked_up._argument_indices.values()
 
 
 def test_ids_that_would_lose_bits_are_computed() -> None:

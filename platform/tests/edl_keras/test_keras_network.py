@@ -117,7 +117,7 @@ def test_the_last_smaller_minibatch_is_not_traced_again() -> None:
     network = build(zoo_module(MNIST[0]), IMAGES)
     for count in (12, 12, 5, 1, 3):
         network.train(network.initial(), {}, tf.constant(IMAGES[:count]), tf.constant(LABELS[:count]))
-    assert network.traces <= 2
+    assert network.trace_count <= 2
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:

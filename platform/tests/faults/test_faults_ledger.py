@@ -160,7 +160,7 @@ def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
         count({"kind": "dataset", "training": [["a", 100]]}),
     )
     number = 0
-    while not ledger.finished:
+    while not ledger.is_finished:
         work = ledger.next()
         if work is not None and (not ledger.leases or data.draw(st.booleans())):
             number += 1

@@ -36,9 +36,9 @@ def test_they_are_published_and_outlive_the_events() -> None:
     events = [ended(index, "deleted") for index in range(3 * MAX_EVENTS)]
     for event in events:
         counter.hear(event)
-    pages = PublishedStatus(events=events, losses=counter.losses).to_pages()
-    told = PublishedStatus.from_pages(pages)
+    pages = PublishedStatus(events=events, losses=counter.losses).to_configmap_data()
+    told = PublishedStatus.from_configmap_data(pages)
     assert len(told.events) <= MAX_EVENTS
     assert told.losses is not None
     assert told.losses.workers == {"deleted": 3 * MAX_EVENTS}
-    assert PublishedStatus.from_pages({}).losses is None
+    assert PublishedStatus.from_configmap_data({}).losses is None

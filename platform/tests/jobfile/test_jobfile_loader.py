@@ -111,7 +111,7 @@ def test_what_only_training_demands_is_not_asked_of_a_job_that_predicts(job: Pat
 
 
 def counted(workers: int) -> NumberOption:
-    return NumberOption(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+    return NumberOption(f"--workers {workers}", "workers.max", workers, limited_field="workers.min")
 
 
 def test_a_count_takes_the_place_of_what_file_and_settings_say(job: Path) -> None:

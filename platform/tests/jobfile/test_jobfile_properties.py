@@ -173,7 +173,7 @@ def test_every_field_has_a_sentence_and_a_default(path: str, section: type) -> N
     required = {"job": {"name", "model"}, "job.model": {"definition"}, "job.volumes": {"mount"}}.get(path, set())
     assert set(field_options(section)) - set(field_defaults(section)) == required
     for name, option in field_options(section).items():
-        assert option.doc.endswith("."), name
+        assert option.description.endswith("."), name
         assert option.built is None or field_defaults(section)[name] in option.built, name
 
 

@@ -37,9 +37,9 @@ WHOLE = PublishedStatus(
 
 
 def test_it_comes_back_as_it_was() -> None:
-    assert PublishedStatus.from_pages(WHOLE.to_pages()) == WHOLE
-    assert PublishedStatus.from_pages({}) == PublishedStatus()
-    assert PublishedStatus.from_pages(PublishedStatus().to_pages()) == PublishedStatus()
+    assert PublishedStatus.from_configmap_data(WHOLE.to_configmap_data()) == WHOLE
+    assert PublishedStatus.from_configmap_data({}) == PublishedStatus()
+    assert PublishedStatus.from_configmap_data(PublishedStatus().to_configmap_data()) == PublishedStatus()
     assert WHOLE.detail == "Traceback …"
 
 
@@ -57,14 +57,17 @@ def test_it_comes_back_as_it_was() -> None:
 )
 def test_what_this_version_did_not_write_is_refused(page: str, text: str, why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        PublishedStatus.from_pages({page: text})
+        PublishedStatus.from_configmap_data({page: text})
 
 
 def test_the_newest_events_are_kept() -> None:
     many = tuple(WarningRaised(f"warning {n}", time=float(n)) for n in range(1000))
-    assert PublishedStatus.from_pages(PublishedStatus(events=many).to_pages()).events == many[-MAX_EVENTS:]
+    assert (
+        PublishedStatus.from_configmap_data(PublishedStatus(events=many).to_configmap_data()).events
+        == many[-MAX_EVENTS:]
+    )
     long = tuple(WarningRaised("x" * 5000, time=float(n)) for n in range(50))
-    kept = PublishedStatus.from_pages(PublishedStatus(events=long).to_pages()).events
+    kept = PublishedStatus.from_configmap_data(PublishedStatus(events=long).to_configmap_data()).events
     assert kept == long[-len(kept) :]
     assert 5000 * len(kept) <= MAX_EVENTS_BYTES < 5100 * (len(kept) + 1)
 
@@ -80,9 +83,9 @@ def test_no_page_outgrows_a_configmap() -> None:
         summary=Summary(1, 1, parameters=parameters),
         failure=JobFailure("crash", "r" * 10**6, "d" * 10**6),
     )
-    pages = huge.to_pages()
+    pages = huge.to_configmap_data()
     assert sum(len(page.encode()) for page in pages.values()) < 900_000
-    again = PublishedStatus.from_pages(pages)
+    again = PublishedStatus.from_configmap_data(pages)
     assert again.status is not None
     assert 1000 < len(again.status.workers) < 20_000
 

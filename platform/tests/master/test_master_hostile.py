@@ -81,7 +81,7 @@ class Job(Stage):
     def turn(self) -> None:
         """Time passes; what the master wants is done."""
         self.now += 0.5
-        for pod in self.state.fleet.live(Role.PS):
+        for pod in self.state.pods.live(Role.PS):
             with suppress(RefusedError):
                 self.register_ps(pod.uid, pod.index)
         if self.shell.failure is None:
@@ -113,11 +113,11 @@ class Job(Stage):
                 if role is Role.PS:
                     self.register_ps(f"{role}-{index}-{self._born}")
             case ev.DeletePod(uid):
-                pod = self.state.fleet.pods[uid]
+                pod = self.state.pods.pods[uid]
                 self.shell.handle(ev.PodChanged(PodStatus(uid, pod.role, pod.index, PodPhase.GONE)))
 
     def _answers(self, command: Any) -> Iterator[Any]:
-        uids = [pod.uid for pod in self.state.fleet.live(Role.PS)]
+        uids = [pod.uid for pod in self.state.pods.live(Role.PS)]
         match command:
             case ev.AttachPs(uid):
                 yield ev.PsAttached(uid, initialized=True, version=0)
@@ -158,7 +158,7 @@ class Job(Stage):
             return  # a false description of the data: it does not come to an end here
         for _ in range(TURNS):
             self.turn()
-            for pod in self.state.fleet.live(Role.WORKER):
+            for pod in self.state.pods.live(Role.WORKER):
                 if self.state.ended or self.shell.failure is not None:
                     return
                 member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
@@ -190,8 +190,8 @@ class Job(Stage):
         assert self.shell.failure is None
         journal = [json.loads(json.dumps(entry)) for entry in self.parts.journal.entries]
         replayed, compacted = JobStateMachine(self.state.settings), JobStateMachine(self.state.settings)
-        replayed.replay(None, journal)
-        compacted.replay(json.loads(json.dumps(self.state.snapshot(), allow_nan=False)), [])
+        replayed.replay_journal(None, journal)
+        compacted.replay_journal(json.loads(json.dumps(self.state.snapshot(), allow_nan=False)), [])
         promises.journal_is_enough(self.state, replayed, journal[-3:])
         promises.journal_is_enough(self.state, compacted, journal[-3:])
         if self.state.main is not None:
@@ -294,7 +294,7 @@ def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed
         assert relay.job.shell.failure is None, said
         if chance.random() < 0.2:
             relay.job.turn()
-        held = [lease.number for _, lease in relay.job.state.leases_of("worker-0")]
+        held = [lease.number for _, lease in relay.job.state.worker_leases("worker-0")]
         if relay.job.state.ended or task.lease not in held:
             assert relay.job.shell.failure is None, said
             relay.job.check()

@@ -128,24 +128,26 @@ def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwh
 
 def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
     asker = ControlRequestBuilder(INCARNATION, 2, tmp_path)
-    attach = asker.question(ATTACH, "ps-0-a").request
+    attach = asker.build_request(ATTACH, "ps-0-a").request
     assert (attach.incarnation, attach.floor, attach.revoked, attach.live, attach.cut) == (4, 5, [7], [8, 9], 2)
     assert (attach.restore, list(attach.slots)) == ("", list(initial_placement(2)))
-    snapshot = asker.question(TakeSnapshot(3, checkpoint=False, pin=True, floor=9, within={8: 2}), "ps-0-a").request
+    snapshot = asker.build_request(
+        TakeSnapshot(3, checkpoint=False, pin=True, floor=9, within={8: 2}), "ps-0-a"
+    ).request
     assert list(snapshot.within) == [pb.LeaseStep(lease=8, through=2)]
     assert (snapshot.cut, snapshot.checkpoint, snapshot.pin, snapshot.floor) == (3, "", True, 9)
 
 
 def test_a_restore_names_the_folder_of_its_cut_and_may_take_long(tmp_path: Path) -> None:
     command = AttachPs("ps-0-a", 1, (), (), 0, restore=12)
-    question = ControlRequestBuilder(INCARNATION, 1, tmp_path).question(command, "ps-0-a")
+    question = ControlRequestBuilder(INCARNATION, 1, tmp_path).build_request(command, "ps-0-a")
     assert question.request.restore == str(tmp_path / "cut-00000012")
     assert question.deadline == RESTORE_DEADLINE
 
 
 def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not a command for parameter servers"):
-        ControlRequestBuilder(INCARNATION, 1, tmp_path).question(EmitEvent(WarningRaised("x")), "ps-0-a")
+        ControlRequestBuilder(INCARNATION, 1, tmp_path).build_request(EmitEvent(WarningRaised("x")), "ps-0-a")
 
 
 def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(

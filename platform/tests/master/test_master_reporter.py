@@ -71,15 +71,15 @@ def test_the_rate_is_that_of_the_last_seconds_and_overall_from_the_first_record(
     rate = ThroughputMeter()
     for now, done in ((0.0, 0), (10.0, 0), (11.0, 10), (12.0, 20), (30.0, 20)):
         rate.observe(now, done)
-    assert rate.lately == 0.0
-    assert rate.overall == 10.0
+    assert rate.recent_rate == 0.0
+    assert rate.overall_rate == 10.0
 
 
 def test_after_a_rollback_the_rate_begins_anew_and_what_was_done_counts_on() -> None:
     rate = ThroughputMeter()
     for now, done in ((0.0, 0), (1.0, 100), (2.0, 40), (3.0, 50)):
         rate.observe(now, done)
-    assert rate.lately == 10.0
+    assert rate.recent_rate == 10.0
     assert (rate.records, rate.seconds) == (110, 3.0)
 
 
@@ -90,8 +90,8 @@ def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float,
     for passed, done in history:
         now += passed
         rate.observe(now, done)
-        assert 0.0 <= rate.lately < math.inf
-        assert 0.0 <= rate.overall < math.inf
+        assert 0.0 <= rate.recent_rate < math.inf
+        assert 0.0 <= rate.overall_rate < math.inf
 
 
 # ---------------------------------------------------------------------------------------------- a reporter
@@ -308,9 +308,9 @@ def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stag
     status = replace(stage.reporter.status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0)
     stage.reporter.write_status(status)
     again = restore_throughput(stage.run, find_run_start(stage.run))
-    assert again.overall == 100.0
+    assert again.overall_rate == 100.0
     again.observe(time.monotonic(), 500)
-    assert again.overall == 100.0, "no record was done since"
-    assert restore_throughput(stage.run, began=120.0).overall == 0.0
+    assert again.overall_rate == 100.0, "no record was done since"
+    assert restore_throughput(stage.run, began=120.0).overall_rate == 0.0
     stage.run.status.write_text("{")
-    assert restore_throughput(stage.run, find_run_start(stage.run)).overall == 0.0
+    assert restore_throughput(stage.run, find_run_start(stage.run)).overall_rate == 0.0

@@ -132,13 +132,13 @@ def test_a_large_journal_is_replaced_by_the_state_after_its_entries() -> None:
 def waiting_lease(parts: Parts, pool: ThreadPoolExecutor) -> Any:
     """A question for work that found none and waits in the shell."""
     asked = threading.Event()
-    wait = parts.shell._wait
+    wait = parts.shell._wait_for_generation
 
     def told(generation: int, until: float) -> bool:
         asked.set()
         return wait(generation, until)
 
-    parts.shell._wait = told  # type: ignore[method-assign]
+    parts.shell._wait_for_generation = told  # type: ignore[method-assign]
     answer = pool.submit(parts.shell.lease, "worker-0", LONG)
     assert asked.wait(LONG)
     return answer

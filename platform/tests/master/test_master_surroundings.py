@@ -69,7 +69,7 @@ class PlayedBoard:
         self.wishes.put(None)
 
     def read(self) -> PublishedStatus:
-        return PublishedStatus.from_pages(self.pages[-1])
+        return PublishedStatus.from_configmap_data(self.pages[-1])
 
 
 class Pod:
@@ -119,7 +119,7 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
     with played_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
-    pages = [PublishedStatus.from_pages(page) for page in pod.board.pages]
+    pages = [PublishedStatus.from_configmap_data(page) for page in pod.board.pages]
     told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
     assert len(pages) > len(told) > 0
     for page in told:
@@ -325,10 +325,10 @@ def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedF
     entered.start()
     while not fence.asked.acquire(timeout=30):
         pass
-    assert "worker-9" not in shell.state.fleet.pods
+    assert "worker-9" not in shell.state.pods.pods
     fence.held = True
     entered.join()
-    assert "worker-9" in shell.state.fleet.pods
+    assert "worker-9" in shell.state.pods.pods
 
 
 def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> None:

@@ -45,7 +45,7 @@ class DenseProblem:
         store = NumpyParameterStore(self.declared, self.slab)
         for step, (slab, ids, rows, rate) in enumerate(zip(self.slabs, self.ids, self.rows, rates(), strict=True), 1):
             store.apply(PushGradients(slab, {TABLE.name: RowGradients(ids, rows)}, rate, 1.0), step)
-        store.read_dense(moved := np.empty_like(self.slab))
+        store.read_flat(moved := np.empty_like(self.slab))
         return [*self._cut(moved), store.read_rows(TABLE.name, np.arange(ROWS))]
 
     def rows_of(self, table: Table) -> np.ndarray:

@@ -38,7 +38,7 @@ def sgd(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
 def momentum(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     v = row.slot("v")
     v[:] = o.number("momentum") * v - rate * g
-    row.w += o.number("momentum") * v - rate * g if o.flag("nesterov") else v
+    row.w += o.number("momentum") * v - rate * g if o.get_flag("nesterov") else v
 
 
 def adagrad(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
@@ -57,7 +57,7 @@ def moments(o: OptimizerSpec, row: State, g: Row, t: int) -> tuple[Row, Row]:
 
 def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     m, v = moments(o, row, g, t)
-    if o.flag("amsgrad"):
+    if o.get_flag("amsgrad"):
         largest = row.slot("largest")
         largest[:] = np.maximum(largest, row.slot("v"))
         v = largest / (1 - o.number("beta_2") ** t)
@@ -70,7 +70,7 @@ def rmsprop(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     rho, mean_square, mean, v = o.number("rho"), row.slot("g²"), row.slot("g"), row.slot("v")
     mean_square[:] = rho * mean_square + (1 - rho) * g**2
     mean[:] = rho * mean + (1 - rho) * g
-    variance = mean_square - mean**2 if o.flag("centered") else mean_square
+    variance = mean_square - mean**2 if o.get_flag("centered") else mean_square
     v[:] = o.number("momentum") * v + rate * g / np.sqrt(variance + o.number("epsilon"))
     row.w -= v
 

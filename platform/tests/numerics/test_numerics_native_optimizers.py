@@ -74,7 +74,7 @@ def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
     expected = numpy.snapshot().whole()
     for table in tables[:-1]:
         found = table.snapshot().whole()
-        in_order = expected.select(expected.find(found.ids))
+        in_order = expected.select_rows(expected.find(found.ids))
         same_bits(found.values, in_order.values)
         for name, slot in found.slots.items():
             same_bits(slot, in_order.slots[name])

@@ -78,13 +78,13 @@ def test_variables_that_weight_decay_leaves_alone() -> None:
 def test_what_earlier_versions_wrote_is_the_same_optimizer() -> None:
     before = {"name": "adam", "hyperparameters": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}}
     assert OptimizerSpec.from_json(before) == OptimizerSpec("adam")
-    assert OptimizerSpec("adam").former_slots == {"momentum": "m", "velocity": "v"}
+    assert OptimizerSpec("adam").former_slot_names == {"momentum": "m", "velocity": "v"}
 
 
 def test_numbers_and_flags() -> None:
     optimizer = OptimizerSpec("momentum", {"momentum": 0, "nesterov": True})
     assert optimizer.number("momentum") == 0.0
-    assert optimizer.flag("nesterov") is True
+    assert optimizer.get_flag("nesterov") is True
 
 
 def test_hyperparameters_cannot_be_changed() -> None:

@@ -104,10 +104,10 @@ def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     slots = [np.abs(rng.normal(size=(6, 4))).astype(np.float32) for _ in spec.slots]
     apply = make_rule(spec, spec.number("weight_decay"))
     parts = [[array.copy() for array in (values, *slots)] for _ in range(2)]
-    apply(parts[0][0], parts[0][1:], ParameterUpdate(gradient, 0.1, step), ScratchArrays.like(values))
+    apply(parts[0][0], parts[0][1:], ParameterUpdate(gradient, 0.1, step), ScratchArrays.allocate_like(values))
     for row in rng.permutation(6):
         value, *slot = (array[row : row + 1] for array in parts[1])
-        apply(value, slot, ParameterUpdate(gradient[row : row + 1], 0.1, step), ScratchArrays.like(value))
+        apply(value, slot, ParameterUpdate(gradient[row : row + 1], 0.1, step), ScratchArrays.allocate_like(value))
     for whole, by_row in zip(*parts, strict=True):  # powers may differ in the last bit with the length of an array
         np.testing.assert_allclose(whole, by_row, rtol=1e-5, atol=1e-6)
 
@@ -135,7 +135,9 @@ def test_a_step_of_lamb_is_as_long_as_the_variable(scale, seed):
     values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
     before = values * np.float32(scale)
     after, slots = before.copy(), [np.zeros_like(values) for _ in range(2)]
-    make_rule(OptimizerSpec("lamb"), 0.0)(after, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values))
+    make_rule(OptimizerSpec("lamb"), 0.0)(
+        after, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.allocate_like(values)
+    )
     assert np.linalg.norm(after - before) == pytest.approx(0.1 * np.linalg.norm(before), rel=1e-5)
 
 
@@ -151,7 +153,7 @@ def test_ftrl_keeps_a_value_whose_gradients_were_all_zero():
     spec = OptimizerSpec("ftrl", {"initial_accumulator_value": 0.0})
     values, slots = np.ones(4, np.float32), [np.zeros(4, np.float32) for _ in spec.slots]
     gradient = np.array([0, 1, 0, -1], np.float32)
-    make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values))
+    make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.allocate_like(values))
     assert np.isfinite(values).all()
     np.testing.assert_array_equal(values[[0, 2]], 1)
 
@@ -163,7 +165,7 @@ def test_a_centered_rmsprop_is_finite_under_a_constant_gradient(constant, steps)
     spec = OptimizerSpec("rmsprop", {"centered": True})
     values = np.zeros(3, np.float32)
     slots, gradient = [np.zeros(3, np.float32) for _ in spec.slots], np.full_like(values, constant)
-    scratch = ScratchArrays.like(values)
+    scratch = ScratchArrays.allocate_like(values)
     for step in range(1, steps + 1):
         make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 1e-3, step), scratch)
     assert np.isfinite(values).all()
@@ -173,7 +175,7 @@ def test_a_gradient_is_not_changed(spec):
     gradient, values = np.ones(4, np.float32), np.zeros(4, np.float32)
     slots = [np.full(4, initial, np.float32) for initial in spec.slots.values()]
     make_rule(spec, spec.number("weight_decay"))(
-        values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.like(values)
+        values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.allocate_like(values)
     )
     np.testing.assert_array_equal(gradient, 1)
     assert (values < 0).all()

@@ -48,7 +48,7 @@ def push(table: NativeTable, ids, step: int) -> None:
 
 def same(rows: TableSnapshot, copy) -> None:
     start = 0
-    for piece in rows.pieces():
+    for piece in rows.iter_chunks():
         part = slice(start, start := start + len(piece))
         np.testing.assert_array_equal(piece.ids, copy.ids[part])
         np.testing.assert_array_equal(piece.values, copy.values[part])
@@ -108,7 +108,7 @@ def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
     table = filled(2000)
     alone, shared = table.snapshot(), table.snapshot()
     shared.hold()
-    copy, reading = alone.whole(), [rows.pieces() for rows in (alone, shared)]
+    copy, reading = alone.whole(), [rows.iter_chunks() for rows in (alone, shared)]
     for pieces in reading:
         assert sum(len(next(pieces)) for _ in range(10)) == 1000
     push(table, np.arange(2000), 2)
@@ -127,7 +127,7 @@ def test_who_is_told_that_a_snapshot_is_gone():
     assert len(rows.whole()) == 10
     rows.release()
     assert len(rows) == 10
-    for use in (rows.whole, lambda: rows.read(array([1]), SHAPE), lambda: next(rows.pieces())):
+    for use in (rows.whole, lambda: rows.read(array([1]), SHAPE), lambda: next(rows.iter_chunks())):
         with pytest.raises(PinError, match="not kept any more"):
             use()
 

@@ -68,7 +68,10 @@ class Model:
             values, slots = self.rows.get(row) or self._new(row)
             values, slots = values.copy(), {name: slot.copy() for name, slot in slots.items()}
             self._rule(
-                values, list(slots.values()), ParameterUpdate(total[None], rate, step), ScratchArrays.like(values)
+                values,
+                list(slots.values()),
+                ParameterUpdate(total[None], rate, step),
+                ScratchArrays.allocate_like(values),
             )
             self.rows[row] = values, slots
 
@@ -170,7 +173,7 @@ class TableMachine(RuleBasedStateMachine):
     def write(self, which: int) -> None:
         """As a checkpoint is: piece by piece, and then forgotten."""
         frozen, rows = self._frozen.pop(which % len(self._frozen))
-        pieces = [RowArrays.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.pieces())]
+        pieces = [RowArrays.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.iter_chunks())]
         check_rows(join_rows(pieces), rows)
         frozen.release()
 

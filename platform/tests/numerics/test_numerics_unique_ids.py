@@ -47,6 +47,6 @@ def test_numpy_does_it_where_there_is_no_extension(monkeypatch: pytest.MonkeyPat
 
 def test_tables_that_are_looked_up_alike_share_what_was_found() -> None:
     ids, others = np.array([3, 1, 3]), np.array([3, 1, 4])
-    weights, vectors, different = UniqueIdFinder().each([ids, ids.copy(), others])
+    weights, vectors, different = UniqueIdFinder().find_by_table([ids, ids.copy(), others])
     assert weights is vectors
     check(different, others)

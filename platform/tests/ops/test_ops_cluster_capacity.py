@@ -187,7 +187,7 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
     found = forecast_job(
         crowds(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
-    (ps, workers) = found.fits
+    (ps, workers) = found.placements
     assert (ps.placed, ps.victims) == (1, ("other/idle",))
     assert (workers.placed, workers.at_once, workers.lacking) == (2, 2, ("cpu",))
     assert found.requested == {"cpu": 5, "memory": 5 << 30}
@@ -196,7 +196,7 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     quotas = NamespaceQuotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
-    (ps, workers) = forecast_job(crowds(), None, quotas).fits
+    (ps, workers) = forecast_job(crowds(), None, quotas).placements
     assert (ps.allowed, workers.allowed, workers.placed, workers.at_once) == (1, 2, None, 2)
     refusal = workers.refusal
     assert refusal is not None
@@ -228,7 +228,7 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     ],
 )
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
-    (found,) = forecast_job(crowds()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).fits
+    (found,) = forecast_job(crowds()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
     assert found.allowed == workers
 
 
@@ -247,7 +247,7 @@ def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: t
     passing = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
     nodes = [node("a", cpu="2", memory="8Gi"), node("b", memory="1Gi", unschedulable=True, taints=passing)]
     room = ClusterCapacity([*nodes, node("c", cpu="1", ready="False")], [pod(cpu="2", on="a")])
-    why = room.hopeless(wanted)
+    why = room.never_fits_reason(wanted)
     assert bool(why) == bool(told)
     assert not unsaid(why, *told)
 
@@ -255,6 +255,6 @@ def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: t
 def test_pods_that_wait_for_others_to_end_are_not_hopeless() -> None:
     fit = forecast_job(
         [PodGroup(Role.WORKER, 3, pod())], ClusterCapacity([node("a", cpu="1")], []), NamespaceQuotas([])
-    ).fits[0]
+    ).placements[0]
     assert (fit.placed, fit.never) == (1, "")
-    assert forecast_job([PodGroup(Role.WORKER, 3, pod(cpu="9"))], None, NamespaceQuotas([])).fits[0].never is None
+    assert forecast_job([PodGroup(Role.WORKER, 3, pod(cpu="9"))], None, NamespaceQuotas([])).placements[0].never is None

@@ -178,7 +178,7 @@ def test_each_deletion_is_asked_for_once() -> None:
 def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
     cluster = submitted()
     cluster.deny("list", SECRETS, LEASES)
-    assert list_job_objects(cluster, "j").unseen == ("secrets", "leases")
+    assert list_job_objects(cluster, "j").unlistable_kinds == ("secrets", "leases")
     Time(cluster).remove()
     assert cluster.objects == {}
 

@@ -61,7 +61,7 @@ def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
     assert told == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
     assert all(suspended)
     (job,) = cluster.of(JOBS)
-    assert (made.uid, made.job_name, made.namespace) == (job["metadata"]["uid"], names.master_name("j"), "team")
+    assert (made.uid, made.job_object_name, made.namespace) == (job["metadata"]["uid"], names.master_name("j"), "team")
     assert not job["spec"]["suspend"]
     for kind in (CONFIGMAPS, SECRETS, SERVICES):
         for thing in cluster.of(kind):

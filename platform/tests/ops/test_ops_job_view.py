@@ -48,9 +48,9 @@ def test_pages_of_another_version_hide_nothing_else() -> None:
     put_job(cluster, "old", {"status.json": '{"phase": "Training"}'})
     put_job(cluster, "new")
     new, old = list_jobs(cluster)
-    assert (new.phase, new.unreadable) == ("Training", "")
+    assert (new.phase, new.unreadable_reason) == ("Training", "")
     assert old.phase == "Starting"
-    assert "status.json" in old.unreadable
+    assert "status.json" in old.unreadable_reason
 
 
 def test_a_job_without_its_page_is_found() -> None:

@@ -68,7 +68,7 @@ def test_every_object_and_one_pod_of_each_kind_is_shown_to_the_server() -> None:
     pods = [thing for thing in cluster.dry_runs if thing["kind"] == "Pod"]
     classes = sorted((pod["metadata"]["labels"][names.ROLE_LABEL], pod["spec"]["priorityClassName"]) for pod in pods)
     assert classes == [("master", "high"), ("ps", "high"), ("worker", "high"), ("worker", "low")]
-    assert [(crowd.role, crowd.count) for crowd in found.crowds] == [
+    assert [(crowd.role, crowd.count) for crowd in found.pod_groups] == [
         (Role.MASTER, 1),
         (Role.PS, 1),
         (Role.WORKER, 3),
@@ -91,7 +91,7 @@ def test_the_pods_are_those_that_the_server_admits() -> None:
 
     cluster = ready()
     cluster.admissions.append(classes)
-    assert [crowd.pod["spec"]["priority"] for crowd in asked(cluster).crowds] == [7, 7, 7]
+    assert [crowd.pod["spec"]["priority"] for crowd in asked(cluster).pod_groups] == [7, 7, 7]
 
 
 def test_every_reason_is_in_one_message_each_once() -> None:
@@ -272,4 +272,4 @@ def test_everything_is_asked_at_once() -> None:
 
 def test_a_request_names_what_its_pods_need() -> None:
     found: SubmissionRequest = build_request(PULLED, namespace="team")
-    assert (found.claims, tuple(found.pull_secrets), found.replaces) == (("files",), ("puller",), False)
+    assert (found.claims, tuple(found.pull_secrets), found.replaces_ended) == (("files",), ("puller",), False)

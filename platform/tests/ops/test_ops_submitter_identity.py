@@ -44,13 +44,13 @@ def test_what_is_missing_or_contradicts_itself_is_told(variables: dict[str, str]
 
 
 def test_each_date_of_a_schedule_has_a_job_of_its_own() -> None:
-    assert identity(ENV).job_name("mnist") == "mnist"
-    assert identity(SCHEDULED).job_name("mnist") == "mnist-29371680"
+    assert identity(ENV).derive_job_name("mnist") == "mnist"
+    assert identity(SCHEDULED).derive_job_name("mnist") == "mnist-29371680"
 
 
 @given(st.from_regex(r"\A[a-z]([-a-z0-9.]{0,50}[a-z0-9])?\Z"))
 def test_a_job_made_by_hand_from_a_schedule_has_a_name_that_fits(job: str) -> None:
-    tail = identity(SCHEDULED | {"EDL_SUBMITTER_JOB": job}).job_name("m").removeprefix("m-")
+    tail = identity(SCHEDULED | {"EDL_SUBMITTER_JOB": job}).derive_job_name("m").removeprefix("m-")
     assert 1 <= len(tail) <= 8
     assert tail.isalnum()
     assert tail == tail.lower()

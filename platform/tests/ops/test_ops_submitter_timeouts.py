@@ -26,23 +26,23 @@ from edl.ops.release.submitter_timeouts import (
 )
 def test_patience_ends(error: EdlError, seconds: float) -> None:
     patience = RetryDeadline()
-    assert patience.bears(error, 100.0)
-    assert patience.bears(error, 99.0 + seconds)
-    assert not patience.bears(error, 100.0 + seconds)
+    assert patience.may_retry(error, 100.0)
+    assert patience.may_retry(error, 99.0 + seconds)
+    assert not patience.may_retry(error, 100.0 + seconds)
 
 
 def test_success_begins_a_new_row() -> None:
     patience = RetryDeadline()
-    assert patience.bears(RbacDeniedError(""), 0.0)
-    patience.succeeded()
-    assert patience.bears(RbacDeniedError(""), REFUSAL_RETRY_SECONDS)
+    assert patience.may_retry(RbacDeniedError(""), 0.0)
+    patience.reset()
+    assert patience.may_retry(RbacDeniedError(""), REFUSAL_RETRY_SECONDS)
 
 
 def test_an_answer_after_an_absence_has_its_own_time() -> None:
     patience = RetryDeadline()
-    assert patience.bears(NoResponseError(""), 0.0)
-    assert patience.bears(RbacDeniedError(""), API_AWAY_SECONDS - 1)
-    assert patience.bears(RbacDeniedError(""), API_AWAY_SECONDS + 1)
+    assert patience.may_retry(NoResponseError(""), 0.0)
+    assert patience.may_retry(RbacDeniedError(""), API_AWAY_SECONDS - 1)
+    assert patience.may_retry(RbacDeniedError(""), API_AWAY_SECONDS + 1)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_an_answer_after_an_absence_has_its_own_time() -> None:
 )
 def test_only_a_failure_of_its_own_that_lasts_fails_a_start(sight: MasterPodStatus, over: bool) -> None:
     patience = StartTimeout()
-    assert not patience.is_over(sight, 0.0)
-    assert not patience.is_over(sight, FAILED_START_SECONDS - 1)
-    assert patience.is_over(sight, FAILED_START_SECONDS) == over
+    assert not patience.has_expired(sight, 0.0)
+    assert not patience.has_expired(sight, FAILED_START_SECONDS - 1)
+    assert patience.has_expired(sight, FAILED_START_SECONDS) == over
 
 
 PULLS, CRASHES = (
@@ -96,16 +96,16 @@ def test_failures_that_were_mended_between_are_not_one_that_lasts(
 ) -> None:
     """An image that was pulled, or a container that ran for a while: the next failure is another one."""
     patience = StartTimeout()
-    assert not patience.is_over(failure, 0.0)
-    assert not any(patience.is_over(sight, now) for now, sight in between)
-    assert patience.is_over(failure, FAILED_START_SECONDS) == over
-    assert patience.is_over(failure, 2 * FAILED_START_SECONDS)
+    assert not patience.has_expired(failure, 0.0)
+    assert not any(patience.has_expired(sight, now) for now, sight in between)
+    assert patience.has_expired(failure, FAILED_START_SECONDS) == over
+    assert patience.has_expired(failure, 2 * FAILED_START_SECONDS)
 
 
 def test_an_earlier_job_that_went_does_not_shorten_the_time_of_the_next() -> None:
     patience = CleanupTimeout()
-    assert not patience.is_over(now=0.0, left=True)
-    assert not patience.is_over(now=CLEANUP_TIMEOUT_SECONDS - 1, left=True)
-    assert not patience.is_over(now=CLEANUP_TIMEOUT_SECONDS, left=False)
-    assert not patience.is_over(now=CLEANUP_TIMEOUT_SECONDS + 5, left=True)
-    assert patience.is_over(now=2 * CLEANUP_TIMEOUT_SECONDS + 5, left=True)
+    assert not patience.has_expired(now=0.0, left=True)
+    assert not patience.has_expired(now=CLEANUP_TIMEOUT_SECONDS - 1, left=True)
+    assert not patience.has_expired(now=CLEANUP_TIMEOUT_SECONDS, left=False)
+    assert not patience.has_expired(now=CLEANUP_TIMEOUT_SECONDS + 5, left=True)
+    assert patience.has_expired(now=2 * CLEANUP_TIMEOUT_SECONDS + 5, left=True)

@@ -68,11 +68,11 @@ class Server:
             return
         if push in self.behind:
             self.behind.remove(push)
-        self.together.offer(push)
+        self.together.offer_push(push)
 
     def keeps_out(self, push: PendingPush) -> bool:
         """Whether it waits for a cut."""
-        return self.cuts.keeps_out(*push.share) and self.leases.decide(*push.share) is AdmissionOutcome.APPLIED
+        return self.cuts.keeps_out(*push.share) and self.leases.decide_push(*push.share) is AdmissionOutcome.APPLIED
 
     def settle(self) -> None:
         """Leases or cuts changed."""
@@ -188,7 +188,7 @@ class Theatre:
                 yield partial(self._receive, worker, part)
 
     def _of_master(self) -> Iterator[Action]:
-        if self.cuts and not self.cut.awaited and not self.orphans:
+        if self.cuts and not self.cut.awaits_copies and not self.orphans:
             yield self._begin_cut
         if self.kills and sum(not worker.gone for worker in self.workers) > 1:
             yield self._kill
@@ -221,7 +221,7 @@ class Theatre:
         """All are held: which steps the cut has, or that it is off."""
         known = {lease.number: 0 for worker in self.workers for lease in worker.queue}
         known |= {worker.queue[0].number: worker.step for worker in self.workers if worker.queue}
-        within = None if self.cut.unmet(known, self.born) else self.cut.steps(known).value
+        within = None if self.cut.find_unconfirmed_leases(known, self.born) else self.cut.steps(known).value
         if within is None or self.random.random() < 0.2:
             self._call_off()
         else:
@@ -240,7 +240,7 @@ class Theatre:
             self.taken += 1
 
     def _call_off(self) -> None:
-        if not self.cut.awaited:
+        if not self.cut.awaits_copies:
             return
         for server in self.servers:
             server.cuts.release(self.cut.number)
@@ -288,7 +288,7 @@ class Theatre:
         part = self.random.randrange(len(self.servers))
         lost, new = self.servers[part], self._new_server()
         new.leases.restore(lost.leases.applied())
-        new.leases.revoke(lost.leases._revoked, 0)
+        new.leases.revoke(lost.leases._revoked_leases, 0)
         new.contents.version = lost.contents.version // 2
         self.born[str(part)] = next(self.numbers)
         new.cuts.passed(lost.cuts._passed)

@@ -57,7 +57,7 @@ class Fleet:
         assert len(manifest.shards) == len(self.servers)
         contents = read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
         found = checkpoint_export.export_columns(contents, slots=True)
-        return {column.name: b"".join(piece.tobytes() for piece in column.pieces()) for column in found}
+        return {column.name: b"".join(piece.tobytes() for piece in column.iter_pieces()) for column in found}
 
     def _owned(self, index: int) -> Sequence[str]:
         return [name for name in VALUES if owner_of_name(name, self._slots) == index]

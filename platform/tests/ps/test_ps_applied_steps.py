@@ -24,20 +24,20 @@ def attached(incarnation: int = 1) -> AppliedSteps:
 
 
 def test_before_any_master_every_lease_is_of_an_unknown_one():
-    assert AppliedSteps().decide(number(1), 0) is AdmissionOutcome.UNKNOWN_MASTER
+    assert AppliedSteps().decide_push(number(1), 0) is AdmissionOutcome.UNKNOWN_MASTER
 
 
 def test_a_step_enters_once_and_older_ones_are_duplicates():
     leases = attached()
-    assert leases.admit(number(1), 0) is AdmissionOutcome.APPLIED
-    assert leases.admit(number(1), 4) is AdmissionOutcome.APPLIED
-    assert leases.admit(number(1), 3) is AdmissionOutcome.DUPLICATE
+    assert leases.admit_push(number(1), 0) is AdmissionOutcome.APPLIED
+    assert leases.admit_push(number(1), 4) is AdmissionOutcome.APPLIED
+    assert leases.admit_push(number(1), 3) is AdmissionOutcome.DUPLICATE
     assert leases.applied() == {number(1): 5}
 
 
 def test_deciding_changes_nothing():
     leases = attached()
-    assert leases.decide(number(1), 0) is leases.decide(number(1), 0) is AdmissionOutcome.APPLIED
+    assert leases.decide_push(number(1), 0) is leases.decide_push(number(1), 0) is AdmissionOutcome.APPLIED
 
 
 def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
@@ -48,7 +48,7 @@ def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
         leases.check(1)
     with pytest.raises(NotAttachedError):
         leases.check(3)
-    assert leases.decide(number(7, 1), 0) is AdmissionOutcome.REVOKED
+    assert leases.decide_push(number(7, 1), 0) is AdmissionOutcome.REVOKED
 
 
 def test_a_master_far_above_all_that_was_heard_of_attaches_only_once_it_was_heard_of():
@@ -70,15 +70,15 @@ def test_the_first_master_may_be_any():
 
 def test_leases_that_live_on_keep_their_place():
     leases = attached()
-    leases.admit(number(1), 0)
+    leases.admit_push(number(1), 0)
     leases.attach(2, 0, [], [number(1)])
-    assert leases.admit(number(1), 0) is AdmissionOutcome.DUPLICATE
-    assert leases.admit(number(1), 1) is AdmissionOutcome.APPLIED
+    assert leases.admit_push(number(1), 0) is AdmissionOutcome.DUPLICATE
+    assert leases.admit_push(number(1), 1) is AdmissionOutcome.APPLIED
 
 
 def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
     leases = attached()
-    leases.admit(number(1), 0)
+    leases.admit_push(number(1), 0)
     assert leases.revoke([number(1), number(2)], 0) == leases.revoke([number(1), number(2)], 0)
     assert leases.applied() == {}
 
@@ -88,12 +88,14 @@ def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
 def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
     leases = attached()
     for counter in counters:
-        leases.admit(number(counter), 0)
+        leases.admit_push(number(counter), 0)
         if counter % 3 == 0:
             leases.revoke([number(counter)], 0)
-    leases.close_below(number(floor))
+    leases.close_leases_below(number(floor))
     assert len(leases) == len({counter for counter in counters if counter >= floor})
-    assert all(leases.decide(number(counter), 9) is AdmissionOutcome.REVOKED for counter in counters if counter < floor)
+    assert all(
+        leases.decide_push(number(counter), 9) is AdmissionOutcome.REVOKED for counter in counters if counter < floor
+    )
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -112,8 +114,8 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(lease=leases_of, step=st.integers(0, 5))
     def push(self, lease: int, step: int) -> None:
-        decided = self.leases.decide(lease, step)
-        assert self.leases.admit(lease, step) is decided
+        decided = self.leases.decide_push(lease, step)
+        assert self.leases.admit_push(lease, step) is decided
         if decided is AdmissionOutcome.APPLIED:
             assert (lease, step) not in self.entered
             assert lease not in self.closed

@@ -35,18 +35,18 @@ def test_while_a_cut_is_held_only_its_own_steps_come_in():
     assert cuts.keeps_out(7, 1), "another cut says nothing of this one"
     cuts.hold(2, 101.0)
     assert not cuts.keeps_out(7, 0), "asked again"
-    assert cuts.held_for(102.0) == 2.0
+    assert cuts.paused_seconds(102.0) == 2.0
     cuts.taken(2, "copy", pin=False)
     assert not cuts.keeps_out(7, 9)
-    assert cuts.held_for(102.0) == 0.0
+    assert cuts.paused_seconds(102.0) == 0.0
 
 
 def test_a_cut_is_not_held_for_longer_than_the_limit():
     cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
-    assert not cuts.expire(99.9 + MAX_PAUSE_SECONDS)
+    assert not cuts.expire_pause(99.9 + MAX_PAUSE_SECONDS)
     assert cuts.keeps_out(7, 0)
-    assert cuts.expire(100.0 + MAX_PAUSE_SECONDS)
+    assert cuts.expire_pause(100.0 + MAX_PAUSE_SECONDS)
     assert not cuts.keeps_out(7, 0)
     with pytest.raises(CutError, match="cut 2 is over"):
         cuts.hold(2, 106.0)
@@ -60,7 +60,7 @@ def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
     cuts.let_in(2, {7: 1})
     cuts.taken(2, "copy", pin=False, keep=True)
     cuts.hold(2, 101.0)
-    assert not cuts.expire(100.0 + 100 * MAX_PAUSE_SECONDS), "the successor of a server may have to wait for room"
+    assert not cuts.expire_pause(100.0 + 100 * MAX_PAUSE_SECONDS), "the successor of a server may have to wait for room"
     assert [cuts.keeps_out(7, step) for step in (0, 1)] == [False, True]
     cuts.passed(1)
     assert cuts.keeps_out(7, 1), "the next master knows of it"
@@ -74,7 +74,7 @@ def test_what_comes_after_a_kept_cut_is_not_kept():
     cuts.taken(2, "copy", pin=False, keep=True)
     cuts.release(2)
     cuts.hold(3, 101.0)
-    assert cuts.expire(101.0 + MAX_PAUSE_SECONDS)
+    assert cuts.expire_pause(101.0 + MAX_PAUSE_SECONDS)
     assert not cuts.keeps_out(7, 0)
 
 

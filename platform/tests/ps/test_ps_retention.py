@@ -83,7 +83,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
             server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)
-        assert server.extent("small") == 0
+        assert server.position_limit("small") == 0
     assert (
         server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is AdmissionOutcome.APPLIED
     )
@@ -137,7 +137,7 @@ def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_check
         store.apply(PushGradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
         saved = write_cut_shard(tmp_path / str(index), index, CutSnapshot(1, store.snapshot(), 9, {}))
         cuts.append(cut_from_shard(*read_array_file(tmp_path / str(index) / saved.file)))
-    assert [cut.snapshot.tables["small"].tracked for cut in cuts] == [False, True]
+    assert [cut.snapshot.tables["small"].has_last_steps for cut in cuts] == [False, True]
     merged = merge_cuts(cuts)
-    assert not merged.snapshot.tables["small"].tracked
+    assert not merged.snapshot.tables["small"].has_last_steps
     assert len(merged.snapshot.tables["small"]) == 2

@@ -92,7 +92,7 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
 def test_its_first_line_says_which_store_it_has_and_why(folder, process):
     assert process.stderr is not None
     line = process.stderr.readline()
-    wanted = StoreFactory().choose()
+    wanted = StoreFactory().choose_store_kind()
     assert f"tables are {wanted.value} ({wanted.reason})" in line
 
 

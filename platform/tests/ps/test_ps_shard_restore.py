@@ -109,7 +109,7 @@ def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
         assert all(owner_of_name(v.name, slots) == index for v in cut.snapshot.declaration.dense)
     if before == after:
         assert [cut.snapshot.declaration for cut in restored] == [cut.snapshot.declaration for cut in saved]
-        assert all(cut.ordered for cut in restored)
+        assert all(cut.has_slab_order for cut in restored)
 
 
 def test_shards_of_two_models_are_not_mixed():

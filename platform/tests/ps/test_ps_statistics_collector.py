@@ -117,10 +117,10 @@ def test_who_waits_for_whom() -> None:
     rounds = SyncRounds(3)
     assert rounds.forming is None
     for worker in (4, 2):
-        rounds.expect(worker, LEASE + worker)
-    rounds.sit(WaitingPush(4, PushId(LEASE + 4, 0), 0))
+        rounds.expect_push(worker, LEASE + worker)
+    rounds.join(WaitingPush(4, PushId(LEASE + 4, 0), 0))
     assert rounds.forming == PendingRound(3, (4,), (2,))
-    rounds.leave(2)
+    rounds.stop_expecting(2)
     assert rounds.forming == PendingRound(3, (4,), ())
     assert rounds.close()
     assert rounds.forming is None
@@ -201,7 +201,7 @@ class Heavy:
 def weights(clock: Clock, heavy: Heavy, scales: TableSizes) -> Callable[[], int]:
     def weigh() -> int:
         clock.now += 1.0
-        return scales.weigh("t", heavy)  # type: ignore[arg-type]
+        return scales.measure_bytes("t", heavy)  # type: ignore[arg-type]
 
     return weigh
 

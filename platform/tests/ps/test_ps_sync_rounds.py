@@ -21,7 +21,7 @@ def sit(rounds: SyncRounds, *seats: WaitingPush) -> list[list[int]]:
     """The rounds that close while these sit down, as the workers in them."""
     closed = []
     for one in seats:
-        rounds.sit(one)
+        rounds.join(one)
         closed.append([other.worker for other in rounds.close()])
     return closed
 
@@ -35,13 +35,13 @@ def test_the_first_worker_waits_for_nobody_and_the_second_is_waited_for_from_the
 def test_a_round_closes_with_as_many_as_are_wanted() -> None:
     rounds = SyncRounds(2)
     for worker in (1, 2, 3):
-        rounds.expect(worker, worker)
+        rounds.expect_push(worker, worker)
     assert sit(rounds, seat(3), seat(1), seat(2)) == [[], [1, 3], []]
 
 
 def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
     rounds = SyncRounds(2)
-    rounds.expect(1, 1)
+    rounds.expect_push(1, 1)
     assert sit(rounds, seat(2), seat(1, last=True), seat(2, 1)) == [[], [1, 2], [2]]
 
 
@@ -49,8 +49,8 @@ def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
 def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
     rounds = SyncRounds(2)
     for worker in (1, 2):
-        rounds.linked(worker, f"link {worker}")
-        rounds.expect(worker, worker)
+        rounds.bind_connection(worker, f"link {worker}")
+        rounds.expect_push(worker, worker)
     assert sit(rounds, seat(1)) == [[]]
     if gone == "parted":
         rounds.parted(2, "link 2")
@@ -61,32 +61,32 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
 
 def test_a_connection_that_was_replaced_may_close() -> None:
     rounds = SyncRounds(2)
-    rounds.expect(2, 2)
-    rounds.linked(2, "new")
+    rounds.expect_push(2, 2)
+    rounds.bind_connection(2, "new")
     rounds.parted(2, "old")
     assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
 
 
 def test_no_round_closes_before_one_that_was_refused_has_come_again() -> None:
     rounds = SyncRounds(1)
-    rounds.expect(1, 1)
+    rounds.expect_push(1, 1)
     rounds.refuse(2, 2)
     assert sit(rounds, seat(1), seat(3), seat(2)) == [[], [], [1, 2, 3]]
 
 
 def test_a_push_sent_again_takes_the_place_of_the_first_try() -> None:
     rounds = SyncRounds(2)
-    rounds.expect(2, 2)
-    assert rounds.sit(seat(1)) is None
-    assert rounds.sit(seat(1)) == seat(1)
+    rounds.expect_push(2, 2)
+    assert rounds.join(seat(1)) is None
+    assert rounds.join(seat(1)) == seat(1)
     assert sit(rounds, seat(2)) == [[1, 2]]
 
 
 def test_one_that_is_taken_back_is_waited_for() -> None:
     rounds = SyncRounds(2)
-    rounds.expect(2, 2)
-    rounds.sit(seat(1))
-    rounds.rise(1)
+    rounds.expect_push(2, 2)
+    rounds.join(seat(1))
+    rounds.withdraw_push(1)
     assert rounds.expected == {1: 1, 2: 2}
     assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
 
@@ -96,25 +96,25 @@ ONE, TWO, THREE = PushId(1, 0), PushId(2, 0), PushId(3, 0)
 
 def test_followers_wait_for_all_of_their_round() -> None:
     followed = FollowerRounds()
-    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: True) == ()
-    followed.sit(FollowerPush(THREE, frozenset([THREE]), again=False))
+    followed.join(FollowerPush(THREE, frozenset([THREE]), again=False))
     assert followed.close(lambda share: True) == (THREE,)
-    followed.sit(FollowerPush(TWO, frozenset([ONE, TWO]), again=False))
+    followed.join(FollowerPush(TWO, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: True) == (ONE, TWO)
     assert followed.close(lambda share: True) == ()
 
 
 def test_followers_do_not_wait_for_what_cannot_come() -> None:
     followed = FollowerRounds()
-    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
     assert followed.close(lambda share: share != TWO) == (ONE,)
 
 
 def test_a_follower_that_is_sent_again_waits_for_nobody() -> None:
     """The others may have had their answer of a process that is gone, and will never send theirs again."""
     followed = FollowerRounds()
-    followed.sit(FollowerPush(ONE, frozenset([ONE, TWO]), again=True))
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=True))
     assert followed.close(lambda share: True) == (ONE,)
 
 

@@ -45,7 +45,7 @@ def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
 
 def sits(ps: Ps, count: int = 1) -> None:
     """Wait until so many pushes wait for their round."""
-    changed, updates = ps.server._changed, ps.server._entrance._updates
+    changed, updates = ps.server._changed, ps.server._entrance._updater
     with changed:
         assert changed.wait_for(lambda: len(updates._waiting) == count, 10)
 

@@ -58,7 +58,7 @@ def journals() -> None:
 def state_of(stage: Stage, entries: Sequence[Any]) -> Any:
     """The state that entries lead to, as JSON."""
     job = type(stage.job)(stage.settings)
-    job.replay(None, entries)
+    job.replay_journal(None, entries)
     return json.loads(json.dumps(job.snapshot()))
 
 

@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
     assert progress.ended is not None
     again = RunStarted("r1", "/r1", resumed=True, time=10.0)
     resumed = progress.after(again)
-    assert resumed == RunProgress(began=0.0, recent=(*before, again))
+    assert resumed == RunProgress(began=0.0, recent_events=(*before, again))
     assert resumed.phase == "Starting"
     assert resumed.after(ended("Done")).phase == "Done"
 
@@ -101,7 +101,7 @@ def test_losses_are_counted_from_events() -> None:
     for event in told:
         progress = progress.after(event)
     assert progress.master_pid == 11
-    summary = progress.at(status(4.0, 700)).so_far(10.0, "/logs")
+    summary = progress.at(status(4.0, 700)).partial_summary(10.0, "/logs")
     assert (summary.workers_lost, summary.records_repeated, summary.records_rolled_back) == (1, 32, 128)
     assert (summary.updates_rolled_back, summary.records_done, summary.seconds) == (5, 700, 10.0)
     assert summary.samples_per_second == 20.0  # 200 since this start
@@ -122,7 +122,7 @@ def test_only_the_newest_events_are_kept() -> None:
     progress = RunProgress(began=0.0)
     for number in range(100):
         progress = progress.after(WarningRaised("m", time=float(number)))
-    assert [event.time for event in progress.recent] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
+    assert [event.time for event in progress.recent_events] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDirectory:
 
 def state_of(run: RunDirectory) -> JobStateMachine:
     found, state = replay_journal(run.journal), JobStateMachine(SETTINGS)
-    state.replay(found.snapshot, list(found.entries))
+    state.replay_journal(found.snapshot, list(found.entries))
     return state
 
 
@@ -75,9 +75,9 @@ def test_the_new_journal_is_the_job_at_its_checkpoint(tmp_path: Path) -> None:
     assert (planned.checkpoint.cut, planned.step) == (3, 12)
     assert state.checkpoint is not None
     assert (state.checkpoint.cut, state.step, state.cut_number) == (3, 12, 9)
-    assert state.fleet.next_worker == 8
+    assert state.pods.next_worker_index == 8
     assert state.training is not None
-    assert state.training.remaining() == 16
+    assert state.training.count_remaining_records() == 16
     assert [path.name for path in aside.iterdir()] == ["000001-000001.edlj"]
     assert [path.name for path in run.journal.glob("*.edlj")] == ["000002-000001.edlj"]
     journal, _ = Journal.open(run.journal, holder="the next master")

@@ -175,7 +175,7 @@ def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, soc
 
 def test_another_thread_can_end_the_wait(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, _ = pair
-    waker = threading.Timer(0.05, connection.wake)
+    waker = threading.Timer(0.05, connection.shut_down)
     waker.start()
     with pytest.raises(RetryableError):
         connection.receive()

@@ -78,9 +78,9 @@ def test_the_windows_of_a_range_are_its_records_once(start: int, count: int, min
 
 def test_a_closed_gate_lets_nothing_begin() -> None:
     gate = ShutdownGate()
-    with gate.critical():
+    with gate.critical_section():
         assert not gate.close(0.0)
-    with pytest.raises(LeavingError), gate.critical():
+    with pytest.raises(LeavingError), gate.critical_section():
         pass
     assert gate.close(0.0)
 
@@ -93,12 +93,12 @@ def test_whoever_waits_for_the_gate_when_it_is_closed_does_not_enter() -> None:
     def work() -> None:
         waiting.set()
         try:
-            with gate.critical():
+            with gate.critical_section():
                 entered.append(1)
         except LeavingError:
             pass
 
-    with gate.critical():
+    with gate.critical_section():
         other = threading.Thread(target=work)
         other.start()
         assert waiting.wait(5)
@@ -115,7 +115,7 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def push() -> None:
-        with gate.critical():
+        with gate.critical_section():
             inside.set()
             go_on.wait(5)
             order.append("push")

@@ -146,7 +146,7 @@ class Deciding(ScriptedMaster):
         state = JobStateMachine(
             JobSettings(minibatch=train.minibatch_size, task_records=records, shuffle=train.shuffle.window)
         )
-        state.new_incarnation(1)
+        state.begin_incarnation(1)
         events = (DatasetDescribed(**parts, blocks=blocks and BlockLayout.from_json(blocks)), PodsSynced(), Tick())
         told = [command for event in events for command in state.handle(event, 0.0)]
         return [(end.reason, {"input": 2}[end.kind]) for end in told if isinstance(end, EndJob)]

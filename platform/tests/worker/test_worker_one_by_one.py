@@ -133,10 +133,10 @@ def test_a_lease_that_is_lost_holds_up_nobody(stage: Stage) -> None:
     first, second = (LeasedTask.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
     stream.add(first)
     stream.add(second)
-    assert next(iter(stream.minibatches(first))).step == 0
+    assert next(iter(stream.load_steps(first))).step == 0
     stage.leases.lose([LEASE + 1])
     until = time.monotonic() + 5
-    found = list(stream.minibatches(second))
+    found = list(stream.load_steps(second))
     assert [loaded.records for loaded in found] == [MINIBATCH, MINIBATCH]
     assert time.monotonic() < until
     assert fed.windows[-1] == 12

@@ -238,7 +238,7 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
         return RATE
 
     trainer = stage.trainer(network, parameters, schedule=overlapped)
-    trainer._learning_rate, trainer._watcher = rate, Watcher()
+    trainer._learning_rate, trainer._training_callbacks = rate, Watcher()
     for leased in stage.take(task(1, 0, 12), task(2, 12, 20)):
         trainer.run(leased)
 
@@ -342,7 +342,7 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     told_in = reported(stage)
     values = stage.parameters(LinearNetwork(ps)).slab()
     for part, server in enumerate(servers):
-        applied = server._leases._through  # also of revoked leases
+        applied = server._leases._steps  # also of revoked leases
         steps = [leased.window(step) for leased in tasks for step in range(applied.get(leased.lease, 0))]
         moved = sum((moves(window)[network.order] for window in steps), np.zeros(3, np.float32))
         np.testing.assert_array_equal(values[network.slices[part]], -moved[network.slices[part]])

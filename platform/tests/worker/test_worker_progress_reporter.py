@@ -99,10 +99,10 @@ def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
 
 def test_a_heartbeat_is_due_after_a_quarter_of_the_expiry() -> None:
     talk = Talk()
-    assert talk.progress._heartbeat() == float("inf")
+    assert talk.progress._heartbeat_seconds() == float("inf")
     talk.progress.hold(LeasedTask(1, "training", expires_seconds=8))
     talk.progress.hold(LeasedTask(2, "training", expires_seconds=60))
-    assert talk.progress._heartbeat() == 2
+    assert talk.progress._heartbeat_seconds() == 2
 
 
 def test_lost_leases_are_forgotten_and_passed_on() -> None:

@@ -52,7 +52,7 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
             sent = GradientPush(
                 lease, step, learning_rate=1, weight=1, slab=values, versions=versions, following=following
             )
-            if parameters.push(sent).is_in:
+            if parameters.push(sent).is_applied:
                 break
             first = False
         found.append(first)
@@ -88,7 +88,7 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
             push = GradientPush(
                 SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count
             )
-            assert rival.push(push).is_in
+            assert rival.push(push).is_applied
         return result
 
     network.train = interrupted  # type: ignore[method-assign]
@@ -122,10 +122,10 @@ def test_pushes_say_what_follows() -> None:
     parameters.push = observed  # type: ignore[method-assign,assignment]
     first, second, third = stage.take(task(1, 0, 8), task(2, 8, 16), task(3, 16, 20, kind="evaluation"))
     trainer = stage.trainer(network, parameters)
-    stage.leases._queued.extend([second])  # as the loop has it: the next one is there, and not taken yet
+    stage.leases._queued_tasks.extend([second])  # as the loop has it: the next one is there, and not taken yet
     trainer.run(first)
-    stage.leases._queued.clear()
-    stage.leases._queued.extend([third])
+    stage.leases._queued_tasks.clear()
+    stage.leases._queued_tasks.extend([third])
     trainer.run(second)
     assert said == [1, 2, 2, 0]
     stage.close()

@@ -377,5 +377,5 @@ def test_a_ps_that_this_worker_knows_is_told_nothing(stage: Stage) -> None:
     look = watch_placement(stage.session, stage.leases, parameters)
     before = len(stage.master.requests("Register"))
     look(LeasedTask(0, PLACEMENT_CHECK_KIND))
-    assert not parameters.declare_to_strangers()
+    assert not parameters.declare_to_replaced_ps()
     assert len(stage.master.requests("Register")) == before

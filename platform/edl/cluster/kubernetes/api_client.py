@@ -127,8 +127,8 @@ class KubeClient:
         may: Callable[[], bool] = lambda: True,
         meanwhile: RequestHook = _no_request_hook,
     ) -> None:
-        self._connection, self._pace, self._retries, self._may = connection, pace or NoRateLimiter(), retries, may
-        self._meanwhile = meanwhile
+        self._connection, self._pace, self._retries, self._may_write = connection, pace or NoRateLimiter(), retries, may
+        self._request_hook = meanwhile
 
     def fenced(self, may: Callable[[], bool]) -> KubeClient:
         """The same server, asked for changes only while ``may`` says so.
@@ -137,7 +137,9 @@ class KubeClient:
         then must not be carried out when the network is back. A request that was sent in time is over, also for the
         network, ``REQUEST_TIMEOUT_SECONDS`` later.
         """
-        return KubeClient(self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._meanwhile)
+        return KubeClient(
+            self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._request_hook
+        )
 
     @property
     def connection(self) -> KubeConnection:
@@ -163,13 +165,13 @@ class KubeClient:
 
     def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Manifest:
         """One object; raises NotFoundError."""
-        return self.ask("GET", kind.path(self._in(namespace), name)).body
+        return self.ask("GET", kind.path(self._namespace_or_default(namespace), name)).body
 
     def list(
         self, kind: ResourceKind, *, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> ResourceList:
         """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
-        path = kind.path(self._in(namespace))
+        path = kind.path(self._namespace_or_default(namespace))
         answer = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
         body = answer.body
         head = {"apiVersion": kind.api_version, "kind": kind.name}
@@ -184,13 +186,13 @@ class KubeClient:
             namespace: of the object.
             dry_run: admission only; nothing is stored.
         """
-        where = manifest.get("metadata", {}).get("namespace") or self._in(namespace)
+        where = manifest.get("metadata", {}).get("namespace") or self._namespace_or_default(namespace)
         path = manifest_kind(manifest).path(where)
         return self.ask("POST", path, query=_dry_run_query(dry_run), body=manifest).body
 
     def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
         """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
-        where = manifest["metadata"].get("namespace") or self._in(namespace)
+        where = manifest["metadata"].get("namespace") or self._namespace_or_default(namespace)
         return self.ask("PUT", manifest_kind(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
 
     def patch(
@@ -204,7 +206,7 @@ class KubeClient:
         dry_run: bool = False,
     ) -> Manifest:
         """Change parts of an object: a merge patch, a strategic one, or a list of JSON patch operations."""
-        path = kind.path(self._in(namespace), name)
+        path = kind.path(self._namespace_or_default(namespace), name)
         return self.ask("PATCH", path, query=_dry_run_query(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
 
     def delete(
@@ -236,7 +238,7 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace
         if dry_run:
             options["dryRun"] = ["All"]
-        return self.ask("DELETE", kind.path(self._in(namespace), name), body=options).body
+        return self.ask("DELETE", kind.path(self._namespace_or_default(namespace), name), body=options).body
 
     # ------------------------------------------------------------------ streams
 
@@ -265,7 +267,7 @@ class KubeClient:
             "labelSelector": labels,
             "fieldSelector": fields,
         }
-        return self._stream(kind.path(self._in(namespace)), query, silence)
+        return self._open_stream(kind.path(self._namespace_or_default(namespace)), query, silence)
 
     def logs(
         self,
@@ -285,7 +287,7 @@ class KubeClient:
             "tailLines": "" if tail is None else str(tail),
         }
         silence = None if follow else REQUEST_TIMEOUT_SECONDS
-        return self._stream(PODS.path(self._in(namespace), pod, "log"), query, silence)
+        return self._open_stream(PODS.path(self._namespace_or_default(namespace), pod, "log"), query, silence)
 
     # ------------------------------------------------------------------ any request
 
@@ -310,13 +312,13 @@ class KubeClient:
             body=None if body is None else json.dumps(body).encode(),
             content_type=content_type,
             timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_SECONDS),
-            retries=self._retries_of(method),
+            retries=self._retries_for(method),
             preload_content=True,
         )
         where = f"{method} {self.host}{path}"
         return ApiResponse(_parse_object(response.data, where), _parse_http_date(response.headers.get("Date")))
 
-    def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> ResponseStream:
+    def _open_stream(self, path: str, query: Mapping[str, str], silence: float | None) -> ResponseStream:
         timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=silence)
         response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
         return ResponseStream(response, f"GET {self.host}{path}")
@@ -335,13 +337,13 @@ class KubeClient:
         asked = urlencode({name: value for name, value in (query or {}).items() if value})
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
         url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
-        if method != "GET" and not self._may():
+        if method != "GET" and not self._may_write():
             raise NoResponseError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:
-            with self._meanwhile(self.host):
+            with self._request_hook(self.host):
                 response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
-            raise NoResponseError(connection_error_text(error), where=where, hint=self._who_answers()) from error
+            raise NoResponseError(connection_error_text(error), where=where, hint=self._unreachable_hint()) from error
         if response.status >= 300:
             after = response.headers.get("Retry-After")
             refusal = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
@@ -350,7 +352,7 @@ class KubeClient:
             raise refusal
         return response
 
-    def _who_answers(self) -> str:
+    def _unreachable_hint(self) -> str:
         """What to look at when nobody does."""
         if self.context is None:
             return f"The cluster's own API server, {self.host}, cannot be reached from this pod."
@@ -359,7 +361,7 @@ class KubeClient:
             "--context chooses another."
         )
 
-    def _retries_of(self, method: str) -> urllib3.Retry | bool:
+    def _retries_for(self, method: str) -> urllib3.Retry | bool:
         if self._retries is None:
             return False
         return (
@@ -368,7 +370,7 @@ class KubeClient:
             else self._retries
         )
 
-    def _in(self, namespace: str | None) -> str:
+    def _namespace_or_default(self, namespace: str | None) -> str:
         return self._connection.namespace if namespace is None else namespace
 
 

@@ -76,7 +76,7 @@ class KubeCluster:
         self._api, self._namespace, self._render, self._manners = api, namespace, render, manners
         self._selector = f"{names.label_selector(job)},{names.ROLE_LABEL}!={Role.MASTER}"
         self._register = PodCache(job_uid)
-        self._undertaker = PodGarbageCollector(self._register, self._remove_known, every=round_seconds)
+        self._garbage_collector = PodGarbageCollector(self._register, self._delete_by_uid, every=round_seconds)
         self._lock = threading.Lock()
         self._closed = False
         self._watches: set[PodWatch] = set()
@@ -92,7 +92,7 @@ class KubeCluster:
         except ConflictError as error:
             if error.reason != "AlreadyExists":  # a quota that changed meanwhile
                 raise RetryableError(error.message, where=error.where) from error
-        return self._settle(manifest)
+        return self._resolve_existing(manifest)
 
     def delete(self, uid: str, *, grace: float) -> None:
         """Tell a pod to go; see ``Cluster.delete``. What the server cannot do now is done later."""
@@ -100,9 +100,9 @@ class KubeCluster:
         self._register.ask(uid)
         seconds = math.ceil(max(grace, 0.0))
         try:
-            self._remove_known(uid, seconds)
+            self._delete_by_uid(uid, seconds)
         except (NoResponseError, ServerBusyError, ForbiddenError):
-            self._undertaker.put_off(uid, seconds)
+            self._garbage_collector.retry_later(uid, seconds)
 
     def watch(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
@@ -115,7 +115,7 @@ class KubeCluster:
             if self._closed:
                 return
             self._watches.add(watching)
-        self._undertaker.begin()
+        self._garbage_collector.begin()
         try:
             yield from watching.pods()
         finally:
@@ -127,7 +127,7 @@ class KubeCluster:
         with self._lock:
             self._closed = True
             watches = tuple(self._watches)
-        self._undertaker.close()
+        self._garbage_collector.close()
         for watching in watches:
             watching.close()
 
@@ -145,7 +145,7 @@ class KubeCluster:
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
-        bodies = [body for body in self._register.bodies() if body.uid in there]
+        bodies = [body for body in self._register.records() if body.uid in there]
         kept = newest_crashed_pods(bodies) if keep_crashed else []
         removed = [body for body in bodies if body not in kept]
         for body in removed:
@@ -160,7 +160,7 @@ class KubeCluster:
         self._register.note(pod)
         return str(pod["metadata"]["uid"])
 
-    def _settle(self, manifest: Manifest) -> str:
+    def _resolve_existing(self, manifest: Manifest) -> str:
         """Answer for a pod whose name is taken."""
         name = manifest["metadata"]["name"]
         try:
@@ -181,13 +181,13 @@ class KubeCluster:
         except ConflictError as error:
             raise RetryableError(error.message, where=error.where) from error
 
-    def _remove_known(self, uid: str, grace: int) -> None:
+    def _delete_by_uid(self, uid: str, grace: int) -> None:
         """Delete a pod whatever its name; one that the server does not know either is gone."""
-        name = self._register.name(uid) or self._find(uid)
+        name = self._register.name(uid) or self._find_name(uid)
         if name is not None:
             self._remove(uid, name, grace)
 
-    def _find(self, uid: str) -> str | None:
+    def _find_name(self, uid: str) -> str | None:
         """Name of a pod of this job that no watch has shown yet."""
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         for pod in listing.items:

@@ -44,13 +44,13 @@ class LeaseCandidate:
         job: name of the job.
         pod: name of the pod.
         uid: of the pod.
-        owners: owner references that the Lease gets.
+        owner_references: owner references that the Lease gets.
     """
 
     job: str
     pod: str
     uid: str
-    owners: tuple[Manifest, ...] = field(default=())
+    owner_references: tuple[Manifest, ...] = field(default=())
 
     @property
     def holder(self) -> str:
@@ -70,16 +70,16 @@ class LeaseFence:
     def __init__(
         self, api: KubeClient, candidate: LeaseCandidate, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._api, self._me, self._clock = api, candidate, clock
+        self._api, self._candidate, self._clock = api, candidate, clock
         self._name = names.master_name(candidate.job)
         self._lock = threading.Lock()  # one request at a time: each needs the resourceVersion of the one before
         self._version = ""
         self._since = 0.0
-        self._renewed: float | None = None
+        self._renewed_at: float | None = None
         self._incarnation = 0
         self._lost = False
-        self._said = ""
-        self._ending = threading.Event()
+        self._last_logged = ""
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------ the port
@@ -91,7 +91,7 @@ class LeaseFence:
 
     def holds(self) -> bool:
         """Whether the Lease cannot have passed to another yet."""
-        renewed = self._renewed
+        renewed = self._renewed_at
         return renewed is not None and not self._lost and self._clock() - renewed < RENEW_DEADLINE_SECONDS
 
     def lost(self) -> bool:
@@ -100,16 +100,16 @@ class LeaseFence:
 
     def release(self) -> None:
         """Stop renewing and give the Lease back; a server that is away lets it expire instead."""
-        self._ending.set()
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         with self._lock:
-            if self._renewed is None or self._lost:
+            if self._renewed_at is None or self._lost:
                 return
-            self._renewed = None
+            self._renewed_at = None
             try:
-                self._write({"holderIdentity": None})
+                self._write_lease({"holderIdentity": None})
             except NotFoundError:
                 log.info("the Lease is gone with its Job")
             except ApiError as error:
@@ -132,9 +132,9 @@ class LeaseFence:
         """
         while not stopped():
             answer = self.attempt()
-            self._say(answer)
+            self._log_change(answer)
             if answer.value:
-                self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+                self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
                 self._thread.start()
                 return True
             wait(RENEW_INTERVAL_SECONDS / 2)
@@ -148,7 +148,7 @@ class LeaseFence:
                 found, server_now = self._read()
                 seen = None if found is None else self._seen(found)
                 ended = seen is not None and self._holder_ended(seen.holder)
-                answer = may_acquire_lease(seen, self._me.holder, server_now, holder_ended=ended)
+                answer = may_acquire_lease(seen, self._candidate.holder, server_now, holder_ended=ended)
                 if answer.value:
                     self._take(found, began)
             except ConflictError:
@@ -161,8 +161,8 @@ class LeaseFence:
 
     def _take(self, found: Manifest | None, began: float) -> None:
         self._incarnation = _parse_incarnation(found) + 1
-        self._write({"acquireTime": _format_micro_time(), **self._fresh()}, new=found is None)
-        self._renewed = began
+        self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, new=found is None)
+        self._renewed_at = began
 
     def _seen(self, found: Manifest) -> LeaseSnapshot:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
@@ -170,15 +170,15 @@ class LeaseFence:
             self._version, self._since = version, self._clock()
         return LeaseSnapshot(
             holder=spec.get("holderIdentity") or "",
-            renewed=_last_change_time(found),
-            duration=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
-            unchanged=self._clock() - self._since,
+            renewed_at=_last_change_time(found),
+            duration_seconds=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
+            unchanged_seconds=self._clock() - self._since,
         )
 
     def _holder_ended(self, holder: str) -> bool:
         """Whether a kubelet has seen the holder's container end. A pod that is merely gone may run on a lost node."""
         pod, _, uid = holder.rpartition(_HOLDER_SEPARATOR)
-        if not pod or holder == self._me.holder:
+        if not pod or holder == self._candidate.holder:
             return False
         try:
             found = self._api.get(PODS, pod)
@@ -188,59 +188,63 @@ class LeaseFence:
 
     # ------------------------------------------------------------------ keeping it
 
-    def renew(self) -> None:
+    def renew_lease(self) -> None:
         """Renew once; what goes wrong is remembered: ``holds`` and ``lost`` tell."""
         with self._lock:
             began = self._clock()
             try:
-                self._renew(began)
+                self._write_renewal(began)
             except ApiError as error:
-                self._say(Decision(False, f"it was not renewed: {error}"))
+                self._log_change(Decision(False, f"it was not renewed: {error}"))
             else:
-                self._say(Decision(not self._lost, "another master has it" if self._lost else "it is renewed"))
+                self._log_change(Decision(not self._lost, "another master has it" if self._lost else "it is renewed"))
 
-    def _renew(self, began: float) -> None:
+    def _write_renewal(self, began: float) -> None:
         try:
-            self._write(self._fresh())
+            self._write_lease(self._renewed_spec())
         except (ConflictError, NotFoundError):
             found, _ = self._read()
             holder = "" if found is None else found.get("spec", {}).get("holderIdentity") or ""
-            if found is not None and holder != self._me.holder:
+            if found is not None and holder != self._candidate.holder:
                 self._lost = True
                 return
-            if found is None and self._job_goes():
+            if found is None and self._is_job_going():
                 raise
             self._version = "" if found is None else found["metadata"]["resourceVersion"]
-            self._write(self._fresh(), new=found is None)
-        self._renewed = began
+            self._write_lease(self._renewed_spec(), new=found is None)
+        self._renewed_at = began
 
-    def _job_goes(self) -> bool:
+    def _is_job_going(self) -> bool:
         """Whether the Lease is missing because its Job is being deleted, or is nobody's while this master leaves."""
-        if self._ending.is_set():
+        if self._stopping.is_set():
             return True
         try:
-            meta = self._api.get(JOBS, names.master_name(self._me.job))["metadata"]
+            meta = self._api.get(JOBS, names.master_name(self._candidate.job))["metadata"]
         except NotFoundError:
             return True
-        known = {owner["uid"] for owner in self._me.owners}
+        known = {owner["uid"] for owner in self._candidate.owner_references}
         return "deletionTimestamp" in meta or meta["uid"] not in known
 
-    def _keep(self) -> None:
-        while not self._ending.wait(RENEW_INTERVAL_SECONDS) and not self._lost:
-            self.renew()
+    def _renew_loop(self) -> None:
+        while not self._stopping.wait(RENEW_INTERVAL_SECONDS) and not self._lost:
+            self.renew_lease()
 
-    def _say(self, what: Decision[bool]) -> None:
+    def _log_change(self, what: Decision[bool]) -> None:
         """Log what changed; that seconds pass is no change."""
         said = _NUMBER_PATTERN.sub("", what.reason)
-        if said != self._said:
+        if said != self._last_logged:
             log.log(logging.INFO if what.value else logging.WARNING, "Lease %s: %s", self._name, what.reason)
-        self._said = said
+        self._last_logged = said
 
     # ------------------------------------------------------------------ requests
 
-    def _fresh(self) -> Manifest:
+    def _renewed_spec(self) -> Manifest:
         duration = int(LEASE_SECONDS)
-        return {"holderIdentity": self._me.holder, "renewTime": _format_micro_time(), "leaseDurationSeconds": duration}
+        return {
+            "holderIdentity": self._candidate.holder,
+            "renewTime": _format_micro_time(),
+            "leaseDurationSeconds": duration,
+        }
 
     def _read(self) -> tuple[Manifest | None, float | None]:
         """The Lease, None if there is none, and the server's clock."""
@@ -250,11 +254,11 @@ class LeaseFence:
             return None, None
         return answer.body, answer.server_time
 
-    def _write(self, spec: Manifest, *, new: bool = False) -> None:
+    def _write_lease(self, spec: Manifest, *, new: bool = False) -> None:
         meta: Manifest = {
-            "labels": names.object_labels(self._me.job),
+            "labels": names.object_labels(self._candidate.job),
             "annotations": {names.INCARNATION_ANNOTATION: str(self._incarnation)},
-            "ownerReferences": [dict(owner) for owner in self._me.owners],
+            "ownerReferences": [dict(owner) for owner in self._candidate.owner_references],
         }
         if new:
             head = {"apiVersion": LEASES.api_version, "kind": LEASES.name, "metadata": {"name": self._name, **meta}}

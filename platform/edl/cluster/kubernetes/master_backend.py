@@ -131,7 +131,7 @@ class KubeMasterBackend:
         """
         if not self.fence.acquire(stopping.is_set, stopping.wait):
             return False
-        threading.Thread(target=self._adopt, name="ownership", daemon=True).start()
+        threading.Thread(target=self._adopt_objects, name="ownership", daemon=True).start()
         return True
 
     def conclude(self, *, failed: bool) -> None:
@@ -142,12 +142,12 @@ class KubeMasterBackend:
         its Job, but for a token that nobody owns.
         """
         until = time.monotonic() + CONCLUDE_SECONDS
-        steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
+        steps: list[Callable[[], bool]] = [partial(self._clear_pods, keep_crashed=failed and not self.durable)]
         if failed:
             steps.append(self._fail_job)
         done = [_retry_until(step, until) for step in steps]
         if all(done):  # otherwise another master may come, and its pod mounts the token
-            self._concluded = _retry_until(partial(self._take_token_along, over=True), until)
+            self._concluded = _retry_until(partial(self._delete_unowned_token, over=True), until)
 
     def close(self) -> None:
         """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
@@ -158,7 +158,7 @@ class KubeMasterBackend:
         self.board.close()
         self.fence.release()
         if not self._concluded:
-            _retry_until(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
+            _retry_until(partial(self._delete_unowned_token, over=False), time.monotonic() + LEAVE_SECONDS)
 
     def _render(self, spec: JobSpec, role: Role, index: int, wish: PodOptions) -> Manifest:
         place = self._place
@@ -171,10 +171,10 @@ class KubeMasterBackend:
             run_dir=place.run_dir,
             wish=wish,
             token_secret=place.token_secret,
-            spec_uid=self._uid_of_spec(),
+            spec_uid=self._read_spec_uid(),
         )
 
-    def _uid_of_spec(self) -> str:
+    def _read_spec_uid(self) -> str:
         """Uid of the ConfigMap that pods of the job name as their controller; empty when it cannot be had.
 
         A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
@@ -192,17 +192,17 @@ class KubeMasterBackend:
                 log.warning("a pod starts without a controller, and kubectl drain will want --force: %s", error)
         return self._spec_uid or ""
 
-    def _adopt(self) -> None:
+    def _adopt_objects(self) -> None:
         try:
             adopt_objects(self._api, self._place.job, self._place.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
 
-    def _take_token_along(self, *, over: bool) -> bool:
+    def _delete_unowned_token(self, *, over: bool) -> bool:
         place = self._place
         return delete_unowned_token(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
 
-    def _clear(self, *, keep_crashed: bool) -> bool:
+    def _clear_pods(self, *, keep_crashed: bool) -> bool:
         """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
         try:
             return self.cluster.clear(keep_crashed=keep_crashed)

@@ -45,7 +45,7 @@ class PodCache:
 
     def __init__(self, job_uid: str, now: Callable[[], float] = time.monotonic) -> None:
         self._job_uid, self._now = job_uid, now
-        self._bodies: dict[str, PodRecord] = {}
+        self._records: dict[str, PodRecord] = {}
         self._asked: set[str] = set()
         self._gone: set[str] = set()
         self._lock = threading.Lock()
@@ -65,13 +65,13 @@ class PodCache:
                 seen = pod_status.read_pod_status(pod, asked=meta["uid"] in self._asked)
             except ValueError:
                 return None
-            known = self._bodies.get(seen.uid)
+            known = self._records.get(seen.uid)
             since = known.leaving_since if known else None
             if since is None and "deletionTimestamp" in meta:
                 since = self._now()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet writes 0 when it is done
             if seen.uid not in self._gone:  # the answer to a creation may come after the end that a watch told
-                self._bodies[seen.uid] = PodRecord(
+                self._records[seen.uid] = PodRecord(
                     meta["name"],
                     seen,
                     meta.get("creationTimestamp") or "",
@@ -91,7 +91,7 @@ class PodCache:
         present = {pod.uid for pod in seen}
         vanished = [body for body in before if body.uid not in present]
         for body in vanished:
-            self._forget(body.uid)
+            self._remove_record(body.uid)
         return [*seen, *(self.end(body.seen) for body in vanished)]
 
     def deleted(self, pod: Manifest) -> PodStatus | None:
@@ -99,12 +99,12 @@ class PodCache:
         seen = self.note(pod)
         if seen is None:
             return None
-        self._forget(seen.uid)
+        self._remove_record(seen.uid)
         return self.end(seen)
 
-    def _forget(self, uid: str) -> None:
+    def _remove_record(self, uid: str) -> None:
         with self._lock:
-            self._bodies.pop(uid, None)
+            self._records.pop(uid, None)
             self._gone.add(uid)
 
     def end(self, last: PodStatus) -> PodStatus:
@@ -115,17 +115,17 @@ class PodCache:
     def name(self, uid: str) -> str | None:
         """Name of the object; None if it is not known."""
         with self._lock:
-            body = self._bodies.get(uid)
+            body = self._records.get(uid)
             return body.name if body else None
 
     def ask(self, uid: str) -> None:
         """Remember that the master wants it to go, unless somebody else wanted that before."""
         with self._lock:
-            body = self._bodies.get(uid)
+            body = self._records.get(uid)
             if body is None or body.leaving_since is None:
                 self._asked.add(uid)
 
-    def bodies(self) -> tuple[PodRecord, ...]:
+    def records(self) -> tuple[PodRecord, ...]:
         """All objects that are known to exist."""
         with self._lock:
-            return tuple(self._bodies.values())
+            return tuple(self._records.values())

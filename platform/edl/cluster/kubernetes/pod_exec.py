@@ -52,7 +52,7 @@ class PodExec:
         path = PODS.path(namespace or connection.namespace, pod, "exec")
         self._where = f"exec in pod {pod}"
         self._socket = _connect_websocket(connection, f"{connection.host}{path}?{query}", self._where)
-        self._unread, self._errors, self._ended = bytearray(), b"", False
+        self._stdout, self._errors, self._ended = bytearray(), b"", False
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +73,7 @@ class PodExec:
         try:
             self._socket.send(bytes([_STDIN_CHANNEL]) + data, ABNF.OPCODE_BINARY)
         except (OSError, WebSocketException) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
 
     def read(self, size: int) -> bytes:
         """Exactly ``size`` bytes of its standard output; fewer only when the program has ended.
@@ -82,13 +82,13 @@ class PodExec:
             NoResponseError: the connection broke, or nothing was said for SILENCE_SECONDS.
         """
         spoke = time.monotonic()
-        while len(self._unread) < size and not self._ended:
+        while len(self._stdout) < size and not self._ended:
             if self._receive():
                 spoke = time.monotonic()
             elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # the connection lives, the program says nothing
-                raise self._broken(TimeoutError(f"nothing was said for {EXEC_IDLE_SECONDS:g} s"))
-        taken = bytes(self._unread[:size])
-        del self._unread[:size]
+                raise self._connection_error(TimeoutError(f"nothing was said for {EXEC_IDLE_SECONDS:g} s"))
+        taken = bytes(self._stdout[:size])
+        del self._stdout[:size]
         return taken
 
     def waiting(self) -> bool:
@@ -97,11 +97,11 @@ class PodExec:
         What has arrived is looked at: a ping, or a word on standard error, is nothing to read, and who read then would
         wait for a program that waits for its input.
         """
-        while not self._unread and not self._ended and self._readable():
+        while not self._stdout and not self._ended and self._is_readable():
             self._receive()
-        return bool(self._unread) or self._ended
+        return bool(self._stdout) or self._ended
 
-    def _readable(self) -> bool:
+    def _is_readable(self) -> bool:
         raw = self._socket.sock
         if raw is None:
             return True
@@ -113,14 +113,14 @@ class PodExec:
         try:
             kind, message = self._socket.recv_data(control_frame=True)
         except (OSError, WebSocketException) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
         if kind == ABNF.OPCODE_CLOSE:
-            raise self._broken(ConnectionResetError("closed by the server"))
+            raise self._connection_error(ConnectionResetError("closed by the server"))
         if kind in (ABNF.OPCODE_PING, ABNF.OPCODE_PONG) or not message:
             return False
         channel, data = message[0], message[1:]
         if channel == _STDOUT_CHANNEL:
-            self._unread += data
+            self._stdout += data
         elif channel == _STDERR_CHANNEL:
             self._errors = (self._errors + data)[-_STDERR_TAIL_BYTES:]
         elif channel == _STATUS_CHANNEL:
@@ -133,7 +133,7 @@ class PodExec:
         if status.get("status") == "Failure" and not self._errors:
             self._errors = str(status.get("message", "")).encode()
 
-    def _broken(self, error: Exception) -> NoResponseError:
+    def _connection_error(self, error: Exception) -> NoResponseError:
         return NoResponseError(f"The connection broke: {error or type(error).__name__}", where=self._where)
 
 

@@ -74,52 +74,52 @@ class PodGarbageCollector:
         every: float = GC_INTERVAL_SECONDS,
     ) -> None:
         self._register, self._remove, self._now, self._every = register, remove, now, every
-        self._put_off: dict[str, int] = {}
+        self._postponed: dict[str, int] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Start the rounds, once."""
         with self._lock:
-            if self._thread is None and not self._over.is_set():
-                self._thread = threading.Thread(target=self._go_round, name="pods-undertaker", daemon=True)
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run_loop, name="pods-undertaker", daemon=True)
                 self._thread.start()
 
-    def put_off(self, uid: str, grace: int) -> None:
+    def retry_later(self, uid: str, grace: int) -> None:
         """Have a deletion that failed tried again each round, until the server has answered it."""
         with self._lock:
-            self._put_off[uid] = grace
+            self._postponed[uid] = grace
         self.begin()
 
     def close(self) -> None:
         """End the rounds."""
-        self._over.set()
+        self._closed.set()
 
     def round(self) -> None:
         """One look at all pods."""
         with self._lock:
-            waiting = dict(self._put_off)
+            waiting = dict(self._postponed)
         for uid, grace in waiting.items():
-            if self._deleted(uid, grace):
+            if self._try_delete(uid, grace):
                 with self._lock:
-                    self._put_off.pop(uid, None)
-        bodies = self._register.bodies()
+                    self._postponed.pop(uid, None)
+        bodies = self._register.records()
         late = stuck_deletions(bodies, self._now())
         for body in late:
             self._tell(
                 body.uid, f"pod {body.name} is still there after its grace ({body.seen.cause or 'leaving'}): removed"
             )
         for body in (*late, *excess_pods(bodies)):
-            self._deleted(body.uid, 0)
+            self._try_delete(body.uid, 0)
 
-    def _go_round(self) -> None:
-        while not self._over.wait(self._every):
+    def _run_loop(self) -> None:
+        while not self._closed.wait(self._every):
             self.round()
 
-    def _deleted(self, uid: str, grace: int) -> bool:
-        if self._over.is_set():
+    def _try_delete(self, uid: str, grace: int) -> bool:
+        if self._closed.is_set():
             return False
         try:
             self._remove(uid, grace)

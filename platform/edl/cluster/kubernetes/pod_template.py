@@ -90,7 +90,7 @@ def _pod_spec(spec: JobSpec, place: PodIdentity, wish: PodOptions) -> Manifest:
     found: Manifest = {
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
-        "priorityClassName": worker_priority.parse_priority(section.priority).class_of(elevated=wish.elevated),
+        "priorityClassName": worker_priority.parse_priority(section.priority).priority_class(elevated=wish.elevated),
         "serviceAccountName": spec.security.master_account if master else spec.security.pod_account,
         "automountServiceAccountToken": master,
         "enableServiceLinks": False,

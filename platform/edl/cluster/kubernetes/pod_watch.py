@@ -36,18 +36,18 @@ class WatchSettings:
 
     Attributes:
         seconds: after which the server ends it, so that it is listed again; heals events that were lost without a sign.
-        silence: seconds without a line after which it is given up; longer than ``seconds``.
+        idle_timeout: seconds without a line after which it is given up; longer than ``seconds``.
         forbidden: seconds for which 401 and 403 are borne: a server that has just started refuses everybody.
         backoff: after failures.
-        chance: evenly distributed over 0-1.
+        jitter: evenly distributed over 0-1.
         now: seconds of a clock that does not go back.
     """
 
     seconds: int = 60
-    silence: float = 75.0
+    idle_timeout: float = 75.0
     forbidden: float = 60.0
     backoff: ExponentialBackoff = field(default_factory=ExponentialBackoff)
-    chance: Callable[[], float] = random.random
+    jitter: Callable[[], float] = random.random
     now: Callable[[], float] = time.monotonic
 
 
@@ -56,12 +56,12 @@ class _FailureState:
     """Failures in a row, and whether the last watch worked."""
 
     failures: int = 0
-    worked: bool = False
+    last_succeeded: bool = False
     forbidden_since: float | None = None
 
     def over(self) -> None:
         """Something worked."""
-        self.failures, self.worked, self.forbidden_since = 0, True, None
+        self.failures, self.last_succeeded, self.forbidden_since = 0, True, None
 
 
 class PodWatch:
@@ -80,8 +80,8 @@ class PodWatch:
     ) -> None:
         self._api, self._namespace, self._selector, self._register = api, namespace, selector, register
         self._manners = manners or WatchSettings()
-        self._sightings = WatchCache(register.end)
-        self._trouble = _FailureState()
+        self._watch_cache = WatchCache(register.end)
+        self._failure_state = _FailureState()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._stream: ResponseStream | None = None
@@ -103,7 +103,7 @@ class PodWatch:
         synced = False
         while not self._closed.is_set():
             try:
-                version, listed = self._list()
+                version, listed = self._list_pods()
                 yield from listed
                 if not synced:
                     synced = True
@@ -111,16 +111,16 @@ class PodWatch:
                 for seen in self._follow(version):
                     yield from seen
             except (RetryableError, ForbiddenError) as error:
-                self._bear(error)
+                self._wait_after_error(error)
             else:
-                self._go_on()
+                self._wait_if_unstable()
 
-    def _list(self) -> tuple[str, list[PodStatus]]:
+    def _list_pods(self) -> tuple[str, list[PodStatus]]:
         """Where a watch begins, and what changed until there."""
-        before = self._register.bodies()
+        before = self._register.records()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
-        self._trouble.forbidden_since = None
-        return listing.resource_version, self._sightings.listed(self._register.listed(listing.items, before))
+        self._failure_state.forbidden_since = None
+        return listing.resource_version, self._watch_cache.listed(self._register.listed(listing.items, before))
 
     def _follow(self, version: str) -> Iterator[list[PodStatus]]:
         """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""
@@ -130,11 +130,11 @@ class PodWatch:
         began = self._manners.now()
         try:
             for kind, item in stream.events():
-                self._trouble.over()
-                yield self._sightings.changed(seen) if (seen := self._meant(kind, item)) is not None else []
+                self._failure_state.over()
+                yield self._watch_cache.changed(seen) if (seen := self._apply_event(kind, item)) is not None else []
         finally:
             if self._manners.now() - began >= STABLE_WATCH_SECONDS:
-                self._trouble.over()
+                self._failure_state.over()
             with self._lock:
                 self._stream = None
             stream.release()
@@ -146,7 +146,7 @@ class PodWatch:
             namespace=self._namespace,
             labels=self._selector,
             seconds=self._manners.seconds,
-            silence=self._manners.silence,
+            silence=self._manners.idle_timeout,
         )
         with self._lock:
             if not self._closed.is_set():
@@ -155,29 +155,29 @@ class PodWatch:
         stream.release()
         return None
 
-    def _meant(self, kind: str, item: Manifest) -> PodStatus | None:
+    def _apply_event(self, kind: str, item: Manifest) -> PodStatus | None:
         if kind in ("ADDED", "MODIFIED"):
             return self._register.note(item)
         return self._register.deleted(item) if kind == "DELETED" else None
 
-    def _bear(self, error: RetryableError | ForbiddenError) -> None:
+    def _wait_after_error(self, error: RetryableError | ForbiddenError) -> None:
         """Wait before the next attempt."""
         now = self._manners.now()
         if isinstance(error, ForbiddenError):
-            since = self._trouble.forbidden_since
-            self._trouble.forbidden_since = now if since is None else since
-            if now - self._trouble.forbidden_since > self._manners.forbidden:
+            since = self._failure_state.forbidden_since
+            self._failure_state.forbidden_since = now if since is None else since
+            if now - self._failure_state.forbidden_since > self._manners.forbidden:
                 raise error
-        if self._trouble.failures == 0:
+        if self._failure_state.failures == 0:
             log.info("the watch of the pods begins again: %s", error.message)
-        self._pause(error.retry_after if isinstance(error, ServerBusyError) else None)
+        self._back_off(error.retry_after if isinstance(error, ServerBusyError) else None)
 
-    def _go_on(self) -> None:
+    def _wait_if_unstable(self) -> None:
         """A watch ended as watches do; a server that ends each at once is not asked without a pause."""
-        if not self._trouble.worked:
-            self._pause(None)
-        self._trouble.worked = False
+        if not self._failure_state.last_succeeded:
+            self._back_off(None)
+        self._failure_state.last_succeeded = False
 
-    def _pause(self, asked: float | None) -> None:
-        self._trouble.failures, self._trouble.worked = self._trouble.failures + 1, False
-        self._closed.wait(self._manners.backoff.pause(self._trouble.failures, self._manners.chance(), asked))
+    def _back_off(self, asked: float | None) -> None:
+        self._failure_state.failures, self._failure_state.last_succeeded = self._failure_state.failures + 1, False
+        self._closed.wait(self._manners.backoff.pause(self._failure_state.failures, self._manners.jitter(), asked))

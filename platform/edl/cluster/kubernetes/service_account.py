@@ -67,11 +67,11 @@ class _BearerToken:
     def __call__(self) -> Mapping[str, str]:
         read, now = self._read, self._clock()
         if read is None or now - read[0] >= TOKEN_CACHE_SECONDS:
-            read = now, self._header()
+            read = now, self._read_header()
             self._read = read
         return read[1]
 
-    def _header(self) -> Mapping[str, str]:
+    def _read_header(self) -> Mapping[str, str]:
         try:
             return {"authorization": f"Bearer {self._token.read_text().strip()}"}
         except OSError as error:

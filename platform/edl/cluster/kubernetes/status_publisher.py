@@ -40,13 +40,13 @@ class KubeStatusPublisher:
 
     def __init__(self, api: KubeClient, job: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._job, self._clock = api, job, clock
-        self._pages: Mapping[str, str] | None = None
-        self._shown: frozenset[str] = frozenset()
+        self._pending_pages: Mapping[str, str] | None = None
+        self._published_keys: frozenset[str] = frozenset()
         self._closing = False
         self._until = float("inf")
         self._changed = threading.Condition()
         self._stream: ResponseStream | None = None
-        self._thread = threading.Thread(target=self._publish, name="board", daemon=True)
+        self._thread = threading.Thread(target=self._publish_loop, name="board", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------------ publishing
@@ -54,7 +54,7 @@ class KubeStatusPublisher:
     def publish(self, pages: Mapping[str, str]) -> None:
         """Show these pages; returns at once, the newest win."""
         with self._changed:
-            self._pages = dict(pages)
+            self._pending_pages = dict(pages)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class KubeStatusPublisher:
             self._stream.close()
         self._thread.join(FINAL_PUBLISH_SECONDS)
 
-    def _publish(self) -> None:
+    def _publish_loop(self) -> None:
         failures = 0
         while (pages := self._next()) is not None:
             began = self._clock()
@@ -89,8 +89,8 @@ class KubeStatusPublisher:
             Whether there may be another one.
         """
         with self._changed:
-            if self._pages is None:
-                self._pages = again  # unless there are newer ones
+            if self._pending_pages is None:
+                self._pending_pages = again  # unless there are newer ones
             self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
             if not (self._closing and again):
                 return True
@@ -100,13 +100,13 @@ class KubeStatusPublisher:
     def _next(self) -> Mapping[str, str] | None:
         """The newest pages, once there are some; None when the board is closed and all is shown."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pages is not None or self._closing)
-            pages, self._pages = self._pages, None
+            self._changed.wait_for(lambda: self._pending_pages is not None or self._closing)
+            pages, self._pending_pages = self._pending_pages, None
             return pages
 
     def _show(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
         """Replace the pages; the ConfigMap itself was made by whoever made the Job, and goes with it."""
-        gone: dict[str, Any] = dict.fromkeys(self._shown - pages.keys())
+        gone: dict[str, Any] = dict.fromkeys(self._published_keys - pages.keys())
         try:
             self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**gone, **pages}})
         except ApiError as error:
@@ -114,7 +114,7 @@ class KubeStatusPublisher:
             if not (quiet or job_goes):
                 log.warning("the status was not published: %s", error)
             return error
-        self._shown = frozenset(pages)
+        self._published_keys = frozenset(pages)
         return None
 
     # ------------------------------------------------------------------ wishes
@@ -125,7 +125,7 @@ class KubeStatusPublisher:
         failures = 0
         while not self._closing:
             try:
-                for job in self._jobs():
+                for job in self._watch_job():
                     failures = 0
                     wanted = read_desired_state(job)
                     if wanted != last:
@@ -135,9 +135,9 @@ class KubeStatusPublisher:
                 failures += 1
                 if not isinstance(error, RetryableError):
                     log.warning("wishes cannot be read: %s", error)
-                self._wait(_retry_delay(failures, error))
+                self._wait_or_close(_retry_delay(failures, error))
 
-    def _jobs(self) -> Iterator[Manifest]:
+    def _watch_job(self) -> Iterator[Manifest]:
         """The Job as it is, then as it becomes, until the stream ends."""
         only = f"metadata.name={names.master_name(self._job)}"
         listing = self._api.list(JOBS, fields=only)
@@ -148,7 +148,7 @@ class KubeStatusPublisher:
                 return
             yield from (job for kind, job in stream.events() if kind in ("ADDED", "MODIFIED"))
 
-    def _wait(self, seconds: float) -> None:
+    def _wait_or_close(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
 

@@ -27,8 +27,8 @@ class EventLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._signals: dict[int, Callable[[], None]] = {}
-        self._previous: dict[int, Any] = {}
-        self._raised: set[int] = set()
+        self._previous_handlers: dict[int, Any] = {}
+        self._pending_signals: set[int] = set()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
@@ -42,7 +42,7 @@ class EventLoop:
         else:
             self._selector.register(file, events, ready)
 
-    def forget(self, file: socket.socket | int) -> None:
+    def unwatch(self, file: socket.socket | int) -> None:
         """Watch a file no more."""
         self._selector.unregister(file)
 
@@ -53,7 +53,7 @@ class EventLoop:
     def on_signal(self, signum: int, call: Callable[[], None]) -> None:
         """Call from the loop, not from the signal handler, when the signal arrives."""
         self._signals[signum] = call
-        self._previous[signum] = signal.signal(signum, self._note)
+        self._previous_handlers[signum] = signal.signal(signum, self._record_signal)
 
     def turn(self) -> None:
         """Wait until something is due and do it."""
@@ -62,24 +62,24 @@ class EventLoop:
             # An earlier callback of this turn may have closed the file.
             if self._selector.get_map().get(key.fd) is key:
                 key.data(mask)
-        while self._raised:
-            self._signals[self._raised.pop()]()
+        while self._pending_signals:
+            self._signals[self._pending_signals.pop()]()
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
 
     def close(self) -> None:
         """Give signals back to whoever had them."""
-        for signum, handler in self._previous.items():
+        for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._previous_wakeup)
         self._selector.close()
         self._wakeup.close()
         self._wakeup_writer.close()
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _record_signal(self, signum: int, frame: FrameType | None) -> None:
         # What arrived is noted here and not read from the wakeup socket: a child that gets a signal between fork and
         # exec writes to that socket too, and must not be mistaken for the supervisor.
-        self._raised.add(signum)
+        self._pending_signals.add(signum)
 
     def _drain(self) -> None:
         while True:

@@ -28,9 +28,9 @@ class LocalCluster:
     def __init__(self, path: Path, token: str, *, patience: float = CONNECT_SECONDS) -> None:
         self._path = path
         self._token = token
-        self._patience = patience
-        self._asking = threading.Lock()
-        self._desk: _SupervisorConnection | None = None
+        self._connect_seconds = patience
+        self._request_lock = threading.Lock()
+        self._request_connection: _SupervisorConnection | None = None
         self._closed = threading.Event()
         self._state = threading.Lock()
         self._open: set[_SupervisorConnection] = set()
@@ -71,7 +71,7 @@ class LocalCluster:
         synced = False
         while not self._closed.is_set():
             listed: list[PodStatus] | None = []
-            for message in self._stream():
+            for message in self._watch_messages():
                 if listed is None:
                     yield from sightings.changed(supervisor_protocol.pod_from_message(message))
                 elif "synced" not in message:
@@ -88,38 +88,38 @@ class LocalCluster:
         self._closed.set()
         with self._state:
             for connection in self._open:
-                connection.shut()
-        with self._asking:
-            if self._desk is not None:
-                self._release(self._desk)
-                self._desk = None
+                connection.shut_down()
+        with self._request_lock:
+            if self._request_connection is not None:
+                self._release(self._request_connection)
+                self._request_connection = None
 
     def _ask(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
-        with self._asking:
+        with self._request_lock:
             try:
-                return self._ask_once(request)
+                return self._request_once(request)
             except ConnectionError:  # the connection was old: one fresh one says for sure
-                return self._ask_again(request)
+                return self._request_again(request)
 
-    def _ask_again(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+    def _request_again(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
         try:
-            return self._ask_once(request)
+            return self._request_once(request)
         except ConnectionError as error:
             raise RetryableError(f"The supervisor does not answer: {error}", where=str(self._path)) from error
 
-    def _ask_once(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
-        if self._desk is None:
-            self._desk = self._connect()
+    def _request_once(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        if self._request_connection is None:
+            self._request_connection = self._connect()
         try:
-            answer = self._desk.ask(request)
+            answer = self._request_connection.ask(request)
         except ConnectionError:
-            self._release(self._desk)
-            self._desk = None
+            self._release(self._request_connection)
+            self._request_connection = None
             raise
         supervisor_protocol.raise_error(answer, where=str(self._path))
         return answer
 
-    def _stream(self) -> Iterator[supervisor_protocol.Message]:
+    def _watch_messages(self) -> Iterator[supervisor_protocol.Message]:
         """Yield what one watch connection brings, until it ends."""
         try:
             connection = self._connect()
@@ -128,7 +128,7 @@ class LocalCluster:
                 return
             raise
         try:
-            connection.follow()
+            connection.start_watch()
             while (message := connection.receive()) is not None:
                 supervisor_protocol.raise_error(message, where=str(self._path))
                 yield message
@@ -139,7 +139,7 @@ class LocalCluster:
 
     def _connect(self) -> _SupervisorConnection:
         """Connect and prove the token; goes on trying for as long as patience lasts."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._connect_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -181,7 +181,7 @@ class _SupervisorConnection:
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._lines = supervisor_protocol.MessageDecoder()
-        self._arrived: list[supervisor_protocol.Message] = []
+        self._received: list[supervisor_protocol.Message] = []
         self._socket.settimeout(ANSWER_SECONDS)
         try:
             self._socket.connect(str(path))
@@ -204,21 +204,21 @@ class _SupervisorConnection:
             raise ConnectionError("The connection ended")
         return answer
 
-    def follow(self) -> None:
+    def start_watch(self) -> None:
         """Ask for the stream of changes, which may be silent for any time."""
         self._socket.sendall(supervisor_protocol.encode_message({"op": "watch"}))
         self._socket.settimeout(None)
 
     def receive(self) -> supervisor_protocol.Message | None:
         """Return the next message, or None when the connection ended."""
-        while not self._arrived:
+        while not self._received:
             data = self._socket.recv(supervisor_protocol.MAX_LINE_BYTES)
             if not data:
                 return None
-            self._arrived = self._lines.feed(data)
-        return self._arrived.pop(0)
+            self._received = self._lines.feed(data)
+        return self._received.pop(0)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Wake whoever waits for this connection; it stays theirs to close."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -26,7 +26,7 @@ class OrphanReaper:
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
 
-    def joined(self, pid: int) -> None:
+    def add_group(self, pid: int) -> None:
         """Put a process group on the list."""
         self._tell(f"+{pid}\n")
 

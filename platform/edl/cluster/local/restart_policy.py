@@ -22,17 +22,17 @@ class RestartPolicy:
 
     young_deaths: int = 0
 
-    def died(self, age: float) -> RestartPolicy:
+    def after_death(self, age: float) -> RestartPolicy:
         """Return the policy after a death at ``age`` seconds."""
         return RestartPolicy(self.young_deaths + 1 if age < YOUNG_SECONDS else 1)
 
     @property
-    def hopeless(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether another try makes no sense."""
         return self.young_deaths >= MAX_YOUNG_DEATHS
 
     @property
-    def delay(self) -> float:
+    def delay_seconds(self) -> float:
         """Seconds to wait before the next start."""
         late = self.young_deaths - FREE_RESTARTS
         if late <= 0:

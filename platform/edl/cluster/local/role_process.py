@@ -32,7 +32,7 @@ class RoleProcess:
         self.uid = environment.uid
         self.role = environment.role
         self.index = environment.index
-        self._started = time.monotonic()
+        self._start_time = time.monotonic()
         with _open_log(environment) as log:
             self._process = subprocess.Popen(
                 command,
@@ -52,13 +52,13 @@ class RoleProcess:
     @property
     def age(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self._start_time
 
     def terminate(self) -> None:
         """Tell the process, and not what it started, to go."""
         self._process.send_signal(signal.SIGTERM)
 
-    def tell_to_end_job(self) -> None:
+    def request_job_end(self) -> None:
         """Tell a master to take a final checkpoint and to end its job."""
         self._process.send_signal(signal.SIGUSR1)
 

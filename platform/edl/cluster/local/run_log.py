@@ -23,16 +23,16 @@ class RunLog:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._log = run_dir / "logs" / "supervisor.log"
+        self._log_path = run_dir / "logs" / "supervisor.log"
         self._events = run_dir / "events.jsonl"
         self._lost = 0
-        self._log.parent.mkdir(exist_ok=True)
+        self._log_path.parent.mkdir(exist_ok=True)
 
     def line(self, text: str) -> None:
         """Append a line to the supervisor's log."""
         gap = f"{self._lost} lines and events before this could not be written\n" if self._lost else ""
         line = f"{gap}{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
-        if self._append(self._log, line):
+        if self._append(self._log_path, line):
             self._lost = 0
 
     def ended(self, process: RoleProcess, ending: ExitStatus) -> None:

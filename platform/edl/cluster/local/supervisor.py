@@ -44,14 +44,14 @@ class Supervisor:
         self._record = RunLog(run_dir)
         self._table = PodTable()
         self._processes: dict[str, RoleProcess] = {}
-        self._restarts = RestartPolicy()
+        self._restart_policy = RestartPolicy()
         self._exit_code: int | None = None
-        self._wanted_exit_code: int | None = None
-        self._guard = None if parent_death.HAS_PARENT_DEATH_SIGNAL else OrphanReaper()
+        self._requested_exit_code: int | None = None
+        self._orphan_reaper = None if parent_death.HAS_PARENT_DEATH_SIGNAL else OrphanReaper()
         self._server = SupervisorServer(loop, runtime.cluster_socket, runtime.token, self)
-        loop.on_signal(signal.SIGCHLD, self._reap)
-        loop.on_signal(signal.SIGINT, lambda: self._wind_up(130))
-        loop.on_signal(signal.SIGTERM, lambda: self._wind_up(143))
+        loop.on_signal(signal.SIGCHLD, self._reap_processes)
+        loop.on_signal(signal.SIGINT, lambda: self._request_job_end(130))
+        loop.on_signal(signal.SIGTERM, lambda: self._request_job_end(143))
 
     def run(self) -> int:
         """Supervise until the job has ended or is stopped; return the exit code."""
@@ -63,8 +63,8 @@ class Supervisor:
         finally:
             self._kill_all()
             self._server.close()
-            if self._guard is not None:
-                self._guard.close()
+            if self._orphan_reaper is not None:
+                self._orphan_reaper.close()
         self._record.line(f"supervisor ended, exit code {self._exit_code}")
         return self._exit_code
 
@@ -90,7 +90,7 @@ class Supervisor:
         if self._exit_code is not None:
             raise RetryableError("The job is ending")
         try:
-            process = self._launch(role, index)
+            process = self._launch_role(role, index)
         except FileNotFoundError as error:
             raise BadInputError(f"{role} {index} cannot be started: {error}") from error
         except OSError as error:
@@ -116,16 +116,16 @@ class Supervisor:
         process.terminate()
         self._loop.after(grace, lambda: process.kill() if process.uid in self._processes else None)
 
-    def _launch(self, role: Role, index: int) -> RoleProcess:
-        environment = self._environment(role, index)
+    def _launch_role(self, role: Role, index: int) -> RoleProcess:
+        environment = self._role_environment(role, index)
         process = RoleProcess(environment, self._command(role, index))
         self._processes[process.uid] = process
-        if self._guard is not None:
-            self._guard.joined(process.pid)
+        if self._orphan_reaper is not None:
+            self._orphan_reaper.add_group(process.pid)
         self._record.line(f"{process.uid} (pid {process.pid}) started")
         return process
 
-    def _environment(self, role: Role, index: int) -> RoleEnvironment:
+    def _role_environment(self, role: Role, index: int) -> RoleEnvironment:
         return RoleEnvironment(
             role=role,
             index=index,
@@ -141,67 +141,67 @@ class Supervisor:
         if self._exit_code is not None:
             return
         try:
-            self._launch(Role.MASTER, 0)
+            self._launch_role(Role.MASTER, 0)
         except OSError as error:  # no process to be had, a full disk: both may pass
             self._record.line(f"the master cannot be started: {error}")
             self._restart_master(0.0)
 
-    def _reap(self) -> None:
+    def _reap_processes(self) -> None:
         for process in list(self._processes.values()):
             ending = process.poll()
             if ending is not None:
                 del self._processes[process.uid]
-                if self._guard is not None:
-                    self._guard.left(process.pid)
+                if self._orphan_reaper is not None:
+                    self._orphan_reaper.left(process.pid)
                 self._ended(process, ending)
 
     def _ended(self, process: RoleProcess, ending: ExitStatus) -> None:
         self._record.ended(process, ending)
         if process.role == Role.MASTER:
-            self._master_ended(process.age, ending)
+            self._handle_master_end(process.age, ending)
         else:
             self._server.publish(self._table.ended(process.uid, ending))
 
-    def _master_ended(self, age: float, ending: ExitStatus) -> None:
+    def _handle_master_end(self, age: float, ending: ExitStatus) -> None:
         if self._exit_code is not None:
             return
-        if self._wanted_exit_code is not None:
-            self._stop(self._wanted_exit_code, STOP_GRACE_SECONDS)
+        if self._requested_exit_code is not None:
+            self._stop_all_roles(self._requested_exit_code, STOP_GRACE_SECONDS)
         elif ending.exit_code == 0:
-            self._stop(0, DONE_GRACE_SECONDS)
+            self._stop_all_roles(0, DONE_GRACE_SECONDS)
         else:
             self._restart_master(age)
 
     def _restart_master(self, age: float) -> None:
-        self._restarts = self._restarts.died(age)
-        if self._restarts.hopeless:
+        self._restart_policy = self._restart_policy.after_death(age)
+        if self._restart_policy.is_exhausted:
             self._record.line("the master keeps dying at once: given up; its log says why")
-            self._stop(1, DONE_GRACE_SECONDS)
+            self._stop_all_roles(1, DONE_GRACE_SECONDS)
         else:
-            self._loop.after(self._restarts.delay, self._start_master)
+            self._loop.after(self._restart_policy.delay_seconds, self._start_master)
 
-    def _wind_up(self, exit_code: int) -> None:
+    def _request_job_end(self, exit_code: int) -> None:
         """Have the master take a final checkpoint and end the job, then end; asked twice, end at once.
 
         A master that has not come so far as to listen ends by the signal, and the job with it.
         """
         master = next((process for process in self._processes.values() if process.role == Role.MASTER), None)
-        if self._exit_code is not None or self._wanted_exit_code is not None:
+        if self._exit_code is not None or self._requested_exit_code is not None:
             self._exit_code = exit_code if self._exit_code is None else self._exit_code
             self._kill_all()
         elif master is None:
-            self._stop(exit_code, STOP_GRACE_SECONDS)
+            self._stop_all_roles(exit_code, STOP_GRACE_SECONDS)
         else:
-            self._wanted_exit_code = exit_code
+            self._requested_exit_code = exit_code
             self._record.line(f"the master is told to end the job, {FINAL_CHECKPOINT_SECONDS:g} s at most")
-            master.tell_to_end_job()
-            self._loop.after(FINAL_CHECKPOINT_SECONDS, self._wound_up_late)
+            master.request_job_end()
+            self._loop.after(FINAL_CHECKPOINT_SECONDS, self._stop_if_late)
 
-    def _wound_up_late(self) -> None:
-        if self._exit_code is None and self._wanted_exit_code is not None:
-            self._stop(self._wanted_exit_code, STOP_GRACE_SECONDS)
+    def _stop_if_late(self) -> None:
+        if self._exit_code is None and self._requested_exit_code is not None:
+            self._stop_all_roles(self._requested_exit_code, STOP_GRACE_SECONDS)
 
-    def _stop(self, exit_code: int, grace: float) -> None:
+    def _stop_all_roles(self, exit_code: int, grace: float) -> None:
         if self._exit_code is not None:  # asked twice: no more patience
             self._kill_all()
             return

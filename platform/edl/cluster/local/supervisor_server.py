@@ -62,7 +62,7 @@ class SupervisorServer:
 
     def close(self) -> None:
         """End every connection."""
-        self._loop.forget(self._listener)
+        self._loop.unwatch(self._listener)
         self._listener.close()
         for connection in list(self._connections):
             connection.close()
@@ -77,11 +77,11 @@ class SupervisorServer:
             return
         self._connections.add(_ClientConnection(self._loop, peer, self))
 
-    def dropped(self, connection: _ClientConnection) -> None:
+    def forget_connection(self, connection: _ClientConnection) -> None:
         """Forget a connection that closed."""
         self._connections.discard(connection)
 
-    def proves_token(self, message: supervisor_protocol.Message) -> bool:
+    def check_token(self, message: supervisor_protocol.Message) -> bool:
         """Check a first message.
 
         Raises:
@@ -127,11 +127,11 @@ class _ClientConnection:
         self._server = server
         self._lines = supervisor_protocol.MessageDecoder()
         self._backlog = bytearray()
-        self._proven = False
+        self._authenticated = False
         self._open = True
         peer.setblocking(False)
-        loop.watch(peer, selectors.EVENT_READ, self._ready)
-        loop.after(AUTHENTICATION_SECONDS, self._close_unproven)
+        loop.watch(peer, selectors.EVENT_READ, self._on_ready)
+        loop.after(AUTHENTICATION_SECONDS, self._close_unauthenticated)
 
     def send(self, message: supervisor_protocol.Message) -> None:
         """Send as much as the socket takes and keep the rest for later."""
@@ -144,15 +144,15 @@ class _ClientConnection:
         """End the connection; does nothing the second time."""
         if self._open:
             self._open = False
-            self._loop.forget(self._socket)
+            self._loop.unwatch(self._socket)
             self._socket.close()
-            self._server.dropped(self)
+            self._server.forget_connection(self)
 
-    def _close_unproven(self) -> None:
-        if not self._proven:
+    def _close_unauthenticated(self) -> None:
+        if not self._authenticated:
             self.close()
 
-    def _ready(self, mask: int) -> None:
+    def _on_ready(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._flush()
         if mask & selectors.EVENT_READ and self._open:
@@ -170,7 +170,7 @@ class _ClientConnection:
             self.close()
             return
         writing = selectors.EVENT_WRITE if self._backlog else 0
-        self._loop.watch(self._socket, selectors.EVENT_READ | writing, self._ready)
+        self._loop.watch(self._socket, selectors.EVENT_READ | writing, self._on_ready)
 
     def _read(self) -> None:
         try:
@@ -190,8 +190,8 @@ class _ClientConnection:
             self.close()
 
     def _take(self, message: supervisor_protocol.Message) -> None:
-        if not self._proven:
-            self._proven = self._server.proves_token(message)
+        if not self._authenticated:
+            self._authenticated = self._server.check_token(message)
             self.send({"edl": supervisor_protocol.PROTOCOL_VERSION})
             return
         try:

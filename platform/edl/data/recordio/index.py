@@ -44,12 +44,12 @@ class ChunkIndex:
     Args:
         headers: one for each chunk, in the order of the file.
         offsets: byte offset of each chunk's header.
-        firsts: index of each chunk's first record, and the file's record count at the end.
+        first_records: index of each chunk's first record, and the file's record count at the end.
     """
 
     headers: tuple[ChunkHeader, ...]
     offsets: tuple[int, ...]
-    firsts: tuple[int, ...]
+    first_records: tuple[int, ...]
 
     @classmethod
     def of(cls, headers: Sequence[ChunkHeader]) -> ChunkIndex:
@@ -61,13 +61,13 @@ class ChunkIndex:
     @property
     def records(self) -> int:
         """Records in the file."""
-        return self.firsts[-1]
+        return self.first_records[-1]
 
     def chunks(self, start: int, end: int) -> range:
         """Numbers of the chunks that hold records ``[start, end)``, which must lie within the file."""
         if start >= end:
             return range(0)
-        return range(bisect_right(self.firsts, start) - 1, bisect_right(self.firsts, end - 1))
+        return range(bisect_right(self.first_records, start) - 1, bisect_right(self.first_records, end - 1))
 
 
 def load_index(file: Path, *, save: bool = False) -> ChunkIndex:

@@ -42,7 +42,7 @@ class RecordFile:
         self.path = Path(path)
         self._save_index = save_index
         # (number, its content or why it cannot be read): replaced as a whole, which is what makes threads safe.
-        self._last: tuple[int, DecodedChunk | str] = (-1, "")
+        self._cached_chunk: tuple[int, DecodedChunk | str] = (-1, "")
 
     @cached_property
     def index(self) -> ChunkIndex:
@@ -60,9 +60,9 @@ class RecordFile:
         stored = sum(_EXPANDED.get(header.compressor, 1) * header.size for header in headers)
         return BlockSizes([header.records for header in headers], stored + self.records * _OBJECT_BYTES)
 
-    def forget(self) -> None:
+    def drop_cached_chunk(self) -> None:
         """Keep no chunk in memory."""
-        self._last = (-1, "")
+        self._cached_chunk = (-1, "")
 
     def read(self, start: int = 0, end: int | None = None, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)``, clipped to the file as the original's Scanner does; ``on_corrupt`` as in the port.
@@ -73,47 +73,50 @@ class RecordFile:
         start, end = max(start, 0), self.records if end is None else min(end, self.records)
         found: list[bytes] = []
         for number in self.index.chunks(start, end):
-            first = self.index.firsts[number]
-            begin, finish = max(start, first), min(end, self.index.firsts[number + 1])
-            chunk = self._chunk(number)
+            first = self.index.first_records[number]
+            begin, finish = max(start, first), min(end, self.index.first_records[number + 1])
+            chunk = self._read_chunk(number)
             if isinstance(chunk, DecodedChunk):
                 found += chunk.records(begin - first, finish - first)
             else:
                 self._report(number, begin, finish, chunk, on_corrupt)
         return found
 
-    def packed(self, start: int, end: int) -> PackedRecords | None:
+    def read_packed(self, start: int, end: int) -> PackedRecords | None:
         """Records ``[start, end)`` where they are; None: they are not one whole chunk, or it cannot be read."""
         numbers = self.index.chunks(start, end)
-        if len(numbers) != 1 or (start, end) != (self.index.firsts[numbers[0]], self.index.firsts[numbers[0] + 1]):
+        if len(numbers) != 1 or (start, end) != (
+            self.index.first_records[numbers[0]],
+            self.index.first_records[numbers[0] + 1],
+        ):
             return None
-        chunk = self._chunk(numbers[0])
+        chunk = self._read_chunk(numbers[0])
         return PackedRecords(chunk.payload, chunk.bounds, LENGTH_BYTES) if isinstance(chunk, DecodedChunk) else None
 
     def _report(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
-        whole = (self.index.firsts[number], self.index.firsts[number + 1])
+        whole = (self.index.first_records[number], self.index.first_records[number + 1])
         corrupt = CorruptRange(str(self.path), begin, finish, number, self.index.offsets[number], reason, whole)
         if on_corrupt is None:
             raise CorruptRecordError(corrupt)
         on_corrupt(corrupt)
 
-    def _chunk(self, number: int) -> DecodedChunk | str:
-        last, content = self._last
+    def _read_chunk(self, number: int) -> DecodedChunk | str:
+        last, content = self._cached_chunk
         if last != number:
-            content = self._load(number)
-            self._last = (number, content)
+            content = self._load_chunk(number)
+            self._cached_chunk = (number, content)
         return content
 
-    def _load(self, number: int) -> DecodedChunk | str:
+    def _load_chunk(self, number: int) -> DecodedChunk | str:
         """The chunk, or the reason why it cannot be read."""
         header = self.index.headers[number]
-        stored = self._stored(header, self.index.offsets[number])
+        stored = self._read_stored_bytes(header, self.index.offsets[number])
         try:
             return decode_chunk(header, stored)
         except CorruptChunkError as error:
             return str(error)
 
-    def _stored(self, header: ChunkHeader, offset: int) -> bytes:
+    def _read_stored_bytes(self, header: ChunkHeader, offset: int) -> bytes:
         try:
             with self.path.open("rb") as stream:
                 stream.seek(offset)
@@ -139,13 +142,13 @@ class RecordIOReader:
 
     def __init__(self, files: Sequence[Path], *, save_index: bool = False) -> None:
         self._files = {str(file): RecordFile(file, save_index=save_index) for file in files}
-        self._newest: RecordFile | None = None
+        self._last_read_file: RecordFile | None = None
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
         """With the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
         chosen = ReaderOptions(options, allowed=("index",))
-        return cls(files, save_index=chosen.one_of("index", ("memory", "file")) == "file")
+        return cls(files, save_index=chosen.get_choice("index", ("memory", "file")) == "file")
 
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) and record count of each file."""
@@ -153,26 +156,26 @@ class RecordIOReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)`` of one file; see the port. A chunk of one file stays in memory, not one of each."""
-        return self._reading(source, start, end).read(start, end, on_corrupt)
+        return self._select_file(source, start, end).read(start, end, on_corrupt)
 
     def packed_records(self, source: str, start: int, end: int) -> PackedRecords | None:
         """Records ``[start, end)`` of one file where they are in memory; None: ``read`` has them, or says why not."""
-        return self._reading(source, start, end).packed(start, end)
+        return self._select_file(source, start, end).read_packed(start, end)
 
     def blocks(self, source: str) -> BlockSizes:
         """The chunks of one file."""
-        return self._file(source).blocks()
+        return self._source_file(source).blocks()
 
-    def _reading(self, source: str, start: int, end: int) -> RecordFile:
-        file = self._file(source)
-        newest, self._newest = self._newest, file
+    def _select_file(self, source: str, start: int, end: int) -> RecordFile:
+        file = self._source_file(source)
+        newest, self._last_read_file = self._last_read_file, file
         if newest is not None and newest is not file:
-            newest.forget()
+            newest.drop_cached_chunk()
         if not 0 <= start <= end <= file.records:
             raise BadInputError(f"records {start} to {end} of {file.records} were asked for", where=source)
         return file
 
-    def _file(self, source: str) -> RecordFile:
+    def _source_file(self, source: str) -> RecordFile:
         file = self._files.get(source)
         if file is None:
             raise BadInputError("no such source in this data set", where=source)

@@ -52,7 +52,7 @@ class Writer:
         self.records = 0
         self._compression = compression
         self._limit = DEFAULT_CHUNK_LIMIT if chunk_limit is None else chunk_limit
-        self._largest = LARGEST_RECORD if chunk_limit is None else chunk_limit
+        self._record_limit = LARGEST_RECORD if chunk_limit is None else chunk_limit
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._temporary = temporary_path(self.path)
@@ -80,14 +80,14 @@ class Writer:
         if not isinstance(record, bytes | bytearray | memoryview):
             raise NotBytesError(f"a record of type {type(record).__name__}", where=str(self.path), hint="pass bytes")
         record = bytes(record)
-        if len(record) >= self._largest:
+        if len(record) >= self._record_limit:
             raise RecordTooLargeError(
-                f"record {self.records} has {len(record)} bytes; a record must be smaller than {self._largest}",
+                f"record {self.records} has {len(record)} bytes; a record must be smaller than {self._record_limit}",
                 where=str(self.path),
                 hint="raise the chunk limit, or store large values in files of their own",
             )
         if self._pending_bytes + len(record) > self._limit:
-            self._flush()
+            self._write_chunk()
         self._pending.append(record)
         self._pending_bytes += len(record)
         self.records += 1
@@ -96,14 +96,14 @@ class Writer:
         """Write what is pending, flush to disk, and put the file in its place. Again: nothing."""
         if self._stream.closed:
             return
-        self._flush()
+        self._write_chunk()
         try:
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
             self._temporary.replace(self.path)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._storage_error(error) from error
 
     def discard(self) -> None:
         """Forget the file; one that was there before stays."""
@@ -118,16 +118,16 @@ class Writer:
         except OSError as error:
             raise StorageError(f"cannot be written: {error.strerror}", where=str(self.path)) from error
 
-    def _flush(self) -> None:
+    def _write_chunk(self) -> None:
         if not self._pending:
             return
         chunk = encode_chunk(self._pending, self._compression)
         try:
             self._stream.write(chunk)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._storage_error(error) from error
         self._pending, self._pending_bytes = [], 0
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _storage_error(self, error: OSError) -> StorageError:
         self.discard()
         return StorageError(f"cannot be written: {error.strerror}", where=str(self.path), hint="is the disk full?")

@@ -21,7 +21,7 @@ def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
 
     ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
     """
-    momentum, centered = optimizer.number("momentum"), optimizer.flag("centered")
+    momentum, centered = optimizer.number("momentum"), optimizer.get_flag("centered")
     return partial(_rmsprop, optimizer.number("rho"), optimizer.number("epsilon"), momentum, centered)
 
 

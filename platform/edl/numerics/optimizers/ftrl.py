@@ -44,7 +44,7 @@ class FtrlStrengths:
             group=optimizer.number("group_lasso_regularization_strength"),
         )
 
-    def curvature(self, rate: float) -> float:
+    def added_curvature(self, rate: float) -> float:
         """What is added to that of the gradients."""
         return 2 * self.l2 + self.beta / rate
 
@@ -86,7 +86,7 @@ def _ftrl(
     np.add(linear, update.gradient, out=linear)
     np.subtract(linear, before, out=linear)
     np.divide(after, rate, out=after)
-    np.add(after, strengths.curvature(rate), out=after)
+    np.add(after, strengths.added_curvature(rate), out=after)
     np.clip(linear, -strengths.l1, strengths.l1, out=before)
     np.subtract(before, linear, out=before)
     # No curvature: no gradient so far but zeros, and nothing that pulls

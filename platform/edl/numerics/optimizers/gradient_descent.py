@@ -19,7 +19,7 @@ def sgd(optimizer: OptimizerSpec) -> UpdateRule:
 
 def momentum(optimizer: OptimizerSpec) -> UpdateRule:
     """``m = momentum * m - lr * g``, then ``w += m``; with ``nesterov`` ``w += momentum * m - lr * g``."""
-    return partial(_momentum, optimizer.number("momentum"), optimizer.flag("nesterov"))
+    return partial(_momentum, optimizer.number("momentum"), optimizer.get_flag("nesterov"))
 
 
 def lion(optimizer: OptimizerSpec) -> UpdateRule:

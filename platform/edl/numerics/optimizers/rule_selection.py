@@ -40,23 +40,23 @@ class FlatBlock:
 
     Attributes:
         place: in the slab.
-        decay: weight decay of all variables in it.
+        weight_decay: weight decay of all variables in it.
         width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
     """
 
     place: slice
-    decay: float
+    weight_decay: float
     width: int = 0
 
     def apply(
         self, rule: UpdateRule, values: Floats, slots: Iterable[Floats], update: ParameterUpdate, scratch: ScratchArrays
     ) -> None:
         """Apply a rule to this part of slabs."""
-        part = ParameterUpdate(self._part(update.gradient), update.learning_rate, update.step)
-        room = ScratchArrays(self._part(scratch.first), self._part(scratch.second))
-        rule(self._part(values), [self._part(slot) for slot in slots], part, room)
+        part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.step)
+        room = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
+        rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, room)
 
-    def _part(self, slab: Floats) -> Floats:
+    def _select_part(self, slab: Floats) -> Floats:
         part = slab[self.place]
         return part.reshape(-1, self.width) if self.width else part
 
@@ -87,7 +87,7 @@ def make_blocks(optimizer: OptimizerSpec, places: Iterable[tuple[VariableSpec, s
         block = FlatBlock(
             place, optimizer.decay_of(variable.name), _embedding_width(variable) if uses_row_groups(optimizer) else 0
         )
-        if found and not each and (found[-1].decay, found[-1].width, block.width) == (block.decay, 0, 0):
+        if found and not each and (found[-1].weight_decay, found[-1].width, block.width) == (block.weight_decay, 0, 0):
             block = replace(block, place=slice(found.pop().place.start, place.stop))
         found.append(block)
     return tuple(found)

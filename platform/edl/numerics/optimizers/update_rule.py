@@ -20,7 +20,7 @@ class ScratchArrays:
     second: Floats
 
     @classmethod
-    def like(cls, values: Floats) -> ScratchArrays:
+    def allocate_like(cls, values: Floats) -> ScratchArrays:
         """New arrays in the shape of ``values``."""
         return cls(np.empty_like(values), np.empty_like(values))
 

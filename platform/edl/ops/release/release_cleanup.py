@@ -27,28 +27,28 @@ class ReleaseCleanup:
     """
 
     def __init__(self, api: KubeClient, job: str) -> None:
-        self._api, self._jobs = api, [job]
-        self._going: set[str] = set()
+        self._api, self._job_names = api, [job]
+        self._deleted_uids: set[str] = set()
         self._asked: set[tuple[str, int | None]] = set()
 
     def round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
         """Ask for the deletion of ``masters``, and of what nobody has asked for yet; returns what still goes."""
         for master in masters:
-            self._going.add(master.uid)
+            self._deleted_uids.add(master.uid)
             self._delete(JOBS, names.master_name(master.job), master.uid)
-            if master.job not in self._jobs:
-                self._jobs.append(master.job)
-        left = [select_departing(list_job_objects(self._api, job), self._going) for job in self._jobs]
+            if master.job not in self._job_names:
+                self._job_names.append(master.job)
+        left = [select_departing(list_job_objects(self._api, job), self._deleted_uids) for job in self._job_names]
         for there in left:
             for pod in there.of(PODS):
-                self._hurry(pod, there.now)
+                self._force_delete(pod, there.now)
         return replace(left[0], objects=tuple(thing for there in left for thing in there.objects))
 
-    def _hurry(self, pod: Manifest, now: float) -> None:
+    def _force_delete(self, pod: Manifest, now: float) -> None:
         meta = pod["metadata"]
         if "deletionTimestamp" not in meta:
             # the others follow their Job; a master that lived on would ask for new ones
-            if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._going:
+            if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._deleted_uids:
                 self._delete(PODS, meta["name"], meta["uid"])
         elif is_deletion_stuck(pod, None, now):
             self._delete(PODS, meta["name"], meta["uid"], grace=0)

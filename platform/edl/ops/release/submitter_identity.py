@@ -34,11 +34,11 @@ class SubmitterIdentity:
     resume: str | None = None
 
     @property
-    def submission(self) -> str:
+    def submission_id(self) -> str:
         """What all pods of this submitter call their one submission."""
         return self.uid
 
-    def job_name(self, name: str) -> str:
+    def derive_job_name(self, name: str) -> str:
         """The name of the job: that of its spec; of a scheduled one, another for each date."""
         if not self.scheduled:
             return name

@@ -31,11 +31,11 @@ class RetryDeadline:
     def __init__(self) -> None:
         self._since: tuple[bool, float] | None = None
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """Something worked: the row is over."""
         self._since = None
 
-    def bears(self, error: Exception, now: float) -> bool:
+    def may_retry(self, error: Exception, now: float) -> bool:
         """Whether to try again after ``error``; ``now``: monotonic seconds."""
         away = isinstance(error, RetryableError)
         if self._since is None or self._since[0] != away:
@@ -49,7 +49,7 @@ class CleanupTimeout:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def is_over(self, *, left: bool, now: float) -> bool:
+    def has_expired(self, *, left: bool, now: float) -> bool:
         """Whether it does not go; ``left``: something of it is still there, ``now``: monotonic seconds."""
         if not left:
             self._since = None
@@ -66,17 +66,17 @@ class StartTimeout:
         """Whether a container was created at all, and since when it fails."""
         self._running: float | None = None
 
-    def is_over(self, sight: MasterPodStatus, now: float) -> bool:
+    def has_expired(self, sight: MasterPodStatus, now: float) -> bool:
         """Whether the master will not start; a pod that was taken from its node says nothing about that."""
         if sight.stage is not MasterStage.FAILED or not _is_job_failure(sight):
-            self._goes_on(sight, now)
+            self._record_progress(sight, now)
             return False
         self._running, created = None, sight.exit_code is not None
         if self._since is None or self._since[0] != created:
             self._since = created, now
         return now - self._since[1] >= FAILED_START_SECONDS
 
-    def _goes_on(self, sight: MasterPodStatus, now: float) -> None:
+    def _record_progress(self, sight: MasterPodStatus, now: float) -> None:
         """A container that comes to be had its image; one that crashes again and again runs for moments between.
 
         A pull that failed once more is the same failure that a back-off is: it neither ends one nor begins one.

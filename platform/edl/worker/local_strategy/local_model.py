@@ -111,8 +111,8 @@ class LocalModel:
             user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
-            if not self._metrics.trusted:
-                self._metrics.trust(labels, self._predict(features), weights)
+            if not self._metrics.states_verified:
+                self._metrics.verify_states_add_up(labels, self._predict(features), weights)
             self._evaluate(features, labels, weights)
 
     def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:

@@ -149,7 +149,7 @@ class LocalTraining:
     def why_over(self) -> str:
         """Why training ended, in the words of a distributed job."""
         if self._stopped:
-            return self._watcher.why_stopped or "a callback stopped training"
+            return self._watcher.stop_reason or "a callback stopped training"
         if self._done < self._all:
             return f"{self._step} steps are done, as many as max_steps asks for"
         return "every record is done"
@@ -317,7 +317,7 @@ class LocalTraining:
             return
         began = time.perf_counter()
         directory = checkpoint_shards.cut_directory(self._run.checkpoints, self._step)
-        shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.arrays())
+        shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.weight_arrays())
         ledger = {
             "records_done": self._done,
             "records_skipped": self._skipped,

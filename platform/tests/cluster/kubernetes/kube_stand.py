@@ -14,7 +14,9 @@ from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
-BRISK = WatchSettings(seconds=30, silence=1.0, backoff=ExponentialBackoff(first=0.01, longest=0.05), chance=lambda: 0.5)
+BRISK = WatchSettings(
+    seconds=30, idle_timeout=1.0, backoff=ExponentialBackoff(first=0.01, longest=0.05), jitter=lambda: 0.5
+)
 
 
 def owner(uid: str = JOB_UID) -> Manifest:

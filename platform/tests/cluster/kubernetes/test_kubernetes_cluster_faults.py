@@ -96,7 +96,9 @@ def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
 
 
 def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
-    stand = KubeStand(WatchSettings(seconds=1, silence=5, backoff=ExponentialBackoff(0.01, 0.05), chance=lambda: 0.5))
+    stand = KubeStand(
+        WatchSettings(seconds=1, idle_timeout=5, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
+    )
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -140,7 +142,7 @@ def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand)
 
 
 def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
-    stand = KubeStand(WatchSettings(forbidden=0.0, backoff=ExponentialBackoff(0.01, 0.05), chance=lambda: 0.5))
+    stand = KubeStand(WatchSettings(forbidden=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5))
     stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
     with pytest.raises(ForbiddenError, match="cannot list"):
         next(stand.cluster.watch())

@@ -106,7 +106,7 @@ def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer)
     server.now += 2
     assert second.attempt().value
     assert second.incarnation == 2
-    first.renew()
+    first.renew_lease()
     assert (first.lost(), first.holds()) == (True, False)
     first.release()  # it is not its own to give back
     assert lease(server)["spec"]["holderIdentity"] == "b_uid-b"
@@ -127,7 +127,7 @@ def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
     first, second = taken(server, "a"), fence(server, "b")
     for _ in range(100):
         server.now += 2
-        first.renew()
+        first.renew_lease()
         assert not second.attempt().value
         assert first.holds()
 
@@ -136,13 +136,13 @@ def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server:
     first = taken(server, "a")
     server.away = True
     server.now += RENEW_DEADLINE_SECONDS - 1
-    first.renew()
+    first.renew_lease()
     assert first.holds()
     server.now += 1
-    first.renew()
+    first.renew_lease()
     assert (first.holds(), first.lost()) == (False, False)
     server.away = False
-    first.renew()
+    first.renew_lease()
     assert first.holds()
 
 
@@ -153,7 +153,7 @@ def test_a_renewal_counts_from_when_it_was_begun(server: LeaseServer) -> None:
         server.now += RENEW_DEADLINE_SECONDS
 
     server.before = slow
-    first.renew()
+    first.renew_lease()
     assert not first.holds()
 
 
@@ -177,7 +177,7 @@ def test_somebody_elses_change_of_the_object_costs_nothing(server: LeaseServer) 
     first = taken(server, "a")
     server.patch(LEASES, names.master_name(JOB), {"metadata": {"annotations": {"seen": "by a person"}}})
     server.now += 2
-    first.renew()
+    first.renew_lease()
     server.now += RENEW_DEADLINE_SECONDS - 1
     assert first.holds()
 
@@ -186,7 +186,7 @@ def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> Non
     first = taken(server, "a")
     taken(server, "a")
     server.remove(LEASES, names.master_name(JOB))
-    first.renew()
+    first.renew_lease()
     assert first.holds()
     assert lease(server)["metadata"]["annotations"][names.INCARNATION_ANNOTATION] == "1"
 
@@ -199,7 +199,7 @@ def test_a_lease_that_went_with_its_job_is_not_made_again(server: LeaseServer, t
         server.put(JOBS, there)
     server.remove(LEASES, OWNER["name"])
     server.now += 2
-    first.renew()
+    first.renew_lease()
     assert ("POST", OWNER["name"]) not in server.requests[2:]
     assert (first.holds(), first.lost()) == (True, False)
     server.now += RENEW_DEADLINE_SECONDS
@@ -225,10 +225,10 @@ def test_a_renewal_on_its_way_while_it_is_given_back_makes_no_new_lease(server: 
         server.before = lambda method: None
         releasing.append(threading.Thread(target=first.release))
         releasing[0].start()
-        assert first._ending.wait(30)
+        assert first._stopping.wait(30)
 
     server.before = release
-    first.renew()
+    first.renew_lease()
     releasing[0].join()
     assert ("POST", OWNER["name"]) not in server.requests[2:]
 
@@ -243,9 +243,9 @@ def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: LeaseSer
         server._enter("PATCH", "")
 
     server.patch = unheard  # type: ignore[method-assign]
-    first.renew()
+    first.renew_lease()
     server.patch, server.away = real, False  # type: ignore[method-assign]
-    first.renew()
+    first.renew_lease()
     assert first.holds()
 
 

@@ -115,7 +115,7 @@ def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callabl
 
     with executed(talk) as (execution, _):
         execution.write(b"first")
-        while not execution._readable():  # the noise has arrived
+        while not execution._is_readable():  # the noise has arrived
             pass
         assert not execution.waiting()
         execution.write(b"rest")

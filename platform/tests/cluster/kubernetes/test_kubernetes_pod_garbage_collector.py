@@ -64,7 +64,7 @@ def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
             raise answer
 
     undertaker = PodGarbageCollector(PodCache("job"), remove, every=3600)
-    undertaker.put_off("uid-1", 7)
+    undertaker.retry_later("uid-1", 7)
     for _ in range(5):
         undertaker.round()
     assert asked == [("uid-1", 7)] * 3

@@ -120,7 +120,7 @@ scripts = st.lists(st.tuples(steps, st.sampled_from(sorted(FAULTS)), steps), max
 @given(scripts)
 def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]) -> None:
     api = ScriptedApi(script)
-    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), chance=lambda: 0.0)
+    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=lambda: 0.0)
     watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
     api.watching = watching
     told = [each for each in watching.pods() if isinstance(each, PodStatus)]
@@ -143,7 +143,7 @@ def pauses(script: list[Stretch], lasts: float) -> int:
 
     clock = itertools.count()  # every look at it is one watch later
     api = ScriptedApi(script)
-    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), chance=chance, now=lambda: next(clock) * lasts)
+    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, now=lambda: next(clock) * lasts)
     api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
     assert list(api.watching.pods())
     return made

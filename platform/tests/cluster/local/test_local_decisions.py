@@ -40,16 +40,16 @@ def test_ending(returncode: int, exit_code: int, reason: str, phase: PodPhase) -
 
 def test_restarts_are_free_then_slower_then_pointless() -> None:
     policy, delays = RestartPolicy(), []
-    while not policy.hopeless:
-        policy = policy.died(age=0.1)
-        delays.append(policy.delay)
+    while not policy.is_exhausted:
+        policy = policy.after_death(age=0.1)
+        delays.append(policy.delay_seconds)
     assert delays[:9] == [0, 0, 0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     assert set(delays[9:]) == {restart_policy.MAX_DELAY_SECONDS}
 
 
 def test_long_life_forgives_early_deaths() -> None:
-    policy = RestartPolicy(young_deaths=9).died(age=restart_policy.YOUNG_SECONDS)
-    assert policy.delay == 0
+    policy = RestartPolicy(young_deaths=9).after_death(age=restart_policy.YOUNG_SECONDS)
+    assert policy.delay_seconds == 0
 
 
 def test_role_reads_from_its_environment_what_the_supervisor_wrote(tmp_path: Path) -> None:
