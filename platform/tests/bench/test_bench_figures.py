@@ -129,15 +129,13 @@ def test_both_pages_have_their_marks(table) -> None:
         table.replaced(page.read_text(), "anything")
 
 
-def test_the_readme_quotes_what_is_required_and_where_it_was_measured(figures, table) -> None:
-    rate = figures.Figure("DeepFM", 0.9, "x", 0.8, at_least=True, aim=0.88)
-    beside = figures.Figure("rate", 5.0, "samples/s")
-    results = [figures.Result("deepfm", (rate, beside)).to_json(), figures.Result("cli", (rate,)).to_json()]
-    text = table.quoted(results)
-    assert text.startswith("Measured on ")
-    assert text.count("| DeepFM | at least 0.800 x | 0.880 x | 0.900 x | 1.12 | yes |") == 1
-    assert "samples/s" not in text
-    assert table.quoted([figures.Result("deepfm", failed="exit code 1").to_json()]) == "Not measured yet."
+def test_the_readme_quotes_three_measures_that_the_results_have(figures, table) -> None:
+    (name, measure, said), *_ = table.HEADLINES
+    text = table.quoted([figures.Result(name, (figures.Figure(measure, 0.5, "s"),)).to_json()])
+    assert f"| {said} | 0.500 s |" in text
+    assert text.count("not measured yet") == 2
+    committed = {(one["name"], each["measure"]) for one in table.read(table.RESULTS) for each in one["figures"]}
+    assert committed.issuperset((name, measure) for name, measure, _ in table.HEADLINES)
 
 
 def test_an_auc_has_four_decimals(table) -> None:

@@ -160,7 +160,10 @@ def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None
 def test_the_commands_of_remedies_are_those_of_the_documentation() -> None:
     """With a list of teams, by which the policies know the namespaces that jobs may be in."""
     root = Path(__file__).resolve().parents[3]
-    assert helm_install_command("team-a").strip("`").removesuffix('"') in (root / "README.md").read_text()
+    assert (
+        helm_install_command("team-a").strip("`").removesuffix('"')
+        in (root / "docs/tutorials/on-a-cluster.md").read_text()
+    )
     operations = (root / "docs" / "operations.md").read_text().replace("--namespace", "-n")
     assert HELM_ADD_TEAM_COMMAND.strip("`") in operations
     for source in (root / "platform" / "edl").rglob("*.py"):
