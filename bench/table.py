@@ -80,12 +80,14 @@ def generated(results: Sequence[Mapping[str, Any]]) -> str:
 def quoted(results: Sequence[Mapping[str, Any]]) -> str:
     """The three numbers of the README; a result that is missing or failed is named as such."""
     found = {(result["name"], each["measure"]): each for result in results for each in result["figures"]}
-    lines = []
+    chosen = [result for result in results if result["name"] in {name for name, _, _ in HEADLINES}]
+    where = {f"{one['machine']['cores']} cores, {one['taken'][:10]}" for one in chosen} or {"not measured yet"}
+    lines = [f"| measured on {'; '.join(sorted(where))}: all roles on one machine | |", "|---|---|"]
     for name, measure, text in HEADLINES:
         figure = found.get((name, measure))
         value = "not measured yet" if figure is None else quantity(figure["measured"], figure["unit"])
         lines.append(f"| {text} | {value} |")
-    return "\n".join(["| on two cores, which all roles share | |", "|---|---|", *lines])
+    return "\n".join(lines)
 
 
 def _where(results: Sequence[Mapping[str, Any]]) -> str:

@@ -134,6 +134,7 @@ def test_the_readme_quotes_three_measures_that_the_results_have(figures, table) 
     text = table.quoted([figures.Result(name, (figures.Figure(measure, 0.5, "s"),)).to_json()])
     assert f"| {said} | 0.500 s |" in text
     assert text.count("not measured yet") == 2
+    assert text.startswith("| measured on "), "where and when"
     committed = {(one["name"], each["measure"]) for one in table.read(table.RESULTS) for each in one["figures"]}
     assert committed.issuperset((name, measure) for name, measure, _ in table.HEADLINES)
 

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
 from install.chart_tools import attempt, output
+from typer.testing import CliRunner
 
 from edl.api.errors import EdlError
 from edl.cli.app import app
@@ -199,9 +200,29 @@ def test_programs_are_looked_for_everywhere() -> None:
         assert len(found(program)) >= 10, program
 
 
-def test_the_readmes_own_job_shares_no_runs_with_the_demos(tmp_path: Path) -> None:
-    """Runs are found by the job's name: `edl run --resume` would go on with the other job's."""
+def readmes_own_job() -> str:
+    """The job file that the README has its readers write as ``job.yaml``."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (own,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("apiVersion")]
+    return str(own)
+
+
+def test_jobs_that_the_readme_submits_can_be_rendered(tmp_path: Path) -> None:
+    """A job with paths of this machine runs here, and is refused on a cluster."""
+    found_calls = [words for block in blocks(ROOT / "README.md") for words in calls(block.text, SAMPLES)]
+    submitted = [words for words in found_calls if words[:2] == ["edl", "submit"]]
+    assert submitted
+    for words in submitted:
+        file = ROOT / words[2]
+        if words[2] == "job.yaml":
+            file = tmp_path / "job.yaml"
+            file.write_text(readmes_own_job(), encoding="utf-8")
+        done = CliRunner().invoke(app, ["render", str(file), *words[3:]])
+        assert done.exit_code == 0, f"{' '.join(words)}: {done.output}"
+
+
+def test_the_readmes_own_job_shares_no_runs_with_the_demos(tmp_path: Path) -> None:
+    """Runs are found by the job's name: `edl run --resume` would go on with the other job's."""
+    own = readmes_own_job()
     (tmp_path / "job.yaml").write_text(own, encoding="utf-8")
     assert load_job_file(tmp_path / "job.yaml").name != load_job_file(ZOO_JOB).name
