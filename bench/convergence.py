@@ -26,7 +26,7 @@ from peer import Peer
 from script import main, say
 
 from edl.testing.jobs import JobProcess, JobStuckError
-from edl.testing.journal_bytes import JournalDamagedError, read_entries
+from edl.testing.journal_bytes import MalformedJournalError, read_entries
 
 MODELS = {"deepfm": "DeepFM", "wide_and_deep": "Wide & Deep"}
 PARAMS = {"dim": 16, "hidden": [64, 32]}
@@ -84,7 +84,7 @@ def _wait_successor(run: JobProcess) -> None:
     """Until a third worker has made steps: one is called training while it still imports TensorFlow."""
     until = time.monotonic() + LONGEST_SECONDS
     while _done(run.status()) < KILL_UNTIL:
-        with suppress(JournalDamagedError, FileNotFoundError):  # a segment is just being begun
+        with suppress(MalformedJournalError, FileNotFoundError):  # a segment is just being begun
             if len(_stepped(read_entries(run.run_dir / "journal"))) > 2:
                 return
         if time.monotonic() > until:

@@ -24,7 +24,7 @@ from mnist_job import workplace
 from script import main, say
 
 from edl.testing.jobs import JobProcess, Line
-from edl.testing.journal_bytes import JournalDamagedError, read_entries
+from edl.testing.journal_bytes import MalformedJournalError, read_entries
 
 POLL_SECONDS = 0.005
 SETTLE_SECONDS = 0.5
@@ -123,7 +123,7 @@ def when(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float
 def _entries(journal: Path) -> list[dict[str, Any]]:
     try:
         return read_entries(journal)
-    except (FileNotFoundError, JournalDamagedError):
+    except (FileNotFoundError, MalformedJournalError):
         return []  # a segment is just being begun
 
 

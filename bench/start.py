@@ -19,7 +19,7 @@ from mnist_job import Workplace, workplace
 from script import main, say
 
 from edl.testing.jobs import JobProcess
-from edl.testing.journal_bytes import JournalDamagedError, read_entries
+from edl.testing.journal_bytes import MalformedJournalError, read_entries
 
 ALLOWED_SECONDS = 2.5
 POLL_SECONDS = 0.005
@@ -62,7 +62,7 @@ def first_step(run: JobProcess) -> float:
 def _entries(journal: Path) -> list[dict[str, Any]]:
     try:
         return read_entries(journal)
-    except (FileNotFoundError, JournalDamagedError):
+    except (FileNotFoundError, MalformedJournalError):
         return []  # its first segment is being written
 
 

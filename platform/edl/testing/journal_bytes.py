@@ -22,7 +22,7 @@ _RECORD = struct.Struct("<II")
 _LENGTH_BITS = 0x7FFFFFFF
 
 
-class JournalDamagedError(Exception):
+class MalformedJournalError(Exception):
     """The bytes are not what the format says."""
 
 
@@ -37,7 +37,7 @@ def read_entries(folder: Path) -> list[Entry]:
         return []
     opening, *entries = _records(segments[-1], None)
     if "snapshot" in opening:
-        raise JournalDamagedError(f"{segments[-1].name}: compacted, what led to the snapshot is gone")
+        raise MalformedJournalError(f"{segments[-1].name}: compacted, what led to the snapshot is gone")
     before = [entry for name, length in opening["fence"].items() for entry in _records(folder / name, length)[1:]]
     return before + entries
 
@@ -47,22 +47,22 @@ def _records(segment: Path, length: int | None) -> list[Entry]:
     data = segment.read_bytes()
     _check_header(segment, data)
     if length is not None and len(data) < length:
-        raise JournalDamagedError(f"{segment.name}: {len(data)} bytes where a later segment counts {length}")
+        raise MalformedJournalError(f"{segment.name}: {len(data)} bytes where a later segment counts {length}")
     found = list(_intact(data[:length]))
     end = found[-1][0] if found else 0
     if not found or (length is not None and end != length):
-        raise JournalDamagedError(f"{segment.name}: intact up to byte {end} only")
+        raise MalformedJournalError(f"{segment.name}: intact up to byte {end} only")
     return [entry for _, entry in found]
 
 
 def _check_header(segment: Path, data: bytes) -> None:
     if len(data) < _HEADER.size:
-        raise JournalDamagedError(f"{segment.name}: shorter than a header")
+        raise MalformedJournalError(f"{segment.name}: shorter than a header")
     magic, version, incarnation, number, checksum = _HEADER.unpack_from(data)
     if magic != b"EDLJRNL\n" or version != 1 or checksum != zlib.crc32(data[:20]):
-        raise JournalDamagedError(f"{segment.name}: not a segment of format version 1")
+        raise MalformedJournalError(f"{segment.name}: not a segment of format version 1")
     if segment.name != f"{incarnation:06}-{number:06}.edlj":
-        raise JournalDamagedError(f"{segment.name}: its header says {incarnation}-{number}")
+        raise MalformedJournalError(f"{segment.name}: its header says {incarnation}-{number}")
 
 
 def _intact(data: bytes) -> Iterator[tuple[int, Entry]]:

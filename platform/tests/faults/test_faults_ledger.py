@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edl.core.ledger import Ledger
 from edl.core.shards import RecordSource, ShardPlan
 from edl.storage.journal import Journal
-from edl.testing.journal_bytes import JournalDamagedError, read_entries
+from edl.testing.journal_bytes import MalformedJournalError, read_entries
 from edl.testing.ledger import LedgerError, Recount, problems
 
 
@@ -65,7 +65,7 @@ def test_a_changed_byte_that_counts_is_found(tmp_path: Path) -> None:
     data = bytearray(first.read_bytes())
     data[-2] ^= 1
     first.write_bytes(data)
-    with pytest.raises(JournalDamagedError, match="intact up to byte"):
+    with pytest.raises(MalformedJournalError, match="intact up to byte"):
         read_entries(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_a_compacted_journal_has_no_history(tmp_path: Path) -> None:
     journal, _ = Journal.open(tmp_path, holder="test")
     journal.wait(journal.compact({"kind": "snapshot"}))
     journal.close()
-    with pytest.raises(JournalDamagedError, match="compacted"):
+    with pytest.raises(MalformedJournalError, match="compacted"):
         read_entries(tmp_path)
 
 
