@@ -166,6 +166,8 @@ def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) 
     rows = RowArrays(
         arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
     )
+    if rows.ids.ndim != 1:
+        raise ValueError(f"ids of table '{table}' are {list(rows.ids.shape)} where [n] is declared")
     shape = (len(rows.ids), declaration.table(table).dim)
     steps = () if rows.seen is None else (rows.seen,)
     if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):

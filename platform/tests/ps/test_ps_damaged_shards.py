@@ -140,6 +140,7 @@ def ones(count: int) -> np.ndarray:
         ({"rows/emb/ids": np.arange(37, 51)}, "ids 37 to 50 where table 'emb' has 50"),
         ({"rows/emb/ids": np.arange(-1, 13)}, "ids -1 to 12 where table 'emb' has 50"),
         ({"rows/emb/ids": np.arange(14).astype(np.float32)}, "float32 where int64"),
+        ({"rows/emb/ids": np.arange(14).reshape(14, 1)}, r"ids of table 'emb' are \[14, 1\] where \[n\]"),
         ({"rows/emb/values": np.zeros((14, 3))}, "float64 where float32"),
         ({"rows/emb/slot/velocity": np.zeros((14, 3), np.int32)}, "int32 where float32"),
         ({"rows/emb/values": np.zeros((14, 2), np.float32)}, r"are not \[14, 3\]"),
