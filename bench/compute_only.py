@@ -42,8 +42,8 @@ class Limit:
         from edl.keras import model_contract
         from edl.keras.flat_buffer import RowBatch
         from edl.keras.network import KerasNetwork
-        from edl.worker.corrupt_records import RecordWindow
         from edl.worker.feed_pipeline import FeedFunction
+        from edl.worker.record_stream import RecordWindow
 
         params = {"vocabulary": vocabulary}
         module = model_contract.load_model_module(

@@ -51,7 +51,7 @@ from edl.core.events import (
 from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.gil_tuning import tune_interpreter
+from edl.master.master_process import tune_interpreter
 from edl.master.master_service import MasterService
 from edl.master.ps_client import PsControlClient
 from edl.master.shell import MasterShell
@@ -60,7 +60,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
 from edl.transport.control_methods import ControlMethod, MasterMethods, ReplyT, RequestT
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.transport.grpc_options import SERVER_OPTIONS
+from edl.transport.handshake import SERVER_OPTIONS
 
 CLIENTS = 8
 THREADS = 16 + 3 * CLIENTS  # as edl.master.master_process chooses

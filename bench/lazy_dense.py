@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from edl.api.tables import TableSpec
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 
 ROWS, DIM, BATCH, EXPONENT, NOISE = 5000, 8, 256, 1.1, 0.5
 TABLE = TableSpec("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)

@@ -23,13 +23,10 @@ from figures import Figure, Result
 from mnist_job import ZOO
 from script import main, say
 
-from edl.core.ledger import Ledger, RecordRange
-from edl.core.shards import RecordSource, ShardPlan
-from edl.core.shuffle import choose_window
-from edl.core.task_kinds import shuffled_ledger
+from edl.core.ledger import Ledger, RecordRange, shuffled_ledger
+from edl.core.shuffle import RecordSource, ShardPlan, choose_window
 from edl.data.reader import Reader
-from edl.data.reader_factory import open_reader
-from edl.data.record_blocks import read_reader_blocks, shuffled_order
+from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
 from edl.data.recordio.writer import Writer
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
@@ -58,9 +55,8 @@ class Input:
 
     def measure(self, window: int) -> tuple[float, float]:
         """Seconds, and seconds of processors, for a million records."""
-        from edl.worker.corrupt_records import CorruptRecordSkipper
         from edl.worker.feed_pipeline import feed_in_background
-        from edl.worker.record_stream import RecordStream
+        from edl.worker.record_stream import CorruptRecordSkipper, RecordStream
 
         order = shuffled_order(self._reader, window, 0) if window else None
         ledger = Ledger(self._plan, 1, self._batch)

@@ -14,9 +14,8 @@ from typing import TypeVar
 from e2e.waiting import until
 
 from edl.api.errors import EdlError
-from edl.cluster.kubernetes.api_client import KubeClient
+from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest, ResourceKind
-from edl.cluster.kubernetes.response_stream import ResponseStream
 
 Found = TypeVar("Found")
 

@@ -12,7 +12,7 @@ from typing import Any
 from e2e.programs import kubectl
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes import names, security_context
+from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.pod_spec import RunAsSpec
@@ -70,14 +70,14 @@ def pod_spec(**fields: Any) -> Manifest:
     container = {
         "name": "edl",
         "image": "registry.invalid/none",
-        "securityContext": security_context.container_security_context(),
+        "securityContext": pod_template.container_security_context(),
     }
     container |= fields.pop("container", {})
     return {
         "serviceAccountName": names.POD_ACCOUNT,
         "priorityClassName": "low",
         "automountServiceAccountToken": False,
-        "securityContext": security_context.pod_security_context(RunAsSpec()),
+        "securityContext": pod_template.pod_security_context(RunAsSpec()),
         "restartPolicy": "Never",
         "nodeSelector": _NOWHERE,
         "containers": [container],

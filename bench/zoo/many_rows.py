@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from step_diary import StepDiary
 
-from edl.core.shards import RecordSource
+from edl.core.shuffle import RecordSource
 from edl.data.reader import Metadata, Reader
 
 EACH = 100

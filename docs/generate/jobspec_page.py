@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
-from edl.jobfile.composite_types import ListType, NullableType
 from edl.jobfile.job_spec import API_VERSION, JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.quantities import SIZE_TYPE, format_size
-from edl.jobfile.scalar_types import FieldType
+from edl.jobfile.scalar_types import FieldType, ListType, NullableType
 from edl.jobfile.section_type import FieldOption, SectionType, field_options
 
 _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->

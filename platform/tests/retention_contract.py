@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_contract import OPTIMIZERS, PATIENT, ROWS, Make, array, declared, dyadic, initial
 
+from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.row_retention import RowRetention, TableFullError
 
 SGD = OPTIMIZERS[0]
 ADAGRAD = OptimizerSpec("adagrad")

@@ -17,10 +17,9 @@ from typing import Any
 import urllib3
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import ApiResponse, KubeClient, KubeConnection
+from edl.cluster.kubernetes.api_client import ApiResponse, KubeClient, KubeConnection, ResponseStream
 from edl.cluster.kubernetes.api_errors import error_from_response
 from edl.cluster.kubernetes.resource_kinds import EVENTS, KIND_BY_NAME, PODS, Manifest, ResourceKind
-from edl.cluster.kubernetes.response_stream import ResponseStream
 
 NOW = 1_800_000_000.0
 Key = tuple[str, str, str]

@@ -2,7 +2,7 @@
 
 One set of values for ``status.json``, for the events of edl.api.events and, on Kubernetes, for the status ConfigMap.
 Times are unix seconds, record ranges are half open. Numbers that are not finite are null in JSON and come back as None.
-``edl.jobfile.json_object`` reads and writes them, strictly: an unknown or missing field raises SpecError.
+``edl.jobfile.section_type`` reads and writes them, strictly: an unknown or missing field raises SpecError.
 
 Sizes are bounded: of the tables the fullest are told, and how many more there are.
 """

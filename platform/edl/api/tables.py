@@ -13,7 +13,7 @@ class TableSpec:
 
     Slot variables follow from the job's optimizer and limits from the job's ``ps`` section: they are the same for all
     tables of a job, and not a table's own. What a table may be is checked by
-    ``edl.numerics.table_limits.check_table_shape``.
+    ``edl.numerics.model_declaration.check_table_shape``.
 
     Attributes:
         name: the path of the Embedding's variable.

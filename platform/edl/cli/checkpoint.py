@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.ops.checkpoint_choice import choose_checkpoint, storage_errors_as_bad_input
-from edl.ops.checkpoint_lookup import find_checkpoints
+from edl.ops.checkpoint_lookup import choose_checkpoint, find_checkpoints, storage_errors_as_bad_input
 
 if TYPE_CHECKING:
     from edl.storage.checkpoint_contents import CheckpointContents
@@ -59,7 +58,7 @@ def ls(
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
-    from edl.ops.checkpoint_list import checkpoint_table, list_checkpoints, newest_usable
+    from edl.ops.checkpoint_lookup import checkpoint_table, list_checkpoints, newest_usable
 
     place = find_checkpoints(run)
     with storage_errors_as_bad_input():

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edl.ops.checkpoint_list import format_size, parse_created
+from edl.ops.checkpoint_lookup import format_size, parse_created
 from edl.reporting.text_table import align_columns, format_age, wrap_labelled
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
 from edl.storage.checkpoint_manifest import CheckpointManifest
 
 if TYPE_CHECKING:
-    from edl.storage.array_statistics import ArrayStatistics
+    from edl.storage.checkpoint_export import ArrayStatistics
 
 _STATISTICS_COLUMNS = ("MIN", "MEAN", "MAX", "NAN")
 
@@ -43,7 +43,7 @@ def inspect_checkpoint(
     Raises:
         StorageError: a file is gone.
     """
-    from edl.storage.array_statistics import compute_statistics
+    from edl.storage.checkpoint_export import compute_statistics
 
     variables = {each.spec.name: compute_statistics([each.values], on_read) for each in contents.variables}
     tables = {each.name: compute_statistics([part.values for part in each.parts], on_read) for each in contents.tables}

@@ -18,7 +18,7 @@ from edl.reporting.rich_console import make_console
 
 if TYPE_CHECKING:
     from edl.data.dataset_writer import DatasetLayout
-    from edl.data.record_tables import GeneratedDataset
+    from edl.data.sample_datasets import GeneratedDataset
 
 app = typer.Typer(
     help="Write example data sets to train on; copy files to and from volumes of a cluster.",

@@ -12,11 +12,10 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
-from edl.ops.volume_session import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
+from edl.ops.file_transfer import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
 
 if TYPE_CHECKING:
-    from edl.ops.copy_plan import CopyPlan
-    from edl.ops.file_transfer import VolumeEntry, VolumeFiles
+    from edl.ops.file_transfer import CopyPlan, VolumeEntry, VolumeFiles
     from edl.ops.helper_pod import ClaimPath, HelperPodSpec
 
 ImageOption = Annotated[
@@ -117,17 +116,17 @@ def ls(
 def _plan_copy(
     files: VolumeFiles, source: str, target: str, outward: ClaimPath | None, inward: ClaimPath | None
 ) -> CopyPlan:
-    from edl.ops import copy_plan
+    from edl.ops import file_transfer
 
     if outward is not None:
-        return copy_plan.plan_upload(Path(source), outward.path, files.stat(outward.path).kind)
+        return file_transfer.plan_upload(Path(source), outward.path, files.stat(outward.path).kind)
     assert inward is not None
     found = files.stat(inward.path)
     if found.kind == "missing":
         raise BadInputError("no such file or directory", where=source, hint=f"Look with: edl data ls {inward.claim}:/")
     entries = files.entries(inward.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
-    return copy_plan.plan_download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
+    return file_transfer.plan_download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
 
 
 def _helper_pod_options(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.completion import complete_jobs
-from edl.cli.options import ContextOption, NamespaceOption, YesOption, confirm_action, connect_api
+from edl.cli.options import ContextOption, NamespaceOption, YesOption, complete_jobs, confirm_action, connect_api
 from edl.ops.removal_progress import remove_job
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
 
 def deletion_outline(job: str, there: JobObjects) -> list[str]:
     """What there is of the job; nothing that can be seen: its token."""
-    from edl.ops.existing_job import find_existing_job, format_submit_time
     from edl.ops.job_deletion import count_by_kind
+    from edl.ops.job_view import find_existing_job, format_submit_time
 
     known = find_existing_job(there)
     if known is None:

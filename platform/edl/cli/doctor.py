@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edl.cluster.kubernetes.api_client import KubeClient
-    from edl.ops.doctor_findings import DoctorFinding
+    from edl.ops.doctor_checks import DoctorFinding
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -59,10 +59,9 @@ def doctor(
 
 
 def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iterator[DoctorFinding]:
-    from edl.ops.doctor_checks import check_image_pull, examine_cluster
-    from edl.ops.doctor_findings import DoctorFinding, FindingLevel, PriorityClassNames
-    from edl.ops.volume_session import IMAGE_VARIABLE, image_from_environment
-    from edl.reporting.status_line import StatusLine
+    from edl.ops.doctor_checks import DoctorFinding, FindingLevel, PriorityClassNames, check_image_pull, examine_cluster
+    from edl.ops.file_transfer import IMAGE_VARIABLE, image_from_environment
+    from edl.reporting.text_table import StatusLine
 
     classes = PriorityClassNames(high, low)
     yield from examine_cluster(api, classes)

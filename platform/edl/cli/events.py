@@ -13,14 +13,13 @@ import typer
 from edl.cli.local_runs import LocalOption
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.jobfile.event_json import line
-from edl.jobfile.json_object import to_json
+from edl.jobfile.section_type import to_json
 from edl.reporting.event_text import describe_event
 from edl.reporting.terminal_text import to_single_line
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
-    from edl.ops.job_view import JobView
-    from edl.ops.kubernetes_events import KubernetesEvent
+    from edl.ops.job_view import JobView, KubernetesEvent
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FOLLOW_SECONDS = 2.0
@@ -65,7 +64,7 @@ def events(
     runs of this machine, -n and --context a cluster.
     """
     from edl.cli.local_runs import job_lookup
-    from edl.ops.polling import poll_repeatedly
+    from edl.ops.job_following import poll_repeatedly
 
     look, shown = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
     for seen in poll_repeatedly(look, _FOLLOW_SECONDS):
@@ -107,6 +106,6 @@ def _kubernetes_event_line(each: KubernetesEvent) -> EventLine:
 
 
 def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
-    from edl.ops.kubernetes_events import list_job_events
+    from edl.ops.job_view import list_job_events
 
     return list_job_events(api, job)

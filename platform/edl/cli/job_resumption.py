@@ -41,7 +41,7 @@ def check_resumable(there: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
     Raises:
         BadInputError: the run is done, or ``spec`` is about other work.
     """
-    from edl.ops.existing_job import find_existing_job, read_submitted_spec
+    from edl.ops.job_view import find_existing_job, read_submitted_spec
     from edl.storage.run_resumption import check_spec_changes, describe_nothing_to_do, format_change
 
     job = find_existing_job(there)

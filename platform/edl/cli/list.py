@@ -12,7 +12,7 @@ import typer
 from edl.api.errors import BadInputError
 from edl.cli.local_runs import LocalOption
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
-from edl.jobfile.json_object import to_json
+from edl.jobfile.section_type import to_json
 from edl.ops.followup_command import command_arguments
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import align_columns, format_age

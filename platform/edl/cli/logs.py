@@ -56,7 +56,7 @@ def logs(
 
     here = choose_local_run(job, local=local, context=context, namespace=namespace)
     if here is not None:
-        from edl.cli.local_run_logs import read_run_logs
+        from edl.cli.local_runs import read_run_logs
 
         for name, line in read_run_logs(here, role, index, follow=follow, tail=tail):
             _print_line(line, name)
@@ -138,8 +138,8 @@ def _read_from_volume(
     api: KubeClient, spec: Mapping[str, Any], place: ClaimPath, chosen: LogSelection, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
     """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
+    from edl.ops.file_transfer import image_from_environment, open_volume
     from edl.ops.helper_pod import PodImageError
-    from edl.ops.volume_session import image_from_environment, open_volume
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with open_volume(api, _reader_pod_options(spec, place, image)) as reader:
@@ -157,8 +157,8 @@ def _read_from_volume(
 def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
     from edl.core import worker_priority
     from edl.jobfile.pod_spec import RunAsSpec
+    from edl.ops.file_transfer import IMAGE_VARIABLE
     from edl.ops.helper_pod import HelperPodSpec
-    from edl.ops.volume_session import IMAGE_VARIABLE
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
     workers = spec["workers"].get("priority") or worker_priority.LOW_PRIORITY_CLASS

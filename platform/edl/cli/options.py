@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+import threading
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand
 
 from edl.api.errors import BadInputError
-from edl.cli.completion import complete_contexts, complete_jobs
-from edl.reporting.slow_response import SlowResponseNotice
+from edl.reporting.text_table import SlowResponseNotice
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
+
+
+# --------------------------------------------------------------------------------------------------
+# Completion of names of jobs and of contexts.
+#
+# What the cluster says within a second, or nothing: a shell that waits shows no errors.
+
+
+COMPLETION_SECONDS = 1.5
+
+
+def complete_contexts(incomplete: str) -> list[str]:
+    """Names of the kubeconfig's contexts that begin with ``incomplete``; no cluster is asked."""
+    from edl.cluster.kubernetes.kubeconfig import list_contexts
+
+    return [name for name in list_contexts() if name.startswith(incomplete)]
+
+
+def complete_jobs(ctx: Any, incomplete: str) -> list[str]:
+    """Names of jobs that begin with ``incomplete``, of the namespace that the line names; empty when in doubt.
+
+    Args:
+        ctx: typer's context of the command so far; its parameters choose cluster and namespace.
+        incomplete: what has been typed of the name.
+    """
+    found: list[str] = []
+    asking = threading.Thread(
+        target=_collect_job_names, args=(ctx.params.get("context"), ctx.params.get("namespace"), found), daemon=True
+    )
+    asking.start()
+    asking.join(COMPLETION_SECONDS)
+    return [name for name in list(found) if name.startswith(incomplete)]
+
+
+def _collect_job_names(context: str | None, namespace: str | None, found: list[str]) -> None:
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.cluster.kubernetes.kubeconfig import load_connection
+    from edl.ops.job_view import list_job_names
+
+    try:
+        found += list_job_names(KubeClient(load_connection(context, namespace)))
+    except Exception:  # noqa: BLE001  whatever it is: the command itself will say it
+        return
+
 
 ContextOption = Annotated[
     str | None,
@@ -76,3 +123,51 @@ def confirm_action(question: str, *, yes: bool, command: str) -> bool:
 def is_interactive() -> bool:
     """Whether a person reads and types."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+# --------------------------------------------------------------------------------------------------
+# ``--resume``, which may come with a run or stand alone.
+
+
+FromCheckpointOption = Annotated[
+    bool,
+    typer.Option(
+        "--from-checkpoint",
+        help="With --resume: leave the run's journal out, which may be damaged, and go back to its newest intact "
+        "checkpoint.",
+    ),
+]
+
+
+def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
+    """Refuse ``--from-checkpoint`` without the run that it is about.
+
+    Raises:
+        BadInputError: there is no ``--resume``.
+    """
+    if from_checkpoint and resume is None:
+        raise BadInputError(
+            "says from where a run goes on",
+            where="--from-checkpoint",
+            hint="Say which: --resume [RUN].",
+        )
+
+
+class OptionalRunCommand(TyperCommand):
+    """A command whose ``--resume`` may come without a run: only what looks like one after it is taken for one."""
+
+    run_id_pattern: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")
+    newest_run: ClassVar[str] = "newest"
+    """What a ``--resume`` that stands alone means."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a ``--resume`` that stands alone its value."""
+        return super().parse_args(ctx, [self._with_default_run(arg, after) for arg, after in pairwise([*args, ""])])
+
+    def _with_default_run(self, arg: str, after: str) -> str:
+        """An argument, with its value if it is a ``--resume`` that stands alone."""
+        return f"--resume={self.newest_run}" if arg == "--resume" and not self.is_run_id(after) else arg
+
+    def is_run_id(self, word: str) -> bool:
+        """Whether the word after ``--resume`` is the run that is meant."""
+        return self.run_id_pattern.fullmatch(word) is not None

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
@@ -18,8 +18,8 @@ from edl.ops import local_run_resumption
 from edl.ops.job_checks import check_job
 from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_start import create_storage, exec_local_worker, local_job_directory, run_supervised
-from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange
 

@@ -26,7 +26,7 @@ def scale(
     """Change how many workers a running job asks for; nothing restarts."""
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
-    from edl.cluster.kubernetes import desired_state
+    from edl.cluster.kubernetes import status_publisher
     from edl.cluster.status_port import DesiredState
     from edl.ops import job_view
 
@@ -37,7 +37,7 @@ def scale(
             f"{job} is {seen.phase} already", hint=f"Its end: edl status {command_arguments(job, context, namespace)}"
         )
     bounds = job_view.worker_bounds(job_view.read_job_spec(api, job))
-    wanted = desired_state.update_desired_state(api, job, DesiredState(low, high), bounds)
+    wanted = status_publisher.update_desired_state(api, job, DesiredState(low, high), bounds)
     least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
     if as_json:
         print(json.dumps({"job": job, "min": least, "max": most}))

@@ -60,7 +60,7 @@ def _watch_live(look: JobLookup, name: str) -> None:
     from rich.text import Text
 
     from edl.cli.status_view import status_lines, suggest_next_step
-    from edl.ops.polling import poll_repeatedly
+    from edl.ops.job_following import poll_repeatedly
     from edl.reporting.rich_console import make_console
 
     on = make_console()
@@ -74,7 +74,7 @@ def _watch_live(look: JobLookup, name: str) -> None:
 
 
 def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
-    from edl.ops.polling import poll_repeatedly
+    from edl.ops.job_following import poll_repeatedly
     from edl.reporting.event_text import format_local_time, status_headline
 
     before: object = None

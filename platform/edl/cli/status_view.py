@@ -12,12 +12,14 @@ from edl.ops.pod_problems import parse_scheduler_message
 from edl.reporting import ps_statistics_text
 from edl.reporting.event_text import (
     describe_event,
+    format_block,
     format_earlier_evaluations,
     format_local_time,
     format_measurements,
     format_worker_count,
+    summary_heading,
+    summary_rows,
 )
-from edl.reporting.summary_text import format_block, summary_heading, summary_rows
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import align_columns, format_age
 from edl.reporting.worker_plot import plot_workers

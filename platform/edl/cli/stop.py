@@ -11,7 +11,7 @@ from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.cli.wait import WaitGoal, parse_timeout, wait_for_goal
 from edl.ops.followup_command import command_arguments
-from edl.reporting.status_line import StatusLine
+from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:
     from edl.api.status import Status
@@ -36,7 +36,7 @@ def stop(
 
     Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
     """
-    from edl.cluster.kubernetes import desired_state
+    from edl.cluster.kubernetes import status_publisher
     from edl.cluster.status_port import DesiredState
     from edl.ops import job_view
 
@@ -46,7 +46,7 @@ def stop(
     if seen.ended:
         print(f"{job} is {seen.phase} already.")
         return
-    desired_state.update_desired_state(api, job, DesiredState(stop=True), desired_state.ANY_BOUNDS)
+    status_publisher.update_desired_state(api, job, DesiredState(stop=True), status_publisher.ANY_BOUNDS)
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if seen.status is None:
         print(

@@ -157,6 +157,6 @@ def _created_text(manifests: Sequence[Manifest]) -> str:
 
 
 def _submitted_at(job: JobView) -> str:
-    from edl.ops.existing_job import format_submit_time
+    from edl.ops.job_view import format_submit_time
 
     return format_submit_time(job)

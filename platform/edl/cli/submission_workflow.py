@@ -21,16 +21,14 @@ from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX
 from edl.jobfile.job_spec import JobSpec
 from edl.ops.cluster_capacity import ClusterCapacity
 from edl.ops.followup_command import command_arguments
-from edl.ops.job_forecast import JobForecast, forecast_job
-from edl.ops.namespace_quotas import NamespaceQuotas
+from edl.ops.job_forecast import JobForecast, NamespaceQuotas, forecast_job
 from edl.ops.removal_progress import remove_job
 from edl.ops.submission_request import SubmissionRequest, build_request
-from edl.reporting.status_line import StatusLine
+from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
-    from edl.ops.job_submission import SubmittedJob
-    from edl.ops.master_start import MasterPodStatus
+    from edl.ops.job_submission import MasterPodStatus, SubmittedJob
     from edl.ops.preflight import PreflightResult
 
 DECLINED, INTERRUPTED = 1, 130
@@ -130,7 +128,7 @@ def plan_submission(
         PreflightError: it would not.
         BadInputError: the run cannot be gone on with.
     """
-    from edl.ops.existing_job import find_existing_job
+    from edl.ops.job_view import find_existing_job
     from edl.ops.preflight import run_preflight
 
     with StatusLine() as ticker:
@@ -159,8 +157,7 @@ def plan_submission(
 def _forecast_pods(
     api: KubeClient, request: SubmissionRequest, answers: PreflightResult, quotas: NamespaceQuotas
 ) -> JobForecast:
-    from edl.ops.preflight import PreflightError
-    from edl.ops.preflight_findings import check_quotas, merge_findings
+    from edl.ops.preflight import PreflightError, check_quotas, merge_findings
 
     known = answers.nodes is not None and answers.running_pods is not None
     room = ClusterCapacity(answers.nodes or (), answers.running_pods or ()) if known else None
@@ -192,7 +189,7 @@ def _create_job(
 
 
 def _wait_for_start(api: KubeClient, options: SubmitOptions, made: SubmittedJob, voice: SubmissionReporter) -> int:
-    from edl.ops.master_start import MasterStage, MasterStatusReader, wait_for_start
+    from edl.ops.job_submission import MasterStage, MasterStatusReader, wait_for_start
 
     began = time.monotonic()
     with StatusLine() as ticker:
@@ -237,7 +234,7 @@ _STAGE_WORDS = {
     "ended": "has ended",
     "failed": "failed",
 }
-"""By the values of ``edl.ops.master_start.MasterStage``."""
+"""By the values of ``edl.ops.job_submission.MasterStage``."""
 
 
 def _container_text(sight: MasterPodStatus) -> str:

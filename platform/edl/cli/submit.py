@@ -10,8 +10,14 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError, EdlError
-from edl.cli.options import ContextOption, NamespaceOption, YesOption
-from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.cli.options import (
+    ContextOption,
+    FromCheckpointOption,
+    NamespaceOption,
+    OptionalRunCommand,
+    YesOption,
+    check_from_checkpoint,
+)
 from edl.cli.submission_reporter import SubmissionReporter, make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.job_manifests import find_spec_problems

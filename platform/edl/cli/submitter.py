@@ -20,7 +20,7 @@ from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.ops.job_deletion import DeletionTimeoutError
-from edl.ops.release.submitter_identity import SubmitterIdentity, read_identity
+from edl.ops.release.release_view import SubmitterIdentity, read_identity
 from edl.reporting.terminal_text import sanitize_standard_streams
 
 REFUSED_EXIT, TRY_AGAIN_EXIT, SIGTERM_EXIT = 2, 75, 143

@@ -23,6 +23,7 @@ from edl.jobfile.job_spec import JobSpec
 from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
 from edl.ops.job_following import WatchedJob, follow_job
 from edl.ops.job_submission import (
+    MasterStatusReader,
     SubmittedJob,
     create_dependents,
     create_suspended_job,
@@ -30,17 +31,27 @@ from edl.ops.job_submission import (
     unsuspend_job,
 )
 from edl.ops.job_view import job_conditions
-from edl.ops.master_start import MasterStatusReader
 from edl.ops.preflight import PreflightError
-from edl.ops.release.release_cleanup import ReleaseCleanup
-from edl.ops.release.release_labels import add_release_labels, mark_submitted
-from edl.ops.release.release_view import read_release_view
-from edl.ops.release.submitter_decision import MasterJob, SubmitterDecision, SubmitterStep, decide_step
-from edl.ops.release.submitter_identity import SubmitterIdentity
-from edl.ops.release.submitter_timeouts import CLEANUP_TIMEOUT_SECONDS, CleanupTimeout, RetryDeadline, StartTimeout
+from edl.ops.release.release_view import (
+    ReleaseCleanup,
+    SubmitterIdentity,
+    add_release_labels,
+    mark_submitted,
+    read_release_view,
+)
+from edl.ops.release.submitter_decision import (
+    CLEANUP_TIMEOUT_SECONDS,
+    CleanupTimeout,
+    MasterJob,
+    RetryDeadline,
+    StartTimeout,
+    SubmitterDecision,
+    SubmitterStep,
+    decide_step,
+)
 from edl.ops.removal_progress import leftovers_text
 from edl.ops.submission_request import SubmissionRequest, build_request
-from edl.reporting.status_line import StatusLine
+from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient

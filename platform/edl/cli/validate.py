@@ -10,9 +10,8 @@ import typer
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.ops.job_checks import check_job, missing_inputs
+from edl.ops.job_checks import check_job, check_model, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
-from edl.ops.model_check_process import check_model
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

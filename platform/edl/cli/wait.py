@@ -81,8 +81,8 @@ def wait_for_goal(
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, str]:
     """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
+    from edl.ops.job_following import poll_repeatedly
     from edl.ops.job_view import UnknownJobError
-    from edl.ops.polling import poll_repeatedly
 
     began, seen = clock(), None
     try:

@@ -49,7 +49,7 @@ def gather_evidence(api: KubeClient, job: str, called: str) -> JobEvidence:
     """All that a diagnosis needs; raises UnknownJobError."""
     from edl.ops import job_view
     from edl.ops.diagnosis import JobEvidence
-    from edl.ops.kubernetes_events import list_job_events
+    from edl.ops.job_view import list_job_events
 
     return JobEvidence(
         job_view.find_job(api, job),

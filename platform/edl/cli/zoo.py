@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
+
+from edl.api.errors import BadInputError, StorageError
+from edl.jobfile.zoo_lookup import defined_names
 
 app = typer.Typer(help="Make, build and push images of model code.", no_args_is_help=True, add_completion=False)
 
@@ -20,8 +25,8 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the zoo.")] = Path(),
 ) -> None:
     """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
-    from edl.cli.zoo_template import write_zoo
-    from edl.ops.image_dockerfile import default_base_image
+    from edl.cli.zoo import write_zoo
+    from edl.ops.image_build import default_base_image
 
     written = write_zoo(directory, base=default_base_image())
     typer.echo("\n".join(f"wrote {path}" for path in written))
@@ -44,10 +49,13 @@ def build(
     """
     from edl.ops.docker_engine import connect_engine
     from edl.ops.image_build import build_image as built
-    from edl.ops.image_build import require_image_name
-    from edl.ops.image_check import inspect_image, require_runnable_image
-    from edl.ops.image_context import pack_context
-    from edl.ops.image_dockerfile import choose_dockerfile
+    from edl.ops.image_build import (
+        choose_dockerfile,
+        inspect_image,
+        pack_context,
+        require_image_name,
+        require_runnable_image,
+    )
 
     name = require_image_name(image)
     dockerfile, arguments = choose_dockerfile(path, base, file)
@@ -78,7 +86,7 @@ def push(image: ImageName) -> None:
 
 
 def _job_file_hint(zoo: Path, image: str) -> str:
-    from edl.cli.zoo_template import model_definitions
+    from edl.cli.zoo import model_definitions
 
     found = model_definitions(zoo)
     lines = [
@@ -88,3 +96,57 @@ def _job_file_hint(zoo: Path, image: str) -> str:
     ]
     more = f"Other definitions: {', '.join(found[1:])}." if found[1:] else None
     return "\n".join([*lines, *([more] if more else []), f"Next: edl zoo push {image}"])
+
+
+# --------------------------------------------------------------------------------------------------
+# The model zoo that ``edl zoo init`` writes, and what a zoo defines.
+
+
+TEMPLATE_DIRECTORY = files("edl.cli").joinpath("templates", "zoo")
+TEMPLATE_FILES = {
+    "Dockerfile": "Dockerfile",
+    "dockerignore": ".dockerignore",
+    "digits.py": "digits.py",
+    "job.yaml": "job.yaml",
+    "README.md": "README.md",
+}
+"""The template's files, and their names in a zoo."""
+
+
+def write_zoo(directory: Path, base: str) -> list[Path]:
+    """Write the template; the files, in the order of :data:`TEMPLATE_FILES`.
+
+    Args:
+        directory: made if it is not there.
+        base: the training image that the Dockerfile starts from.
+
+    Raises:
+        BadInputError: one of the files exists; nothing was written.
+        StorageError: the directory cannot be written.
+    """
+    targets = {source: directory / name for source, name in TEMPLATE_FILES.items()}
+    if taken := [path for path in targets.values() if path.exists()]:
+        hint = "nothing was written; choose another directory, or move these files away"
+        raise BadInputError(
+            f"exists already: {', '.join(path.name for path in taken)}", where=str(directory), hint=hint
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for source, path in targets.items():
+            text = TEMPLATE_DIRECTORY.joinpath(source).read_text(encoding="utf-8")
+            path.write_text(Template(text).safe_substitute(EDL_BASE=base), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"the zoo cannot be written: {error.strerror}", where=str(error.filename or directory)
+        ) from error
+    return list(targets.values())
+
+
+def model_definitions(zoo: Path) -> list[str]:
+    """Values for ``model.definition``: the functions ``custom_model`` below a zoo, with their modules, in order."""
+    found = []
+    for path in sorted(zoo.rglob("*.py")):
+        module = path.relative_to(zoo).with_suffix("")
+        if all(part.isidentifier() for part in module.parts) and "custom_model" in defined_names(path):
+            found.append(".".join([*module.parts, "custom_model"]))
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from edl.core.decision import Decision
 
@@ -133,3 +134,35 @@ def is_due(step: int, last: int, every: int | None) -> bool:
     Multiples, because a cut comes some steps after it is due: counted from the last one, they would drift apart.
     """
     return bool(every) and step // (every or 1) > last // (every or 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# A checkpoint, as the core knows it.
+
+
+STOPPED = "stopped by its user"
+FINAL_SECONDS = 10.0
+"""How long a final checkpoint may take on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint that is complete on disk."""
+
+    cut: int
+    step: int
+    version: int
+    ledger: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class CheckpointFailure:
+    """The newest attempt to write a checkpoint failed.
+
+    Attributes:
+        reason: for people.
+        paused_at: since when no further step is handed out; None while training goes on.
+    """
+
+    reason: str
+    paused_at: float | None = None

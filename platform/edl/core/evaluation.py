@@ -9,8 +9,9 @@ give no states of a metric; what else is said of a metric is passed on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from edl.core.ledger import Ledger
@@ -87,3 +88,403 @@ class EvaluationRound:
             "states": self.states,
             "saved": self.saved,
         }
+
+
+# --------------------------------------------------------------------------------------------------
+# Keras' callbacks that decide by evaluations, decided once for the whole job.
+#
+# ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` compare the value of a metric
+# with
+# the best one so far. Each worker would do that for itself, and none has the values of an evaluation, whose records are
+# spread over all of them. So workers declare what the user asked for, and the decisions are made here, with Keras' own
+# arithmetic: an evaluation is what an epoch is to ``keras.fit``. Tests hold them to Keras' callbacks.
+#
+# Everything is a value: ``Callbacks.evaluated`` returns what they are after one more evaluation. The journal keeps
+# that.
+
+
+MAX_HISTORY = 1000
+"""Evaluations of which it is remembered what the callbacks were after them: a job may go back to a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricMonitor:
+    """What every one of these callbacks compares.
+
+    Attributes:
+        monitor: name of a metric of the evaluation, without ``val_``.
+        mode: ``min`` or ``max``: whether less or more is better.
+        min_delta: a change by less is no improvement; at least 0.
+    """
+
+    monitor: str
+    mode: str
+    min_delta: float = 0.0
+
+    def is_improvement(self, value: float, reference: float | None) -> bool:
+        """Whether a value is better than another one; any value is better than none, and NaN than nothing.
+
+        Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
+        """
+        if math.isnan(value):
+            return False
+        if reference is None:
+            return True
+        if self.mode == "max":
+            return _round_to_float32(value - self.min_delta) > _round_to_float32(reference)
+        return _round_to_float32(value + self.min_delta) < _round_to_float32(reference)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping(MetricMonitor):
+    """Ends training when a metric has not improved for ``patience`` evaluations; attributes as in Keras."""
+
+    patience: int = 0
+    baseline: float | None = None
+    restore_best_weights: bool = False
+    start_from_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLROnPlateau(MetricMonitor):
+    """Lowers the learning rate when a metric has not improved; attributes as in Keras.
+
+    Attributes:
+        rate: that the optimizer has to begin with.
+    """
+
+    factor: float = 0.1
+    patience: int = 10
+    cooldown: int = 0
+    min_lr: float = 0.0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BestCheckpoint(MetricMonitor):
+    """``ModelCheckpoint(save_best_only=True)``.
+
+    Attributes:
+        threshold: only what is better than this is kept; Keras' ``initial_value_threshold``.
+        filepath: of the file that a worker writes, with Keras' placeholders.
+        weights_only: whether that is a file of weights instead of a whole model.
+    """
+
+    threshold: float | None = None
+    filepath: str = ""
+    weights_only: bool = False
+
+
+CallbackSpec = EarlyStopping | ReduceLROnPlateau | BestCheckpoint
+CALLBACK_TYPES: Mapping[str, type[Any]] = {
+    kind.__name__: kind for kind in (EarlyStopping, ReduceLROnPlateau, BestCheckpoint)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackProgress:
+    """How far a callback is. Not every kind uses every field.
+
+    Attributes:
+        best: the best value so far.
+        best_cut, best_step, best_epoch, best_metrics: of the evaluation whose weights are kept: its checkpoint and
+            global step, its number from 1, and its values; 0 and nothing if there is none.
+        written: the checkpoint of which a worker has written the file.
+        wait: evaluations without improvement.
+        cooldown: evaluations for which the rate is not lowered again.
+    """
+
+    best: float | None = None
+    best_cut: int = 0
+    best_step: int = 0
+    best_epoch: int = 0
+    best_metrics: Mapping[str, float | None] = field(default_factory=dict)
+    written: int = 0
+    wait: int = 0
+    cooldown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """One evaluation, as callbacks see it.
+
+    Attributes:
+        step: global step of the evaluated parameters.
+        cut: their checkpoint, if it is on disk; 0 if none is.
+        metrics: values by name; None for one that is not finite.
+    """
+
+    step: int
+    cut: int
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackState:
+    """All that were declared, and what they have decided so far.
+
+    Attributes:
+        declared: in the order of the user's list.
+        progress: of each of them.
+        evaluations: how many there were.
+        rate: that ``ReduceLROnPlateau`` has set; None as long as the optimizer's own counts.
+        stopped: why training is to end; empty while it is not.
+        history: step and state after each of the newest evaluations, for :meth:`roll_back_to`.
+    """
+
+    declared: tuple[CallbackSpec, ...] = ()
+    progress: tuple[CallbackProgress, ...] = ()
+    evaluations: int = 0
+    rate: float | None = None
+    stopped: str = ""
+    history: tuple[tuple[int, Mapping[str, Any]], ...] = field(default=(), repr=False)
+
+    # ------------------------------------------------------------------ what follows from them
+
+    @property
+    def keeps_best_checkpoint(self) -> bool:
+        """Whether the weights of the best evaluation are to be kept: then each evaluated cut becomes a checkpoint."""
+        return any(_keeps_best(callback) for callback in self.declared)
+
+    @property
+    def best_cuts(self) -> frozenset[int]:
+        """Checkpoints that must not be removed: of the best now, and of the best before the newest evaluations."""
+        before = {each["best_cut"] for _, state in self.history for each in state["progress"]}
+        return frozenset(({each.best_cut for each in self.progress} | before) - {0})
+
+    @property
+    def restored(self) -> CallbackProgress | None:
+        """Whose weights the trained model has at the end (``restore_best_weights``); None: those of the last step."""
+        for callback, progress in zip(self.declared, self.progress, strict=True):
+            if isinstance(callback, EarlyStopping) and callback.restore_best_weights and progress.best_cut:
+                return progress
+        return None
+
+    @property
+    def best_to_write(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
+        """The first of the best checkpoints that a worker is to write to its file, with its place in the list."""
+        for at, (callback, progress) in enumerate(zip(self.declared, self.progress, strict=True)):
+            if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
+                return at, callback, progress
+        return None
+
+    # ------------------------------------------------------------------ changes
+
+    def declare(self, declared: Sequence[CallbackSpec]) -> CallbackState:
+        """As a job goes on whose user asks for these: those that are new begin anew, others go on."""
+        if tuple(declared) == self.declared:
+            return self
+        before = dict(zip(map(_callback_identity, self.declared), self.progress, strict=True))
+        known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in declared)
+        lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in declared)
+        stops = any(isinstance(callback, EarlyStopping) for callback in declared)
+        rate, stopped = self.rate if lowers else None, self.stopped if stops else ""
+        return CallbackState(tuple(declared), known, self.evaluations, rate, stopped)
+
+    def evaluated(self, at: EvaluationResult) -> CallbackState:
+        """After one more evaluation. A value that is not finite improves nothing."""
+        rate, stopped, progress = self.rate, self.stopped, []
+        for callback, was in zip(self.declared, self.progress, strict=True):
+            if callback.monitor not in at.metrics:
+                progress.append(was)
+                continue
+            found = at.metrics[callback.monitor]
+            value = math.nan if found is None else found
+            match callback:
+                case EarlyStopping():
+                    now, stop = _apply_early_stopping(callback, was, value, self.evaluations, at)
+                    stopped = stopped or stop
+                case ReduceLROnPlateau():
+                    now, lowered = _apply_plateau(callback, was, value, callback.rate if rate is None else rate)
+                    rate = rate if lowered is None else lowered
+                case BestCheckpoint():
+                    now = _apply_best_checkpoint(callback, was, value, self.evaluations, at)
+            progress.append(now)
+        after = replace(self, progress=tuple(progress), evaluations=self.evaluations + 1, rate=rate, stopped=stopped)
+        return self.entered(at.step, after.state())
+
+    def entered(self, step: int, state: Mapping[str, Any]) -> CallbackState:
+        """After an evaluation at ``step`` that led to what :meth:`state` said then."""
+        return replace(self.at(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
+
+    def written(self, place: int, cut: int) -> CallbackState:
+        """A worker has written the file of the best checkpoint of one of them."""
+        progress = list(self.progress)
+        if place < len(progress):
+            progress[place] = replace(progress[place], written=cut)
+        return replace(self, progress=tuple(progress))
+
+    def roll_back_to(self, step: int) -> CallbackState:
+        """As they were when the job was at ``step``: what was evaluated after it has not happened."""
+        kept = tuple(one for one in self.history if one[0] <= step)
+        if len(kept) == len(self.history):
+            return self
+        then = CallbackState(self.declared, tuple(map(_initial_progress, self.declared)))
+        if kept:
+            then = then.at(kept[-1][1])
+        return replace(then, history=kept)
+
+    def trim_history(self, step: int) -> CallbackState:
+        """The job does not go back behind ``step`` any more."""
+        older = [one for one in self.history if one[0] <= step]
+        return replace(self, history=(*older[-1:], *(one for one in self.history if one[0] > step)))
+
+    # ------------------------------------------------------------------ as JSON
+
+    def state(self) -> dict[str, Any]:
+        """What evaluations have led to, without what was declared."""
+        return {
+            "progress": [asdict(progress) for progress in self.progress],
+            "evaluations": self.evaluations,
+            "rate": self.rate,
+            "stopped": self.stopped,
+        }
+
+    def at(self, state: Mapping[str, Any]) -> CallbackState:
+        """With what :meth:`state` described."""
+        progress = tuple(CallbackProgress(**each) for each in state["progress"])
+        return replace(
+            self, progress=progress, evaluations=state["evaluations"], rate=state["rate"], stopped=state["stopped"]
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "declared": callbacks_to_json(self.declared),
+            **self.state(),
+            "history": [list(one) for one in self.history],
+        }
+
+    @classmethod
+    def restore(cls, was: Mapping[str, Any]) -> CallbackState:
+        """What :meth:`snapshot` described."""
+        history = tuple((step, state) for step, state in was["history"])
+        return replace(cls(callbacks_from_json(was["declared"])).at(was), history=history)
+
+
+def callbacks_to_json(declared: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
+    """Callbacks as a worker declares them."""
+    return [{"kind": type(callback).__name__, **asdict(callback)} for callback in declared]
+
+
+def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
+    """What :func:`callbacks_to_json` gave.
+
+    Raises:
+        ValueError: it is nothing of that kind; says what is wrong.
+    """
+    if not isinstance(rows, list):
+        raise ValueError(f"callbacks are a list, not {type(rows).__name__}")  # noqa: TRY004  as for all else in it
+    return tuple(_callback_from_row(row) for row in rows)
+
+
+def _callback_from_row(row: Any) -> CallbackSpec:
+    kind = CALLBACK_TYPES.get(str(row.get("kind"))) if isinstance(row, dict) else None
+    if kind is None:
+        raise ValueError(f"a callback is an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
+    given = {name: value for name, value in row.items() if name != "kind"}
+    kinds = {each.name: str(each.type) for each in fields(kind)}
+    for name, value in given.items():
+        if name not in kinds or not _is_valid_value(value, kinds[name]):
+            raise ValueError(f"{row['kind']}: {name} is {str(value)[:60]!r}")
+    try:
+        callback: CallbackSpec = kind(**given)
+    except TypeError as error:
+        raise ValueError(f"{row['kind']}: {error}") from error
+    if callback.mode not in ("min", "max") or callback.min_delta < 0:
+        raise ValueError(f"{row['kind']}: mode is min or max, and min_delta at least 0")
+    return callback
+
+
+def _is_valid_value(value: Any, kind: str) -> bool:
+    """Whether a value of JSON is what a field says, finite and of a size that a number can have."""
+    if value is None:
+        return "None" in kind
+    if kind.startswith(("str", "bool")):
+        return isinstance(value, str if kind == "str" else bool)
+    if isinstance(value, bool) or not isinstance(value, int | float if kind.startswith("float") else int):
+        return False
+    return abs(value) < 1e300 if isinstance(value, float) else abs(value) < 1 << 53
+
+
+# ------------------------------------------------------------------------------------------------ each of them
+
+
+def _keeps_best(callback: CallbackSpec) -> bool:
+    return isinstance(callback, BestCheckpoint) or (
+        isinstance(callback, EarlyStopping) and callback.restore_best_weights
+    )
+
+
+def _initial_progress(callback: CallbackSpec) -> CallbackProgress:
+    return CallbackProgress(callback.threshold) if isinstance(callback, BestCheckpoint) else CallbackProgress()
+
+
+def _callback_identity(callback: CallbackSpec) -> tuple[str, str, str]:
+    """A callback whose patience was changed is still the same one; one that looks at another metric is not."""
+    return type(callback).__name__, callback.monitor, callback.mode
+
+
+def _keep_weights(was: CallbackProgress, epoch: int, at: EvaluationResult) -> CallbackProgress:
+    """The weights of this evaluation are the best, if they are on disk; else those before stay kept."""
+    if not at.cut:
+        return was
+    return replace(was, best_cut=at.cut, best_step=at.step, best_epoch=epoch + 1, best_metrics=dict(at.metrics))
+
+
+def _apply_early_stopping(
+    callback: EarlyStopping, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+) -> tuple[CallbackProgress, str]:
+    """Keras' ``EarlyStopping.on_epoch_end``."""
+    if epoch < callback.start_from_epoch:
+        return was, ""
+    now = replace(was, wait=was.wait + 1)
+    # Where the best evaluation's weights are not on disk, later ones are held to those that are: the kept weights
+    # must not stay far behind the best value. If all are on disk, both comparisons are the same.
+    kept = was.best_metrics.get(callback.monitor) if was.best_cut else None
+    if callback.restore_best_weights and (not was.best_cut or callback.is_improvement(value, kept)):
+        now = _keep_weights(now, epoch, at)
+    if callback.is_improvement(value, now.best):
+        now = replace(now, best=value)
+        if callback.baseline is None or callback.is_improvement(value, callback.baseline):
+            now = replace(now, wait=0)
+        return now, ""
+    if now.wait >= callback.patience and epoch > 0:
+        best = "none" if now.best is None else f"{now.best:.6g}"
+        many = "evaluation" if now.wait == 1 else "evaluations"
+        return now, f"EarlyStopping: {callback.monitor} has not improved for {now.wait} {many}, the best is {best}"
+    return now, ""
+
+
+def _apply_plateau(
+    callback: ReduceLROnPlateau, was: CallbackProgress, value: float, rate: float
+) -> tuple[CallbackProgress, float | None]:
+    """Keras' ``ReduceLROnPlateau.on_epoch_end``, and the rate if it is another one; an optimizer's is a float32."""
+    now = replace(was, cooldown=was.cooldown - 1, wait=0) if was.cooldown > 0 else was
+    if callback.is_improvement(value, now.best):
+        return replace(now, best=value, wait=0), None
+    if now.cooldown > 0:
+        return now, None
+    now = replace(now, wait=now.wait + 1)
+    if now.wait < callback.patience or not rate > _round_to_float32(callback.min_lr):
+        return now, None
+    return replace(now, cooldown=callback.cooldown, wait=0), _round_to_float32(
+        max(rate * callback.factor, callback.min_lr)
+    )
+
+
+def _apply_best_checkpoint(
+    callback: BestCheckpoint, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+) -> CallbackProgress:
+    """Keras' ``ModelCheckpoint._should_save_model``; one that could not be written does not become the best."""
+    if not at.cut or not callback.is_improvement(value, was.best):
+        return was
+    return replace(_keep_weights(was, epoch, at), best=value)
+
+
+def _round_to_float32(value: float) -> float:
+    """The nearest number of single precision, as a variable or tensor of Keras has it; infinite beyond the largest."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)

@@ -11,19 +11,19 @@ from typing import Any
 
 from edl.api.events import CallbackDecided, WarningRaised
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
-from edl.core.callback_decisions import (
+from edl.core.cuts import CutStage
+from edl.core.evaluation import (
     BestCheckpoint,
     CallbackSpec,
     CallbackState,
     EvaluationResult,
+    EvaluationRound,
     ReduceLROnPlateau,
     callbacks_to_json,
 )
-from edl.core.cuts import CutStage
-from edl.core.evaluation import EvaluationRound
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
+from edl.core.ledger import BEST_MODEL, single_task_ledger
 from edl.core.state import JobState
-from edl.core.task_kinds import BEST_MODEL, single_task_ledger
 
 
 def declare_callbacks(state: JobState, declared: Sequence[CallbackSpec]) -> None:

@@ -14,9 +14,9 @@ from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
 from edl.api.events import JobEvent as PublishedEvent
 from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
-from edl.core.callback_decisions import CallbackSpec
+from edl.core.cuts import SavedCheckpoint
+from edl.core.evaluation import CallbackSpec
 from edl.core.ledger import RecordRange
-from edl.core.saved_checkpoint import SavedCheckpoint
 from edl.core.shuffle import BlockLayout
 
 # ------------------------------------------------------------------------------------------------ events

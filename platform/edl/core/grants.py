@@ -11,7 +11,6 @@ from edl.api.errors import BadInputError
 from edl.api.events import EvaluationEnded, ModelExported, RequeuedRecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, revocation
-from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.events import (
     Acknowledged,
     CoreCommand,
@@ -23,15 +22,39 @@ from edl.core.events import (
     TaskReported,
     WaitForWork,
 )
-from edl.core.final_checkpoint import is_ledger_frozen
-from edl.core.heartbeats import record_heartbeat
-from edl.core.ledger import Lease, RecordRange
+from edl.core.lease_timeouts import LeaseHolder
+from edl.core.ledger import (
+    BEST_MODEL,
+    DESCRIBE,
+    EVALUATION,
+    EXPORT,
+    METRICS,
+    PREDICTION,
+    STEPWISE_KINDS,
+    TRAINING,
+    Lease,
+    RecordRange,
+)
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
-from edl.core.shards import minibatch_size_error
-from edl.core.shuffle import SHUFFLED_SOURCE_NAME, BlockLayout, ShuffleOrder, choose_window
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, BlockLayout, ShuffleOrder, choose_window, minibatch_size_error
+from edl.core.snapshots import is_ledger_frozen, steps_before_pause
 from edl.core.state import JobState
-from edl.core.task_kinds import BEST_MODEL, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE_KINDS, TRAINING
 from edl.core.task_results import find_result_error
+
+
+def record_heartbeat(state: JobState, worker: str, now: float) -> None:
+    """A worker spoke. What arrives late from one that has ended says nothing."""
+    if state.pods.has_ended(worker):
+        return
+    holder = state.holders.get(worker)
+    if holder is None:
+        pod = state.pods.pods.get(worker)
+        state.holders[worker] = LeaseHolder(now, starting=pod is not None and pod.building)
+        return
+    if holder.stepped:
+        state.patience.heard(now - holder.heard, now)
+    holder.heard = now
+
 
 # What holds others up comes first.
 _KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION, TRAINING)

@@ -10,28 +10,162 @@ set of functions over ``state.State``; nothing here waits, logs or asks what tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edl.api.events import WarningRaised
-from edl.api.journal_entries import MasterStarted
+from edl.api.cluster_port import Role
+from edl.api.events import EvaluationStarted, WarningRaised
+from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged, MasterStarted
 from edl.core import (
-    checkpoint_failures,
     evaluation_callbacks,
     events,
-    final_checkpoint,
     grants,
-    job_phases,
     parameter_servers,
     pod_events,
-    ps_handover,
     revocation,
     scaling,
     snapshots,
+    stall,
 )
-from edl.core.events import CoreCommand, CoreEvent
+from edl.core.cuts import is_due
+from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
+from edl.core.ledger import DESCRIBE, EXPORT, METRICS, single_task_ledger
 from edl.core.state import JobState
-from edl.core.task_kinds import METRICS, single_task_ledger
+
+# --------------------------------------------------------------------------------------------------
+# What the job does next, derived from where it is.
+
+
+def advance_job(state: JobState, now: float) -> None:
+    """Start what is missing, begin what is due, end what is over."""
+    if state.ended or not state.synced:
+        return
+    parameter_servers.replace_unreachable_ps(state, now)
+    scaling.reconcile_pods(state, now)
+    _check_pins(state)
+    if state.stopping is None:
+        parameter_servers.advance_handover(state, now)
+        _advance_work(state, now)
+    else:
+        snapshots.advance_final_checkpoint(state, now)
+    # Last: what a cut waited for may be settled by now.
+    if not state.ended:
+        snapshots.advance_cut(state, now)
+        stall.update_stall(state, now)
+
+
+def _advance_work(state: JobState, now: float) -> None:
+    if not state.is_dataset_known:
+        if state.settings.describe:
+            state.ledgers.setdefault(DESCRIBE, single_task_ledger(DESCRIBE))
+    elif state.settings.predict:
+        _advance_prediction(state)
+    elif state.training is not None:
+        _advance_training(state, now)
+    else:
+        state.end("Failed", "the training data has no records", kind="input")
+
+
+def _enter_phase(state: JobState, phase: str, reason: str) -> None:
+    if state.phase != phase:
+        state.record(JobPhaseChanged(name=phase, reason=reason))
+        state.emit(PhaseEntered(phase, reason))
+
+
+def _check_pins(state: JobState) -> None:
+    """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
+    if not state.pods.all_ps_ready():
+        return
+    kept = [state.pins.get(ps.uid, frozenset()) for ps in state.pods.live(Role.PS)]
+    if state.round is not None and not all(state.round.pin in pins for pins in kept):
+        state.record(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
+    if state.final_pin and not all(state.final_pin in pins for pins in kept):
+        state.record(FinalCutPinned(cut=0))
+    _unpin_unused(state, kept)
+
+
+def _unpin_unused(state: JobState, kept: Sequence[frozenset[int]]) -> None:
+    """What nobody reads any more is not kept: each pin is a copy of all parameters."""
+    read = {state.final_pin, state.round.pin if state.round is not None else 0}
+    for pin in sorted(frozenset().union(*kept) - read):
+        state.do(Unpin(pin))
+        for uid, pins in state.pins.items():
+            state.pins[uid] = pins - {pin}
+
+
+def _advance_prediction(state: JobState) -> None:
+    main = state.main
+    if main is None:
+        state.end("Failed", "there are no records to predict", kind="input")
+    elif main.is_finished:
+        state.end("Done", "every record is predicted")
+    else:
+        _enter_phase(state, "Predicting", "the data set is known")
+
+
+def _advance_training(state: JobState, now: float) -> None:
+    snapshots.advance_save_failure(state, now)
+    evaluation_callbacks.request_best_write(state)
+    if state.ended:
+        return
+    if state.is_training_over():
+        _finish_training(state, now)
+    elif snapshots.can_begin_cut(state, now):
+        _begin_due_cut(state, now)
+
+
+def _begin_due_cut(state: JobState, now: float) -> None:
+    s = state.settings
+    first = s.durable and state.checkpoint is None
+    if not first:
+        kept = ", and a checkpoint of them" if s.durable else "; nothing is kept on disk"
+        _enter_phase(state, "Training", f"the parameters are there{kept}")
+    checkpoint = first or (s.durable and is_due(state.step, state.last_checkpoint, s.checkpoint_steps))
+    evaluate = bool(state.validation) and state.round is None and not first
+    pin = evaluate and is_due(state.step, state.last_evaluation, s.evaluation_steps)
+    checkpoint = checkpoint or (pin and s.durable and state.callbacks.keeps_best_checkpoint)
+    if checkpoint or pin:
+        snapshots.begin_cut(state, checkpoint=checkpoint, pin=pin)
+
+
+def _finish_training(state: JobState, now: float) -> None:
+    """All records are done: a last cut, evaluation and export of it, and the end."""
+    if state.final_pin == 0:
+        if state.round is None and snapshots.can_begin_cut(state, now):
+            snapshots.begin_cut(state, checkpoint=state.settings.durable, pin=True)
+        return
+    if state.validation and not state.evaluated_final:
+        _enter_phase(state, "Evaluating", _end_reason(state))
+        _begin_final_evaluation(state)
+    elif not evaluation_callbacks.restore_best_weights(state):
+        pass
+    elif state.settings.export and not state.counters.exported:
+        _enter_phase(state, "Exporting", _end_reason(state))
+        state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
+    elif state.cut is None and state.callbacks.best_to_write is None:
+        state.end("Done", _end_reason(state))
+
+
+def _end_reason(state: JobState) -> str:
+    training = state.training
+    if state.callbacks.stopped and training is not None and training.waiting:
+        return state.callbacks.stopped
+    if training is not None and training.waiting:
+        return f"{training.done_steps} steps are done, as many as max_steps asks for"
+    return "every record is done"
+
+
+def _begin_final_evaluation(state: JobState) -> None:
+    if state.round is None:
+        state.record(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
+        state.emit(EvaluationStarted(step=state.step))
+
+
+def are_metrics_due(state: JobState) -> bool:
+    """Whether all records of the evaluation are in and a worker should turn the sum into values."""
+    at = state.round
+    return at is not None and at.ledger.is_finished and evaluation_callbacks.can_finish_evaluation(state, at)
+
 
 _HOLDER_CHECK_SECONDS = 1.0
 """Seconds between two looks at all holders: there may be a thousand of them, and many events a second."""
@@ -57,9 +191,9 @@ class JobStateMachine(JobState):
             return [_ANSWERS_AFTER_END[type(event)](self, event)]
         _EVENT_HANDLERS[type(event)](self, event, now)
         revocation.settle_revocations(self, now)
-        if job_phases.are_metrics_due(self):
+        if are_metrics_due(self):
             self.ledgers.setdefault(METRICS, single_task_ledger(METRICS))
-        job_phases.advance_job(self, now)
+        advance_job(self, now)
         commands, self.out = self.out, []
         return commands
 
@@ -77,7 +211,7 @@ class JobStateMachine(JobState):
             times.append(self.cut.deadline)
         if self.stopping is not None:
             times.append(self.stopping.deadline)
-        times.append(max(now, checkpoint_failures.pause_deadline(self)))
+        times.append(max(now, snapshots.pause_deadline(self)))
         return min(times)
 
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
@@ -107,7 +241,7 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.StartRefused: pod_events.handle_start_refused,
     events.PsRegistered: lambda state, event, now: parameter_servers.handle_ps_registered(state, event.uid, now),
     events.PsHeartbeat: parameter_servers.handle_ps_heartbeat,
-    events.PsLeaving: ps_handover.handle_ps_leaving,
+    events.PsLeaving: parameter_servers.handle_ps_leaving,
     events.PsAttached: parameter_servers.handle_ps_attached,
     events.PsSilent: parameter_servers.handle_ps_silent,
     events.PsRefused: parameter_servers.handle_ps_refused,
@@ -123,11 +257,11 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.CutPrepared: snapshots.handle_cut_prepared,
     events.UpdatesHeld: snapshots.handle_updates_held,
     events.SnapshotTaken: snapshots.handle_snapshot_taken,
-    events.CheckpointSaveFinished: ps_handover.handle_save_finished,
+    events.CheckpointSaveFinished: parameter_servers.handle_save_finished,
     events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
     events.ScaleRequested: lambda state, event, now: scaling.handle_scale_requested(state, event),
     events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),
-    events.StopRequested: final_checkpoint.handle_stop_requested,
+    events.StopRequested: snapshots.handle_stop_requested,
     events.Tick: lambda state, event, now: revocation.handle_tick(state, event, now),
 }
 

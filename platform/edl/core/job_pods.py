@@ -7,17 +7,325 @@ parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Iterator, KeysView
+from dataclasses import dataclass, field, replace
 
-from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
-from edl.core.job_pod import JobPod
-from edl.core.oom_policy import NO_MEMORY_RAISE, MemoryRaise
-from edl.core.pod_index import PodIndex
-from edl.core.pod_lifecycle import STEPS_PER_CRASH, PodState, decide_relaunch
-from edl.core.pod_requests import REQUEST_TIMEOUT, PendingPodRequests, PodKey, PodRequest
-from edl.core.start_backoff import StartBackoff
+from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause
+from edl.core.pod_lifecycle import (
+    NO_MEMORY_RAISE,
+    STEPS_PER_CRASH,
+    TERMINAL_STATES,
+    MemoryRaise,
+    PodState,
+    classify_status,
+    decide_relaunch,
+    next_state,
+)
 
-__all__ = ["REQUEST_TIMEOUT", "JobPod", "JobPods", "PodKey", "PodRequest"]
+# --------------------------------------------------------------------------------------------------
+# Pods that were asked for: those that are not seen yet, and those that the cluster would not start.
+
+
+REQUEST_TIMEOUT = 60.0
+"""Seconds after which a pod that was asked for and never shown is asked for again; asking twice gives one pod."""
+
+PodKey = tuple[Role, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """A pod that was asked for and is not yet seen: how, and when."""
+
+    wish: PodOptions
+    at: float
+
+
+@dataclass(slots=True)
+class PendingPodRequests:
+    """What was asked for; counted as it changes, because every event wants to know how much there is.
+
+    Attributes:
+        elevated: how many of what is on its way have the higher class of a divided priority.
+        refusals: what the cluster said when it would not start a pod, until that pod starts.
+        rejected_indices: of the refused ones, those that are not on their way again: the next asked for get their
+            indices.
+    """
+
+    elevated: int = 0
+    refusals: dict[PodKey, str] = field(default_factory=dict)
+    rejected_indices: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
+    _asked: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
+    """In the order in which they were last asked for."""
+
+    def __contains__(self, name: PodKey) -> bool:
+        """Whether a pod is on its way."""
+        return name[1] in self._asked[name[0]]
+
+    def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
+        """Everything that is on its way."""
+        return (((role, index), asked) for role, of in self._asked.items() for index, asked in of.items())
+
+    def count(self, role: Role) -> int:
+        """How many of a role are on their way."""
+        return len(self._asked[role])
+
+    def indices(self, role: Role) -> KeysView[int]:
+        """Which of a role are on their way."""
+        return self._asked[role].keys()
+
+    def ask(self, name: PodKey, wish: PodOptions, now: float) -> None:
+        """A pod is asked for."""
+        self._take(name)
+        self._asked[name[0]][name[1]] = PodRequest(wish, now)
+        self.elevated += wish.elevated
+        self.rejected_indices[name[0]].discard(name[1])
+
+    def mark_appeared(self, name: PodKey) -> bool:
+        """A pod is there; whether it was on its way."""
+        if self.refusals.pop(name, None) is not None:
+            self.rejected_indices[name[0]].discard(name[1])
+        return self._take(name) is not None
+
+    def refused(self, name: PodKey, reason: str) -> bool:
+        """A pod was not started; whether it was on its way."""
+        if self._take(name) is None:
+            return False
+        self.refusals[name] = reason
+        self.rejected_indices[name[0]].add(name[1])
+        return True
+
+    def drop(self, name: PodKey) -> PodRequest:
+        """A pod that is on its way is not counted on any more."""
+        asked = self._take(name)
+        assert asked is not None
+        if name in self.refusals:
+            self.rejected_indices[name[0]].add(name[1])
+        return asked
+
+    def clear(self) -> None:
+        """Nothing is on its way."""
+        for name, _ in list(self.items()):
+            self.drop(name)
+
+    def overdue_requests(self, now: float) -> Iterator[PodKey]:
+        """What was asked for so long ago that it is to be asked for again."""
+        for role, of in self._asked.items():
+            for index, asked in of.items():
+                if now - asked.at < REQUEST_TIMEOUT:
+                    break
+                yield role, index
+
+    def lowest_rejected(self, role: Role, count: int) -> list[int]:
+        """The lowest indices that were refused and are not on their way."""
+        return heapq.nsmallest(count, self.rejected_indices[role]) if self.rejected_indices[role] else []
+
+    def trim_rejected(self, role: Role, keep: int) -> None:
+        """Only so many of the refused ones are still wanted."""
+        refused = self.rejected_indices[role]
+        if len(refused) > keep:
+            for index in sorted(refused)[keep:]:
+                refused.discard(index)
+                del self.refusals[role, index]
+
+    def _take(self, name: PodKey) -> PodRequest | None:
+        asked = self._asked[name[0]].pop(name[1], None)
+        if asked is not None:
+            self.elevated -= asked.wish.elevated
+        return asked
+
+
+@dataclass(slots=True)
+class JobPod:
+    """A pod as the master knows it.
+
+    Attributes:
+        cause: why it is going or gone, if somebody else wanted that.
+        message: the cluster's own words, such as why it is pending.
+        elevated: it has the higher class of a divided priority.
+        has_run: it was running at some time; one that never was had nothing in its hands.
+        attached: a PS that listens to this incarnation of the master.
+        initialized: a PS that holds variables.
+        building: a worker that this master saw start and that has not built its model yet: it cannot push.
+        version: pushes that a PS had applied when it was last heard of.
+        asked: when a PS was last asked to listen.
+        loading: a PS that was told to load a checkpoint.
+        stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
+        left: a worker that said goodbye.
+        leased: a worker that got work, or may have: it ran before this master did.
+        told: somebody told it to go, as the cluster said before it ended.
+        leaving_since: when this master last told it to go; it is not wanted any more.
+        leaving_reason: why.
+        unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does.
+        heard: when this master last heard of a PS, or saw it first.
+        unreachable_noticed_at: when this master first saw that the cluster does not hear of the PS's node.
+        is_abandoned: a PS that was deleted: neither the cluster, nor the master, nor workers heard of it, or its
+            successor waits for its end.
+    """
+
+    uid: str
+    role: Role
+    index: int
+    state: PodState
+    pid: int | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    cause: TerminationCause = TerminationCause.NONE
+    message: str = ""
+    node: str = ""
+    elevated: bool = False
+    has_run: bool = False
+    attached: bool = False
+    initialized: bool = False
+    building: bool = False
+    version: int = 0
+    asked: float | None = None
+    loading: bool = False
+    stale: bool = False
+    left: bool = False
+    leased: bool = False
+    told: bool = False
+    leaving_since: float | None = None
+    leaving_reason: str = ""
+    unreachable: float = 0.0
+    heard: float = 0.0
+    unreachable_noticed_at: float | None = None
+    is_abandoned: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether it may still do something."""
+        return self.state not in TERMINAL_STATES
+
+    @property
+    def staying(self) -> bool:
+        """Whether it lives and nobody has told it to go."""
+        return self.live and self.state is not PodState.LEAVING and self.leaving_since is None
+
+    @property
+    def expected_to_leave(self) -> bool:
+        """Whether it was told to go, or has said goodbye."""
+        return self.told or self.left or self.leaving_since is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it stays and has not found a place to run yet."""
+        return self.staying and not self.has_run
+
+    def see(self, what: PodStatus, *, over: bool = False) -> None:
+        """Enter what the cluster says. What it said of the cause holds until the end.
+
+        Args:
+            what: it says.
+            over: the job has ended: every pod goes.
+        """
+        self.cause = what.cause or self.cause
+        told = over or self.role is not Role.WORKER or self.expected_to_leave
+        self.state = next_state(self.state, classify_status(replace(what, cause=self.cause), told=told))
+        self.told = self.told or self.state is PodState.LEAVING
+        self.has_run = self.has_run or what.phase is PodPhase.RUNNING or what.exit_code is not None
+        self.pid, self.node = what.pid or self.pid, what.node or self.node
+        self.reason, self.exit_code, self.message = what.reason or self.reason, what.exit_code, what.message
+        self.elevated, self.unreachable = self.elevated or what.elevated, what.unreachable
+
+    def why(self) -> str:
+        """Why it is going or gone, for people."""
+        return self.leaving_reason or self._cause_text() or self.reason or self.state.value
+
+    def _cause_text(self) -> str:
+        return f"{self.cause}: {self.message}" if self.cause and self.message else self.cause.value
+
+
+@dataclass(slots=True)
+class PodIndex:
+    """The pods of one role by what they are, by uid; entered at every change.
+
+    Every event asks how many there are, and there may be thousands: nobody walks over all of them for that.
+
+    Attributes:
+        live: they have not ended.
+        staying: of them, those that nobody told to go.
+        waiting: of these, those that have found no place to run yet.
+        elevated: of those that stay, those with the higher class of a divided priority.
+        built: of the live ones, those that run and are not building their model.
+        told: of the live ones, those that this master told to go, in the order in which they last were.
+    """
+
+    live: dict[str, JobPod] = field(default_factory=dict)
+    staying: dict[str, JobPod] = field(default_factory=dict)
+    waiting: dict[str, JobPod] = field(default_factory=dict)
+    elevated: dict[str, JobPod] = field(default_factory=dict)
+    built: dict[str, JobPod] = field(default_factory=dict)
+    told: dict[str, JobPod] = field(default_factory=dict)
+
+    def enter(self, pod: JobPod) -> None:
+        """A pod is new, or has changed."""
+        live, staying = pod.live, pod.staying
+        for file, belongs in (
+            (self.live, live),
+            (self.staying, staying),
+            (self.waiting, staying and not pod.has_run),
+            (self.elevated, staying and pod.elevated),
+            (self.built, live and pod.has_run and not pod.building),
+            (self.told, live and pod.leaving_since is not None),
+        ):
+            if belongs:
+                file[pod.uid] = pod
+            else:
+                file.pop(pod.uid, None)
+
+    def mark_leaving(self, pod: JobPod, why: str, now: float) -> None:
+        """A pod is told to go, because it is not wanted any more."""
+        pod.leaving_since, pod.leaving_reason = now, why
+        self.told.pop(pod.uid, None)
+        self.enter(pod)
+
+    def told_to_leave_before(self, time: float) -> Iterator[JobPod]:
+        """Those that were last told to go at or before a time and have not gone."""
+        for pod in self.told.values():
+            if pod.leaving_since is None or pod.leaving_since > time:
+                return
+            yield pod
+
+    @property
+    def running(self) -> int:
+        """How many stay and have found a place to run."""
+        return len(self.staying) - len(self.waiting)
+
+
+# --------------------------------------------------------------------------------------------------
+# How long a role is not asked for after the cluster refused to start a pod of it.
+
+
+_FIRST_DELAY, _MAX_DELAY = 1.0, 60.0
+
+
+@dataclass(slots=True)
+class StartBackoff:
+    """Twice as long after each round of refusals, until a pod of the role starts.
+
+    Attributes:
+        rounds: of refusals since the last success; refusals within one count once.
+        until: nothing is asked for before.
+    """
+
+    rounds: int = 0
+    until: float = float("-inf")
+
+    def refused(self, now: float) -> bool:
+        """The cluster would not start a pod; whether this is the first refusal of its round."""
+        if now < self.until:
+            return False
+        self.until = now + min(_FIRST_DELAY * 2**self.rounds, _MAX_DELAY)
+        self.rounds += 1
+        return True
+
+    def limit(self, now: float) -> int | None:
+        """How many may be asked for: one to try with while refusals last; None: as many as are missing."""
+        if not self.rounds:
+            return None
+        return 1 if now >= self.until else 0
+
 
 _UNLIMITED = 1 << 31
 

@@ -7,7 +7,12 @@ what holders usually are, and it is stuck when it speaks and makes no step for m
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from edl.core.ledger import Lease, RecordRange
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
 STARTING_SILENCE = 30.0
@@ -116,3 +121,212 @@ class LeaseHolder:
         """The earliest time at which ``expired`` can say something."""
         first = self.stepped[min(self.stepped)] + patience.stuck
         return min(self.heard + self.silence_limit(patience), first)
+
+
+# --------------------------------------------------------------------------------------------------
+# Leases on their way back: when every PS has said how far it got, and what follows from that.
+
+
+@dataclass(slots=True)
+class LeaseRevocation:
+    """The training leases of one worker, taken back together.
+
+    Attributes:
+        waiting: uids of PS that have not answered.
+        answers: what the others said: steps applied, by lease.
+        first: the first step of each lease that they let in since they began, or went back to a checkpoint.
+        in_flight: whether a minibatch may have been in the worker's hands and is computed in vain.
+        crashed: whether the worker ended by an error of its own.
+    """
+
+    worker: str
+    leases: tuple[int, ...]
+    reason: str
+    in_flight: bool
+    crashed: bool = False
+    waiting: set[str] = field(default_factory=set)
+    answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    first: dict[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def to_row(self) -> list[Any]:
+        """What the journal keeps: who is waited for is found again by looking."""
+        return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> LeaseRevocation:
+        """A revocation that nobody has been asked about yet, from its row."""
+        worker, leases, reason, in_flight, crashed = row
+        return cls(worker, tuple(leases), reason, in_flight, crashed)
+
+    def begin(self, leases: Mapping[int, Lease]) -> bool:
+        """Take the leases back that are held; whether there are any.
+
+        Journals may name others: masters have entered leases that were on their way back already, or done since.
+        """
+        held = (number for number in self.leases if number in leases and leases[number].revoking is None)
+        self.leases = tuple(held)
+        for number in self.leases:
+            leases[number].revoking = self.reason
+        return bool(self.leases)
+
+    def answered(self, ps: str, applied: Mapping[int, int], first: Mapping[int, int] | None = None) -> None:
+        """A PS refuses the leases from now on and says what it applied."""
+        if ps in self.waiting and all(number in applied for number in self.leases):
+            self.waiting.discard(ps)
+            self.answers[ps], self.first[ps] = applied, first or {}
+
+    def lost(self, ps: str) -> None:
+        """A PS that will never answer."""
+        self.waiting.discard(ps)
+        self.answers.pop(ps, None)
+        self.first.pop(ps, None)
+
+    def let_in(self, lease: int, through: int) -> dict[str, int]:
+        """How many steps of a lease, from ``through`` on, each PS let in; without those that let in none."""
+        found = {}
+        for ps, first in self.first.items():
+            if lease in first and (steps := self.answers[ps][lease] - max(through, first[lease])) > 0:
+                found[ps] = steps
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettlement:
+    """What becomes of one lease: ``through`` steps are in, ``repeated`` records after them are worked on again.
+
+    Attributes:
+        partial: steps that some PS applied and others did not.
+        extra: of those, how many each PS let in, by uid.
+    """
+
+    lease: int
+    through: int
+    partial: int
+    repeated: int
+    extra: Mapping[str, int] = field(default_factory=dict)
+
+
+def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseSettlement]:
+    """Decide about every lease of a revocation that nobody is waited for any more, oldest lease first.
+
+    What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
+    counts as done only if all PS, also such a one, have applied it.
+    """
+    settlements = []
+    in_flight = revocation.in_flight
+    for number in sorted(revocation.leases):
+        lease = leases.get(number)
+        if lease is None:  # closed by other means
+            continue
+        # No more than it has: a worker can push a step that is beyond its end.
+        known = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
+        through = [max(steps, lease.through) for steps in known] or [lease.through]
+        low, high = min(through), max(through)
+        repeated = 0
+        if low < lease.steps and (in_flight or high > low):
+            repeated = lease.position(max(high, low + 1)) - lease.position(low)
+            in_flight = False
+        settlements.append(LeaseSettlement(number, low, high - low, repeated, revocation.let_in(number, low)))
+    return settlements
+
+
+# --------------------------------------------------------------------------------------------------
+# Which minibatch made a worker crash, or end without a word: it may have been one that was read or fed ahead.
+#
+# A worker reads and feeds minibatches while an earlier one trains (``MAX_FED_AHEAD``). So its end lays suspicion on the
+# minibatch at work and on those that follow, and its ranges are leased *one by one* from then on: nothing is read,
+# fed or
+# leased before the minibatch at work is in. An end there names its minibatch. A minibatch is guilty when workers
+# ended in
+# it that had nothing else in their hands, twice at least, and thrice with those that may have fed it ahead. So an
+# innocent one is never blamed for what follows it, and a guilty one costs three workers.
+#
+# Not in the journal: a master that comes later counts anew.
+
+
+MIN_CRASHES = 3
+MIN_CERTAIN_CRASHES = 2
+"""So many of them with nothing but this minibatch in the worker's hands."""
+MAX_FED_AHEAD = 5
+"""Minibatches, after the first that is not in, that a worker may have read or fed: the pipeline's queue of two, one in
+``feed``, and with overlap one that is computed and one that is prepared."""
+
+
+@dataclass(slots=True)
+class CrashSuspects:
+    """What is known of the ends of workers.
+
+    Attributes:
+        suspect_ranges: of workers that crashed, not done since: they are leased one by one.
+        one_by_one_leases: numbers of leases that are held so.
+        possible_crashes: how often a worker ended that may have fed this minibatch ahead, or had it at work.
+        certain_crashes: how often one ended that had nothing else in its hands.
+    """
+
+    suspect_ranges: list[RecordRange] = field(default_factory=list)
+    one_by_one_leases: set[int] = field(default_factory=set)
+    possible_crashes: dict[RecordRange, int] = field(default_factory=dict)
+    certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
+
+    def is_suspect(self, work: RecordRange) -> bool:
+        """Whether a range, or a part of it, was in the hands of a worker that crashed."""
+        return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
+
+    def over(self, lease: Lease, through: int) -> None:
+        """A lease is over after so many steps: nothing of what they cover is suspect any more."""
+        self.one_by_one_leases.discard(lease.number)
+        self.clear(lease.work.split(lease.position(through))[0])
+
+    def clear(self, work: RecordRange) -> None:
+        """A range is done, or set aside."""
+        if not self.is_suspect(work):
+            return
+        parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
+        self.suspect_ranges = [part for part in parts if part.records]
+
+    def crashed(self, held: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
+        """A worker crashed, or ended without a word.
+
+        Args:
+            held: its training leases, oldest first, each with the steps of it that are in.
+
+        Returns:
+            The minibatch that is guilty, if that is certain now, and how often workers ended with it.
+        """
+        begun = [(lease, through) for lease, through in held if through < lease.steps]
+        if not begun:
+            return None
+        alone = begun[0][0].number in self.one_by_one_leases
+        fed = [begun[0]] if alone else [each for each in begun if each[0].number not in self.one_by_one_leases]
+        near = list(islice(_pending_minibatches(fed), 1 if alone else 1 + MAX_FED_AHEAD))
+        counts, at_work = self.certain_crashes if alone else self.possible_crashes, near[0]
+        for each in near:
+            counts[each] = counts.get(each, 0) + 1
+        for lease, through in begun:
+            rest = lease.work.split(lease.position(through))[1]
+            self.clear(rest)
+            self.suspect_ranges.append(rest)
+        certain = self.certain_crashes.get(at_work, 0)
+        count = certain + self.possible_crashes.get(at_work, 0)
+        return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
+
+
+def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
+    """The minibatches that are not in, as their worker takes them."""
+    for lease, through in held:
+        for step in range(through, lease.steps):
+            yield RecordRange(lease.work.epoch, lease.work.source, lease.position(step), lease.position(step + 1))
+
+
+def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:
+    same = (one.epoch, one.source) == (other.epoch, other.source)
+    return same and one.start < other.end and other.start < one.end
+
+
+def _subtract_range(whole: RecordRange, part: RecordRange) -> Iterator[RecordRange]:
+    """What is left of a range; may be empty."""
+    if _ranges_overlap(whole, part):
+        yield whole.split(max(whole.start, part.start))[0]
+        yield whole.split(min(whole.end, part.end))[1]
+    else:
+        yield whole

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.shards import ShardPlan
+from edl.core.shuffle import SHUFFLED_SOURCE, RecordSource, ShardPlan, ShuffleOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,3 +329,33 @@ def _starts_with(whole: RecordRange, work: RecordRange) -> bool:
 
 def _range_to_row(work: RecordRange) -> list[Any]:
     return [work.epoch, work.source, work.start, work.end]
+
+
+# --------------------------------------------------------------------------------------------------
+# The kinds of work that are leased.
+
+
+TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
+DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"
+BEST_MODEL = "best model"
+"""The file of ``ModelCheckpoint(save_best_only=True)`` is to be written."""
+
+STEPWISE_KINDS = (TRAINING, PREDICTION)
+"""Kinds whose steps count one by one; of the others only the result of the whole task does."""
+
+
+def single_task_ledger(kind: str) -> Ledger:
+    """A ledger of one thing to do."""
+    return Ledger(ShardPlan((RecordSource(kind, 1),), 1), 1, 1)
+
+
+def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, portion: int) -> Ledger:
+    """The ledger of an order's positions, one after the other, in leases of ``portion`` records.
+
+    Where a window is several leases it is one shard, so that it stays with one worker as far as possible: each worker
+    that has a part of it reads all of its blocks.
+    """
+    positions = (RecordSource(SHUFFLED_SOURCE, order.records),)
+    if order.window <= portion:
+        return Ledger(ShardPlan(positions, portion), epochs, minibatch)
+    return Ledger(ShardPlan(positions, order.window), epochs, minibatch, portion)

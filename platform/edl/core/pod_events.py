@@ -5,18 +5,17 @@ from __future__ import annotations
 from edl.api.cluster_port import PodStatus, Role
 from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
-from edl.core import oom_policy, parameter_servers, scaling
+from edl.core import parameter_servers, pod_lifecycle, scaling
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
-from edl.core.grants import record_lease_progress
-from edl.core.heartbeats import record_heartbeat
+from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.lease_timeouts import LeaseHolder
+from edl.core.ledger import EVALUATION, PREDICTION, TRAINING
 from edl.core.pod_lifecycle import TERMINAL_STATES, EndBlame, assign_blame
 from edl.core.pod_lifecycle import PodState as PodState
 from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
 from edl.core.state import JobState
-from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING
 
 _GONE_REASON = "gone when the master came back"
 _LEAVING_REASON = "a master before this one told it to go"
@@ -128,9 +127,9 @@ def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool
 def _raise_memory(state: JobState, pod: JobPod) -> None:
     s, fleet = state.settings, state.pods
     if pod.role is Role.PS:
-        state.end("Failed", oom_policy.ps_oom_reason(pod.index, s.ps_memory))
+        state.end("Failed", pod_lifecycle.ps_oom_reason(pod.index, s.ps_memory))
         return
-    decided = oom_policy.decide_after_oom(
+    decided = pod_lifecycle.decide_after_oom(
         fleet.memory, pod.index, fleet.next_worker_index, s.oom_memory_factor, s.worker_memory
     )
     if decided.value is None:

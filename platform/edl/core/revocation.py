@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
-from edl.core import final_checkpoint, snapshots
+from edl.core import snapshots
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
-from edl.core.lease_timeouts import LeaseHolder
-from edl.core.ledger import RecordRange
-from edl.core.revocation_settlement import LeaseRevocation, LeaseSettlement, settle_leases
+from edl.core.lease_timeouts import LeaseHolder, LeaseRevocation, LeaseSettlement, settle_leases
+from edl.core.ledger import TRAINING, RecordRange
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, describe_ranges
 from edl.core.state import JobState
-from edl.core.task_kinds import TRAINING
 
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:
@@ -136,7 +134,7 @@ def handle_leases_revoked(state: JobState, event: LeasesRevoked, now: float) -> 
 
 def settle_revocations(state: JobState, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
-    if state.ended or not state.synced or final_checkpoint.is_ledger_frozen(state):
+    if state.ended or not state.synced or snapshots.is_ledger_frozen(state):
         return
     if state.paused_cut:  # with a PS missing, nobody knows how far a lease got
         return

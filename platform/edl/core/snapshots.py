@@ -15,10 +15,11 @@ from edl.api.journal_entries import (
     CutTaken,
     EvaluationBegun,
     FinalCutPinned,
+    LeaseProgressed,
 )
-from edl.core import checkpoint_failures, cuts, update_accounting
-from edl.core.compaction import dataset_entry
-from edl.core.cuts import CutStage, PendingCut
+from edl.core import cuts, update_accounting
+from edl.core.cuts import CheckpointFailure, CutStage, PendingCut
+from edl.core.entry_handlers import dataset_entry
 from edl.core.events import (
     CheckpointSaveFinished,
     CutPrepared,
@@ -27,11 +28,66 @@ from edl.core.events import (
     ReleaseCut,
     SaveCheckpoint,
     SnapshotTaken,
+    StopRequested,
     TakeSnapshot,
     UpdatesHeld,
 )
-from edl.core.ledger import Ledger
-from edl.core.state import JobState
+from edl.core.ledger import TRAINING, Ledger
+from edl.core.state import JobState, PendingStop
+
+# --------------------------------------------------------------------------------------------------
+# What a checkpoint that cannot be written does to the job.
+#
+# A full disk must not cost more than was promised: what went back with a lost parameter server is bounded by the newest
+# checkpoint. So training goes on for one interval after a checkpoint was due and not written, then it waits, with the
+# reason. Saving is tried again meanwhile (``snapshots``); when it works training goes on. After
+# ``checkpoint.full_timeout`` without room the job fails, and a run that failed so can be resumed.
+
+
+def record_save_failure(state: JobState, reason: str) -> None:
+    """Take note that a checkpoint was not written; since when training waits stays as it was."""
+    since = state.checkpoint_failure.paused_at if state.checkpoint_failure else None
+    state.checkpoint_failure = CheckpointFailure(reason, since)
+
+
+def clear_save_failure(state: JobState) -> None:
+    """Take note that a checkpoint was written."""
+    state.checkpoint_failure = None
+
+
+def steps_before_pause(state: JobState) -> int | None:
+    """Steps that may still be handed out without a new checkpoint; None: saving works, or no checkpoint is due."""
+    every, training = state.settings.checkpoint_steps, state.training
+    if state.checkpoint_failure is None or training is None or not every:
+        return None
+    was_due = (state.last_checkpoint // every + 1) * every
+    return max(0, was_due + every - training.done_steps - training.outstanding_steps)
+
+
+def advance_save_failure(state: JobState, now: float) -> None:
+    """Pause training one interval after a checkpoint was due; end the job when there is no room for too long."""
+    failure = state.checkpoint_failure
+    if failure is None:
+        return
+    if failure.paused_at is None and (state.checkpoint is None or steps_before_pause(state) == 0):
+        failure.paused_at = now  # what people hear of it: module ``stall``
+    if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
+        seconds = state.settings.checkpoint_full_timeout
+        state.end(
+            "Failed",
+            f"no checkpoint could be written, and training waited for {seconds:g} s (checkpoint.full_timeout): "
+            f"{failure.reason}",
+            kind="storage",
+        )
+
+
+def pause_deadline(state: JobState) -> float:
+    """When ``advance`` ends the job."""
+    failure = state.checkpoint_failure
+    if failure is None or failure.paused_at is None or state.ended:
+        return float("inf")
+    return failure.paused_at + state.settings.checkpoint_full_timeout
+
 
 RETRY_SECONDS = 1.0
 RETRY_HELD_SECONDS = 10.0
@@ -220,11 +276,91 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
     if event.error:
         state.record(CutCalledOff(cut=cut.number, reason=event.error))
         state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
-        checkpoint_failures.record_save_failure(state, event.error)
+        record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.cut_ledger["done_steps"], max(cut.versions.values(), default=0)
         state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
         state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
-        checkpoint_failures.clear_save_failure(state)
+        clear_save_failure(state)
     state.cut = None
+
+
+# --------------------------------------------------------------------------------------------------
+# A final checkpoint before a stop: what somebody who stops a job wants of its parameters.
+#
+# ``StopRequested`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the
+# job
+# ends when its checkpoint is on disk. What PS apply after they have made their copies is no part of the job: the ledger
+# stands still from then on, so that it says at the end what the checkpoint holds, and a run that goes on repeats
+# nothing.
+#
+# Without a checkpoint after the given seconds, or when it cannot be written, the job ends all the same and says why; it
+# goes on from the checkpoint before.
+
+
+def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
+    """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""
+    if not event.checkpoint_seconds or not _has_unsaved_steps(state):
+        state.end("Interrupted", event.reason)
+    elif state.stopping is None:
+        state.stopping = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
+        cut = state.cut
+        if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
+            state.stopping.cut = cut.number  # it is on its way, and will have all steps up to now
+
+
+def advance_final_checkpoint(state: JobState, now: float) -> None:
+    """Begin the final cut as soon as one can be taken; end the job when it is on disk, or cannot be in time."""
+    stopping, saved = state.stopping, state.checkpoint
+    assert stopping is not None
+    if is_ledger_frozen(state):
+        _record_cut_progress(state)
+    if saved is not None and saved.cut == stopping.cut:
+        state.end("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
+    elif state.cut is None and not _has_unsaved_steps(state):  # the last PS was lost: parameters and ledger went back
+        state.end("Interrupted", stopping.reason)
+    elif now >= stopping.deadline:
+        why = stopping.obstacle or _describe_obstacle(state)
+        state.end("Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.seconds:g} s: {why}")
+    elif state.cut is None and state.cuts_blocked_until >= stopping.deadline:
+        state.end("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
+    elif can_begin_cut(state, now):
+        begin_cut(state, checkpoint=True, pin=False)
+        stopping.cut = state.cut_number
+
+
+def is_ledger_frozen(state: JobState) -> bool:
+    """Whether the final cut is fixed: what is applied from now on is neither entered nor taken back."""
+    cut, stopping = state.cut, state.stopping
+    return (
+        stopping is not None
+        and cut is not None
+        and cut.number == stopping.cut
+        and cut.stage in (CutStage.SNAPSHOT, CutStage.SAVING)
+    )
+
+
+def _record_cut_progress(state: JobState) -> None:
+    """Enter the steps that the copies have and their workers have not reported yet: the checkpoint holds them."""
+    training, cut = state.ledgers[TRAINING], state.cut
+    if cut is None or cut.stage is not CutStage.SAVING:  # until then the cut may be called off, and they with it
+        return
+    for number, through in sorted(cut.within.items()):
+        if number in training.leases and through > training.leases[number].through:
+            state.record(LeaseProgressed(lease=number, through=through))
+
+
+def _has_unsaved_steps(state: JobState) -> bool:
+    if state.settings.predict or not state.settings.durable or state.training is None or state.ended:
+        return False
+    return state.checkpoint is not None and state.checkpoint.step < state.step
+
+
+def _describe_obstacle(state: JobState) -> str:
+    if state.cut is None:
+        return "not every parameter server was ready"
+    if state.cut.stage is CutStage.SAVING:
+        return "it was still being written"
+    names = sorted(f"ps-{state.pods.pods[uid].index}" for uid in state.cut.parts if uid in state.pods.pods)
+    return f"{', '.join(names) or 'leases on their way back'} had not answered"

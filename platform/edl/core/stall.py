@@ -11,7 +11,7 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.events import StallEnded
 from edl.core.events import MissingPs, TrainingStalled
-from edl.core.job_pod import JobPod
+from edl.core.job_pods import JobPod
 from edl.core.state import JobState, StallState
 
 SILENCE_SECONDS = 10.0

@@ -15,22 +15,27 @@ from typing import Any
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.events import JobEvent
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
-from edl.core import compaction, entry_handlers
-from edl.core.callback_decisions import CallbackSpec, CallbackState
-from edl.core.crashing_ranges import CrashSuspects
-from edl.core.cuts import CutStage, PendingCut
-from edl.core.evaluation import EvaluationRound
+from edl.core import entry_handlers
+from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint
+from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound
 from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
 from edl.core.job_counters import JobCounters
 from edl.core.job_pods import JobPods
 from edl.core.job_settings import JobSettings
-from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
-from edl.core.ledger import Lease, Ledger, RecordRange
-from edl.core.revocation_settlement import LeaseRevocation
-from edl.core.saved_checkpoint import CheckpointFailure, SavedCheckpoint
-from edl.core.shards import RecordSource
-from edl.core.shuffle import ShuffleOrder
-from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, single_task_ledger
+from edl.core.lease_timeouts import CrashSuspects, LeaseHolder, LeaseRevocation, LeaseTimeouts
+from edl.core.ledger import (
+    DESCRIBE,
+    EVALUATION,
+    EXPORT,
+    METRICS,
+    PREDICTION,
+    TRAINING,
+    Lease,
+    Ledger,
+    RecordRange,
+    single_task_ledger,
+)
+from edl.core.shuffle import RecordSource, ShuffleOrder
 
 __all__ = [
     "DESCRIBE",
@@ -286,10 +291,10 @@ class JobState:
     def replay_journal(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
         """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""
         if snapshot is not None:
-            compaction.restore_state(self, snapshot)
+            entry_handlers.restore_state(self, snapshot)
         for entry in journaled:
             self.apply(JournalEntry.from_json(entry))
 
     def snapshot(self) -> dict[str, Any]:
         """All that the journal's entries so far have led to, as JSON."""
-        return compaction.state_to_snapshot(self)
+        return entry_handlers.state_to_snapshot(self)

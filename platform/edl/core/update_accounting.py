@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edl.api.journal_entries import CutTaken
-    from edl.core.cuts import PendingCut
-    from edl.core.saved_checkpoint import SavedCheckpoint
+    from edl.core.cuts import PendingCut, SavedCheckpoint
     from edl.core.state import JobState
 
 

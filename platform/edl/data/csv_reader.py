@@ -2,14 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from edl.api.errors import BadInputError
-from edl.data.csv_file import CsvDialect, CsvFile
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
-from edl.data.reader_options import ReaderOptions
+from edl.data.data_files import hint_for_encoding, read_error
+from edl.data.reader import NOT_UTF8, BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader_factory import ReaderOptions
+
+# --------------------------------------------------------------------------------------------------
+# One CSV file: its rows by number, found through an index of byte offsets.
+#
+# UTF-8, quoting as in RFC 4180 (cells may hold line breaks), empty lines are no records. Counting parses a file once
+# and remembers where every 256th row begins; that index stays in memory.
+
+
+_ROWS_PER_BLOCK = 256
+_MEMORY_FACTOR = 10
+"""What rows take in memory, as lists of text, for a byte in the file: more the shorter the cells are."""
+_UTF8_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class CsvDialect:
+    """How the files are written: the separator, and whether the first row names the columns."""
+
+    sep: str = ","
+    header: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CsvRow:
+    """A row as it stands in the file.
+
+    Args:
+        offset: byte offset of its first line.
+        cells: its cells; nothing reliable where there is a fault.
+        fault: why it cannot be read, in one clause.
+    """
+
+    offset: int
+    cells: list[str]
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class CsvIndex:
+    """What one pass over a file finds.
+
+    Args:
+        header: the first row's cells; without a header line, as many numbers from 0.
+        rows: rows in the file, the header not counted.
+        offsets: byte offset of every 256th row.
+        version: size and modification time (ns) of the file this belongs to.
+    """
+
+    header: tuple[str, ...]
+    rows: int
+    offsets: array[int]
+    version: tuple[int, int]
+
+
+class CsvFile:
+    """One CSV file, read by row number.
+
+    Nothing stays open between calls, and threads may share an instance.
+    """
+
+    def __init__(self, path: Path, dialect: CsvDialect) -> None:
+        self.path = path
+        self._dialect = dialect
+        # Row number and offset where the last read ended: reads in order never parse a row twice.
+        self._resume_position = (0, 0)
+
+    @cached_property
+    def index(self) -> CsvIndex:
+        """Found by one pass over the file."""
+        try:
+            with self.path.open("rb") as stream:
+                return self._scan_file(stream)
+        except OSError as error:
+            raise read_error(self.path, error) from error
+
+    def blocks(self) -> BlockSizes:
+        """Rows between two entries of the index."""
+        rows = self.index.rows
+        sizes = [min(_ROWS_PER_BLOCK, rows - start) for start in range(0, rows, _ROWS_PER_BLOCK)]
+        return BlockSizes(sizes, _MEMORY_FACTOR * self.index.version[0])
+
+    def rows(self, start: int, end: int) -> list[CsvRow]:
+        """Rows ``[start, end)``, which must lie within the file."""
+        if start >= end:
+            return []
+        try:
+            with self.path.open("rb") as stream:
+                return self._read(stream, start, end)
+        except OSError as error:
+            raise read_error(self.path, error) from error
+
+    def _read(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
+        if _file_version(stream) != self.index.version:
+            raise BadInputError(
+                "the file changed while it was in use",
+                where=str(self.path),
+                hint="write new files beside the old ones instead of over them",
+            )
+        at, offset = self._nearest_known_row(start)
+        parsed = CsvRowStream(stream, offset, self._dialect.sep)
+        for _ in range(start - at):
+            next(parsed)
+        found = [next(parsed) for _ in range(end - start)]
+        self._resume_position = (end, parsed.offset)
+        return found
+
+    def _nearest_known_row(self, row: int) -> tuple[int, int]:
+        """The last known row at or before ``row``, and its offset."""
+        block = row // _ROWS_PER_BLOCK
+        indexed = (block * _ROWS_PER_BLOCK, self.index.offsets[block])
+        resume = self._resume_position
+        return resume if indexed[0] < resume[0] <= row else indexed
+
+    def _scan_file(self, stream: BinaryIO) -> CsvIndex:
+        parsed = CsvRowStream(stream, 0, self._dialect.sep)
+        header = self._read_header(parsed) if self._dialect.header else None
+        offsets, rows = array("Q"), 0
+        for row in parsed:
+            if header is None and row.fault is None:
+                header = [str(number) for number in range(len(row.cells))]
+            if rows % _ROWS_PER_BLOCK == 0:
+                offsets.append(row.offset)
+            rows += 1
+        return CsvIndex(tuple(header or ()), rows, offsets, _file_version(stream))
+
+    def _read_header(self, parsed: CsvRowStream) -> list[str]:
+        row = next(parsed, None)
+        if row is None or row.fault or len(set(row.cells)) != len(row.cells):
+            fault = "the file is empty" if row is None else row.fault or "a column name appears twice"
+            raise BadInputError(
+                f"the first row must name the columns: {fault}",
+                where=str(self.path),
+                hint=hint_for_encoding(str(self.path))
+                if fault == NOT_UTF8
+                else "set data.reader.header to false if the file begins with data",
+            )
+        return row.cells
+
+
+class CsvRowStream(Iterator[CsvRow]):
+    """The rows of a stream from a byte offset on, each with the offset of its first byte."""
+
+    def __init__(self, stream: BinaryIO, offset: int, sep: str) -> None:
+        stream.seek(offset)
+        self.offset = offset
+        self._stream = stream
+        self._has_invalid_utf8 = False
+        self._parser = csv.reader(self._lines(), delimiter=sep, strict=True)
+
+    def __next__(self) -> CsvRow:
+        while True:
+            offset, cells, fault = self.offset, list[str](), None
+            self._has_invalid_utf8 = False
+            try:
+                cells = next(self._parser)
+            except csv.Error as error:
+                fault = str(error)
+            if self._has_invalid_utf8:
+                fault = NOT_UTF8
+            if cells or fault:
+                return CsvRow(offset, cells, fault)
+
+    def _lines(self) -> Iterator[str]:
+        for line in self._stream:
+            text = line.removeprefix(_UTF8_BOM) if self.offset == 0 else line
+            self.offset += len(line)
+            try:
+                yield text.decode()
+            except UnicodeDecodeError:
+                self._has_invalid_utf8 = True
+                yield text.decode(errors="replace")
+
+
+def _file_version(stream: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(stream.fileno())
+    return stat.st_size, stat.st_mtime_ns
 
 
 class CsvReader:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, overload
 
 from edl.api.errors import BadInputError
-from edl.data.conversion_hints import hint_for_encoding
+from edl.data.data_files import hint_for_encoding
 
 NOT_UTF8 = "not UTF-8"
 """Why a row of a table cannot be read that is in another encoding."""

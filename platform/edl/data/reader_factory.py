@@ -6,9 +6,11 @@ Formats are imported on use, so that counting records loads neither TensorFlow n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from edl.api.errors import BadInputError
+from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
 from edl.data.data_files import PathOrPaths, detect_format, list_data_files
 from edl.data.reader import Reader
 
@@ -45,3 +47,120 @@ def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str
         where="data.reader.format",
         hint="the built-in formats are recordio and csv; a model module may define custom_data_reader for others",
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# The options of ``data.reader``, checked by name, type and value.
+
+
+_WHERE = "data.reader"
+
+
+class ReaderOptions:
+    """What the user wrote under ``data.reader``, less ``format``.
+
+    Args:
+        given: names and values.
+        allowed: every name that the format knows.
+
+    Raises:
+        BadInputError: a name is unknown.
+    """
+
+    def __init__(self, given: Mapping[str, object], *, allowed: Sequence[str]) -> None:
+        self._given = given
+        for name in given:
+            if name not in allowed:
+                near = get_close_matches(name, allowed, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise BadInputError(
+                    f"unknown option {name!r}", where=_WHERE, hint=f"{hint}Allowed: format, {', '.join(allowed)}"
+                )
+
+    def get_choice(self, name: str, values: Sequence[str]) -> str:
+        """One of ``values``; the first is the default."""
+        value = self._given.get(name, values[0])
+        if not isinstance(value, str) or value not in values:
+            raise self._invalid_option_error(name, value, f"one of {', '.join(values)}")
+        return value
+
+    def get_boolean(self, name: str, *, default: bool) -> bool:
+        """A yes or no."""
+        value = self._given.get(name, default)
+        if not isinstance(value, bool):
+            raise self._invalid_option_error(name, value, "true or false")
+        return value
+
+    def get_character(self, name: str, default: str) -> str:
+        """A text of one character."""
+        value = self._given.get(name, default)
+        if not isinstance(value, str) or len(value) != 1:
+            raise self._invalid_option_error(name, value, "one character")
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of names without repetition; empty when absent."""
+        value = self._given.get(name, ())
+        if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
+            raise self._invalid_option_error(name, value, "a list of names")
+        if len(set(value)) != len(value):
+            raise self._invalid_option_error(name, value, "names that differ")
+        return tuple(value)
+
+    def _invalid_option_error(self, name: str, value: object, allowed: str) -> BadInputError:
+        return BadInputError(f"{value!r} is not allowed", where=f"{_WHERE}.{name}", hint=f"allowed: {allowed}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The blocks of a data set and the shuffled order over them, as its reader tells.
+
+
+def read_reader_blocks(reader: Reader) -> BlockLayout | None:
+    """The blocks of all sources of a reader; None: it has no random access.
+
+    Raises:
+        BadInputError: the reader's blocks do not add up to its records.
+    """
+    found = getattr(reader, "blocks", None)
+    if found is None:
+        return None
+    sizes, taken, records = [], 0, 0
+    for source in reader.sources():
+        told = found(source.name)
+        counts = [int(count) for count in told.records]
+        if sum(counts) != source.records or any(count < 0 for count in counts):
+            raise BadInputError(
+                f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
+                where=source.name,
+                hint="the records of all blocks of a source add up to its records",
+            )
+        sizes.append(counts)
+        taken, records = taken + int(told.bytes), records + source.records
+    return BlockLayout.of(sizes, -(-taken // max(1, records)))
+
+
+def choose_reader_window(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
+    """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
+
+    Args:
+        reader: of the training records; its blocks are asked for only where they may be shuffled.
+        wanted: ``train.shuffle.window``; None: as large as memory allows.
+        records: of an epoch.
+        portion: records of a lease.
+
+    Raises:
+        BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
+    """
+    return choose_window(wanted, records, portion, None if wanted == 0 else read_reader_blocks(reader))
+
+
+def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
+    """The shuffled order of a reader's records.
+
+    Raises:
+        BadInputError: the reader has no random access.
+    """
+    blocks = read_reader_blocks(reader)
+    if blocks is None:
+        raise BadInputError("the data reader has no random access: its records cannot be shuffled")
+    return ShuffleOrder.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)

@@ -2,15 +2,256 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from edl.api.errors import BadInputError
-from edl.data.digits import DigitImages, enlarge_digits, load_digits, split_digits
-from edl.data.mnist import MnistUnavailableError, load_mnist
-from edl.data.record_tables import DigitTable, GeneratedDataset, IrisTable
+from edl.api.errors import BadInputError, RetryableError
 from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickModel, ClickTable
+from edl.data.tf_example import FeatureValue
+
+# --------------------------------------------------------------------------------------------------
+# Handwritten digits without a network: the 8x8 images that ship with scikit-learn, brought to the shape of MNIST.
+
+
+ImageArray: TypeAlias = npt.NDArray[np.uint8]
+LabelArray: TypeAlias = npt.NDArray[np.int64]
+
+IMAGE_SIDE = 28
+_MOST_SHIFT = 2  # pixels
+_MOST_NOISE = 16  # of 255
+
+
+@dataclass(frozen=True)
+class DigitImages:
+    """Images ``[n, 28, 28]`` of 0 (paper) to 255 (ink), and their labels ``[n]`` of 0 to 9."""
+
+    images: ImageArray
+    labels: LabelArray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, order: npt.NDArray[np.int64]) -> DigitImages:
+        """These images, in this order."""
+        return DigitImages(self.images[order], self.labels[order])
+
+
+def load_digits() -> DigitImages:
+    """All 1,797 digits of scikit-learn (UCI *Optical Recognition of Handwritten Digits*, its test part)."""
+    from sklearn import datasets
+
+    raw = datasets.load_digits()
+    small = raw.images / 16.0 * 255.0  # its values run from 0 to 16
+    return DigitImages(np.rint(resize_images(small, IMAGE_SIDE)).astype(np.uint8), raw.target.astype(np.int64))
+
+
+def resize_images(images: npt.NDArray[np.float64], side: int) -> npt.NDArray[np.float64]:
+    """Bilinear interpolation of square images ``[n, s, s]`` to ``[n, side, side]``, pixel centres aligned."""
+    weights = _interpolation_weights(images.shape[1], side)
+    resized: npt.NDArray[np.float64] = weights @ images @ weights.T
+    return resized
+
+
+def _interpolation_weights(old: int, new: int) -> npt.NDArray[np.float64]:
+    """``[new, old]``: the share of each old pixel in each new one, along one axis."""
+    centres = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    weights: npt.NDArray[np.float64] = np.maximum(1 - np.abs(centres[:, None] - np.arange(old)), 0.0)
+    return weights
+
+
+def split_digits(digits: DigitImages, held_back: float, rng: np.random.Generator) -> tuple[DigitImages, DigitImages]:
+    """Shuffle, and hold back this share (rounded) for validation: ``(training, validation)``."""
+    order = rng.permutation(len(digits))
+    count = round(len(digits) * held_back)
+    return digits.take(order[count:]), digits.take(order[:count])
+
+
+def enlarge_digits(digits: DigitImages, records: int, rng: np.random.Generator) -> DigitImages:
+    """Exactly ``records`` images: the originals first, then copies moved by up to 2 pixels, with a little noise.
+
+    Each original is copied as often as any other, give or take one; the whole is shuffled.
+    """
+    source = np.arange(records) % len(digits)
+    images, copies = digits.images[source], slice(len(digits), None)
+    images[copies] = _add_noise(_shift_images(images[copies], rng), rng)
+    return DigitImages(images, digits.labels[source]).take(rng.permutation(records))
+
+
+def _shift_images(images: ImageArray, rng: np.random.Generator) -> ImageArray:
+    """Each image moved down and right by -2 to 2 pixels; paper comes in at the border."""
+    offsets = rng.integers(0, 2 * _MOST_SHIFT + 1, (len(images), 2))
+    padded = np.pad(images, ((0, 0), (_MOST_SHIFT, _MOST_SHIFT), (_MOST_SHIFT, _MOST_SHIFT)))
+    moved = np.empty_like(images)
+    for down in range(2 * _MOST_SHIFT + 1):
+        for right in range(2 * _MOST_SHIFT + 1):
+            chosen = (offsets == (down, right)).all(axis=1)
+            moved[chosen] = padded[chosen, down : down + IMAGE_SIDE, right : right + IMAGE_SIDE]
+    return moved
+
+
+def _add_noise(images: ImageArray, rng: np.random.Generator) -> ImageArray:
+    noise = rng.integers(-_MOST_NOISE, _MOST_NOISE + 1, images.shape, dtype=np.int16)
+    noisy = np.clip(images.astype(np.int16) + noise, 0, 255)
+    # Paper stays blank: that keeps the files small when compressed.
+    return np.where(images > 0, noisy, 0).astype(np.uint8)
+
+
+# --------------------------------------------------------------------------------------------------
+# MNIST through keras.datasets, where the network or Keras' cache allows.
+#
+# Keras runs in a process of its own: importing TensorFlow takes seconds, and a download that hangs can be ended.
+
+
+_MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+# Keras itself would wait and retry much longer; and no timeout of urllib bounds the look-up of a name.
+_PROBE_SECONDS = 4.0
+_PROBE_SCRIPT = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
+_LOAD_SECONDS = 180.0
+_LOAD_SCRIPT = """
+import sys
+import keras
+import numpy
+(x, y), (vx, vy) = keras.datasets.mnist.load_data()
+numpy.savez(sys.argv[1], x=x, y=y, vx=vx, vy=vy)
+"""
+
+
+class MnistUnavailableError(RetryableError):
+    """keras.datasets cannot deliver MNIST now."""
+
+
+def load_mnist() -> tuple[DigitImages, DigitImages]:
+    """MNIST's 60,000 training and 10,000 test digits.
+
+    Raises:
+        MnistUnavailableError: no network (tried for 4 seconds), no Keras, or a download that failed or took 3 minutes.
+    """
+    if not _is_cached():
+        _run_python(_PROBE_SCRIPT, _MNIST_URL, _PROBE_SECONDS, "the network")
+    with tempfile.TemporaryDirectory(prefix="edl-mnist-") as folder:
+        target = Path(folder, "mnist.npz")
+        _run_python(_LOAD_SCRIPT, str(target), _LOAD_SECONDS, "keras.datasets")
+        with np.load(target, allow_pickle=False) as arrays:
+            return _digits_from_arrays(arrays["x"], arrays["y"]), _digits_from_arrays(arrays["vx"], arrays["vy"])
+
+
+def _digits_from_arrays(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> DigitImages:
+    return DigitImages(images, labels.astype(np.int64))
+
+
+def _is_cached() -> bool:
+    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    return Path(home, "datasets", "mnist.npz").is_file()
+
+
+def _run_python(script: str, argument: str, seconds: float, what: str) -> None:
+    """Run a script in a process of its own, for at most so long."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", script, argument]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise _unavailable_error(f"{what} did not answer within {seconds:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise _unavailable_error(f"{what} failed ({lines[-1]})") from error
+
+
+def _unavailable_error(reason: str) -> MnistUnavailableError:
+    return MnistUnavailableError(f"MNIST is not available: {reason}", hint="--source digits works without a network")
+
+
+# --------------------------------------------------------------------------------------------------
+# Records before they are written: each as the features of an Example or as the cells of a CSV row.
+
+
+IRIS_LENGTHS = ("sepal_length", "sepal_width", "petal_length", "petal_width")
+
+
+class RecordTable(Protocol):
+    """Records that know both of their shapes."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of a row's cells."""
+
+    def __len__(self) -> int: ...
+
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
+        """Each record as the features of an Example."""
+
+    def rows(self) -> Iterator[Sequence[object]]:
+        """Each record as the cells of a CSV row, in the order of ``columns``."""
+
+
+@dataclass(frozen=True)
+class DigitTable:
+    """Digits as ElasticDL's MNIST zoo reads them: ``image``, 784 floats of 0 to 255, and ``label``."""
+
+    digits: DigitImages
+    columns: Sequence[str] = ("label", *(f"pixel{number}" for number in range(IMAGE_SIDE * IMAGE_SIDE)))
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
+        """``image`` as a float list, row by row; ``label`` as one int64."""
+        for image, label in zip(self.digits.images, self.digits.labels, strict=True):
+            yield {"image": image.ravel().astype(np.float32).tolist(), "label": int(label)}
+
+    def rows(self) -> Iterator[Sequence[object]]:
+        """The label, then the pixels row by row."""
+        for image, label in zip(self.digits.images, self.digits.labels, strict=True):
+            yield [int(label), *image.ravel().tolist()]
+
+
+@dataclass(frozen=True)
+class IrisTable:
+    """Iris flowers: four lengths in cm, and the class (0 setosa, 1 versicolor, 2 virginica)."""
+
+    lengths: Sequence[Sequence[float]]
+    classes: Sequence[int]
+    columns: Sequence[str] = (*IRIS_LENGTHS, "class")
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def features(self) -> Iterator[dict[str, FeatureValue]]:
+        """One float for each length; ``class`` as one int64."""
+        for lengths, kind in zip(self.lengths, self.classes, strict=True):
+            yield {**dict(zip(IRIS_LENGTHS, lengths, strict=True)), "class": kind}
+
+    def rows(self) -> Iterator[Sequence[object]]:
+        """The lengths, then the class."""
+        for lengths, kind in zip(self.lengths, self.classes, strict=True):
+            yield [*lengths, kind]
+
+
+@dataclass(frozen=True)
+class GeneratedDataset:
+    """What is to be written.
+
+    Attributes:
+        training: records of ``train/``.
+        validation: records of ``test/``.
+        origin: a sentence on where they come from.
+        about: facts that are written beside them as ``about.json``; nothing is when it is empty.
+    """
+
+    training: RecordTable
+    validation: RecordTable
+    origin: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+
 
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 

@@ -7,17 +7,68 @@ rest of the two blocks that its ends lie in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges
-from edl.data.gather import fastest_gather
-from edl.data.permuted_positions import fastest_permuted_range
+from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges, feistel_permute
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
+
+# --------------------------------------------------------------------------------------------------
+# Records taken in any order out of the payloads that they lie in.
+#
+# A shuffled minibatch reads memory at random and waits for nearly every record. The native code asks for the memory of
+# the next records while it copies one. ``make native`` builds it; without it Python does the same, slower.
+
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+def gather_in_python(payloads: list[bytes], owners: Numbers, begins: Numbers, ends: Numbers) -> list[bytes]:
+    """Record ``i`` is ``payloads[owners[i]][begins[i]:ends[i]]``; all three arrays are ``[records]``."""
+    places = zip(owners.tolist(), begins.tolist(), ends.tolist(), strict=True)
+    return [payloads[owner][begin:end] for owner, begin, end in places]
+
+
+def fastest_gather() -> Callable[[list[bytes], Numbers, Numbers, Numbers], list[bytes]]:
+    """The fastest that there is on this machine."""
+    try:
+        from edl.data._records import gather
+    except ImportError:
+        return gather_in_python
+    return gather
+
+
+# --------------------------------------------------------------------------------------------------
+# The keyed permutation of ``edl.core.shuffle`` for many positions at once.
+#
+# The native code takes a tenth of NumPy's time, which goes over the numbers once for every operation. ``make native``
+# builds it.
+
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+PermutedRange: TypeAlias = Callable[[int, int, int, int], Positions]
+
+
+def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions:
+    """Where the permutation of ``range(count)`` sends each of ``[first, last)``: ``[last - first]``."""
+    found = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
+    while (beyond := np.flatnonzero(found >= count)).size:
+        found[beyond] = feistel_permute(found[beyond], count, key)
+    return found.astype(np.int64)  # type: ignore[no-any-return]
+
+
+def fastest_permuted_range() -> PermutedRange:
+    """The fastest that there is on this machine."""
+    try:
+        from edl.data._records import permuted_range
+    except ImportError:
+        return permuted_in_python
+    return lambda first, last, count, key: np.frombuffer(permuted_range(first, last, count, key), np.int64)
+
 
 _LOOKUP_POSITIONS = 4096
 """Positions that are looked up together: NumPy is slow for the few records of a minibatch."""

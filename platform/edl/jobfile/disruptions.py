@@ -9,10 +9,8 @@ from typing import Annotated, Self
 
 from edl.api.cluster_port import TerminationCause
 from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
-from edl.jobfile.composite_types import MappingType
-from edl.jobfile.json_object import JsonObject
-from edl.jobfile.scalar_types import IntegerType, TextType
-from edl.jobfile.section_type import FieldOption
+from edl.jobfile.scalar_types import IntegerType, MappingType, TextType
+from edl.jobfile.section_type import FieldOption, JsonObject
 
 _COUNT = IntegerType(0)
 _BY_REASON = MappingType(_COUNT)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 from edl.api.events import EVENTS, JobEvent
-from edl.jobfile import json_object
-from edl.jobfile.document_tree import JsonValue
-from edl.jobfile.problems import SpecError, SpecProblem
+from edl.jobfile import section_type
+from edl.jobfile.document_tree import JsonValue, SpecError, SpecProblem
 
 
 def line(event: JobEvent) -> str:
     """The event as one line, without the line feed."""
-    return json.dumps(json_object.to_json(event), allow_nan=False)
+    return json.dumps(section_type.to_json(event), allow_nan=False)
 
 
 def parse_event_line(line: str, where: str = "event") -> JobEvent:
@@ -29,7 +28,7 @@ def event_from_json(value: object, where: str = "event") -> JobEvent:
     kind = value.get("event") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in EVENTS:
         raise SpecError([SpecProblem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])
-    return json_object.from_json(EVENTS[kind], value, where)
+    return section_type.from_json(EVENTS[kind], value, where)
 
 
 def build_event_schema() -> dict[str, JsonValue]:
@@ -38,5 +37,5 @@ def build_event_schema() -> dict[str, JsonValue]:
 
 
 def _event_type_schema(event: type[JobEvent]) -> dict[str, JsonValue]:
-    section = json_object.section_of(event)
+    section = section_type.section_of(event)
     return {"title": event.kind, "description": event.__doc__} | section.schema(required=("event",))

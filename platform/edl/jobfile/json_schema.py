@@ -13,7 +13,7 @@ from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import API_VERSION, JOB_SECTION
-from edl.jobfile.json_object import section_of
+from edl.jobfile.section_type import section_of
 
 JOB_SCHEMA = f"{API_VERSION.replace('/', '_')}.schema.json"
 STATUS_SCHEMA = "status.schema.json"

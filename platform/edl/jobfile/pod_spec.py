@@ -9,11 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.jobfile.composite_types import AnyJsonType, ListType, MappingType, NullableType, TextOrMappingType
 from edl.jobfile.document_tree import JsonValue
-from edl.jobfile.kubernetes_names import CLAIM_NAME, LABEL_NAME, LABEL_VALUE, SECRET_NAME
 from edl.jobfile.quantities import POSITIVE_CORES_TYPE, POSITIVE_SIZE_TYPE
-from edl.jobfile.scalar_types import IntegerType, TextType
+from edl.jobfile.scalar_types import (
+    CLAIM_NAME,
+    LABEL_NAME,
+    LABEL_VALUE,
+    SECRET_NAME,
+    AnyJsonType,
+    IntegerType,
+    ListType,
+    MappingType,
+    NullableType,
+    TextOrMappingType,
+    TextType,
+)
 from edl.jobfile.section_type import FieldOption, SectionType
 
 _ABSOLUTE_PATH_TYPE = TextType(r"^/[\s\S]*$", "an absolute path")

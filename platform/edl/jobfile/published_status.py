@@ -16,10 +16,9 @@ from edl.api.events import JobEvent
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.disruptions import DisruptionReport
-from edl.jobfile.json_object import JsonObject, from_json, to_json
-from edl.jobfile.problems import SpecError, SpecProblem
+from edl.jobfile.document_tree import SpecError, SpecProblem
 from edl.jobfile.scalar_types import IntegerType, NumberType, TextType
-from edl.jobfile.section_type import FieldOption
+from edl.jobfile.section_type import FieldOption, JsonObject, from_json, to_json
 
 STATUS_KEY, EVENTS_KEY, TIMELINE_KEY = "status.json", "events.jsonl", "timeline.json"
 SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY = "summary.json", "failure.json", "losses.json"

@@ -15,18 +15,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
+from edl.api.events import JobEvent
 from edl.api.fields import Field
-from edl.jobfile.composite_types import ListType, MappingType, NullableType
-from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext
-from edl.jobfile.problems import closest_match
+from edl.jobfile.document_tree import (
+    DocumentNode,
+    JsonValue,
+    ReadContext,
+    SpecError,
+    SpecProblem,
+    build_tree,
+    closest_match,
+)
 from edl.jobfile.scalar_types import (
     BooleanType,
     ChoiceType,
     FieldType,
     IntegerType,
+    ListType,
+    MappingType,
     MeasurementType,
+    NullableType,
     NumberType,
     TextType,
     describe_value,
@@ -222,3 +232,46 @@ def _find_in_subsections(section: type, name: str) -> str | None:
         if dataclasses.is_dataclass(inner) and name in field_options(inner):  # type: ignore[arg-type]
             return f"{outer}.{name}"
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Values that travel as JSON objects: how they are read, strictly, and written.
+
+
+T = TypeVar("T")
+
+
+def section_of(report: type) -> SectionType:
+    """What the JSON object of a class of ``edl.api.status`` or ``edl.api.events`` looks like; of an event, with its
+    kind in front.
+    """
+    return SectionType(report, constants=(("event", report.kind),) if issubclass(report, JobEvent) else ())
+
+
+def to_json(value: Any) -> dict[str, JsonValue]:
+    """All fields; ``from_json`` gives an equal value back."""
+    return section_of(type(value)).write(value)
+
+
+def from_json(report: type[T], value: object, where: str = "status") -> T:
+    """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    problems: list[SpecProblem] = []
+    found: T = section_of(report).read(build_tree(value, where), ReadContext("", problems))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+class JsonObject:
+    """A value of this package that travels as a JSON object."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """All fields; from_json gives an equal value back."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, value: object, where: str = "status") -> Self:
+        """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+        return from_json(cls, value, where)

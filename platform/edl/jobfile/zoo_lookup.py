@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.jobfile.problems import closest_match
+from edl.jobfile.document_tree import closest_match
 
 STAR_IMPORT = "*"
 """What a module with ``from x import *`` defines besides its other names, where ``x`` is no module of the zoo."""

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
+from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
-from edl.keras.embedding_conversion import converting_large_embeddings
 from edl.keras.model_contract import ModelModule
+from edl.keras.ps_embedding import converting_large_embeddings
+from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import user_code
 
 _UINT32 = 0xFFFFFFFF
@@ -69,3 +79,232 @@ def seed_worker_randomness(local: Iterable[Any], seed: int, worker: int) -> None
 def is_seed_state(variable: Any) -> bool:
     """Whether this is the state of a ``keras.random.SeedGenerator``."""
     return bool(variable.path.endswith("seed_generator_state"))
+
+
+# --------------------------------------------------------------------------------------------------
+# The dense variables of a model: their names, their owners, and their order in the slab.
+
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelVariables:
+    """A model's variables in slab order: by part, in each the trained ones first, then in the model's order.
+
+    Attributes:
+        specs: what is in the slab.
+        weights: the Keras variable of each.
+        slices: the slab slice of each part.
+        local: what stays with this worker: states of random generators and constants of other types.
+    """
+
+    specs: tuple[VariableSpec, ...]
+    weights: tuple[Any, ...]
+    slices: tuple[slice, ...]
+    local: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, model: Any, part: Callable[[str], int], parts: int, *, served: bool = True) -> ModelVariables:
+        """The variables of a built model.
+
+        Args:
+            model: the user's.
+            part: the index of the PS that owns a variable.
+            parts: number of PS.
+            served: whether PS train them; otherwise Keras' optimizer does, which applies constraints.
+
+        Raises:
+            BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
+                named.
+        """
+        found = _name_variables([weight for weight in model.weights if _is_in_flat_buffer(weight, served)])
+        order = sorted(found, key=lambda item: (part(item[0].name), item[0].statistic))
+        sizes = [sum(spec.size for spec, _ in found if part(spec.name) == index) for index in range(parts)]
+        bounds = list(accumulate(sizes, initial=0))
+        kept = {id(weight) for _, weight in found}
+        return cls(
+            specs=tuple(spec for spec, _ in order),
+            weights=tuple(weight for _, weight in order),
+            slices=tuple(slice(start, stop) for start, stop in pairwise(bounds)),
+            local=tuple(v for v in model.non_trainable_variables if id(v) not in kept),
+        )
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Positions of the variables that gradients train."""
+        return tuple(index for index, spec in enumerate(self.specs) if not spec.statistic)
+
+    @property
+    def offsets(self) -> tuple[slice, ...]:
+        """The slab slice of each variable."""
+        return tuple(slice(a, b) for a, b in pairwise(accumulate((s.size for s in self.specs), initial=0)))
+
+    def values(self) -> NDArray[np.float32]:
+        """The present values of the Keras variables as a new slab."""
+        flat = [np.asarray(weight, np.float32).ravel() for weight in self.weights]
+        return np.concatenate([np.empty(0, np.float32), *flat])
+
+    def assign(self, slab: NDArray[np.float32]) -> None:
+        """Give the Keras variables the slab's values."""
+        for weight, spec, place in zip(self.weights, self.specs, self.offsets, strict=True):
+            weight.assign(slab[place].reshape(spec.shape))
+
+    def fingerprint(self, *more: Any) -> str:
+        """A digest of names, shapes, owners and ``more`` JSON values: two models with equal ones may mix.
+
+        Sorted, because the order of the slab depends on how many PS there are, and a job may be resumed with others.
+        """
+        facts = sorted([s.name, s.shape, s.statistic] for s in self.specs)
+        return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
+
+
+def _is_in_flat_buffer(weight: Any, served: bool) -> bool:
+    if weight.dtype == "float32":
+        return _check_constraint(weight, served)
+    if weight.trainable:
+        raise BadInputError(
+            f"the trained variable '{weight.path}' is {weight.dtype}; EDL trains float32 variables only",
+            hint="for mixed precision use the policy mixed_bfloat16: its variables stay float32",
+        )
+    return False
+
+
+def _check_constraint(weight: Any, served: bool) -> bool:
+    if served and weight.trainable and getattr(weight, "constraint", None) is not None:
+        raise BadInputError(
+            f"the constraint {type(weight.constraint).__name__} of '{weight.path}' cannot be applied by the parameter "
+            "servers",
+            hint="leave the constraint out, use a regularizer, or train with strategy: {name: Local}, which applies it",
+        )
+    if getattr(weight, "overwrite_with_gradient", False):
+        raise BadInputError(f"the quantized variable '{weight.path}' cannot be trained by EDL")
+    return True
+
+
+def _name_variables(weights: Sequence[Any]) -> list[tuple[VariableSpec, Any]]:
+    counts: dict[str, int] = {}
+    named = []
+    for weight in weights:
+        counts[weight.path] = seen = counts.get(weight.path, 0) + 1
+        name = weight.path if seen == 1 else f"{weight.path}#{seen}"
+        named.append((VariableSpec(name, tuple(weight.shape), not weight.trainable), weight))
+    return named
+
+
+# --------------------------------------------------------------------------------------------------
+# What a model takes, without values: types and shapes, for any number of records.
+
+
+_ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+"""What TensorFlow takes as the name of a signature's argument, and gives back unchanged."""
+
+
+def derive_feature_spec(model: Any, sample: Any) -> Any:
+    """Nested TensorSpecs of a model's features.
+
+    Args:
+        model: built.
+        sample: features of a minibatch; None for a model of which Keras knows the inputs.
+
+    Raises:
+        BadInputError: nothing says what the model takes.
+    """
+    if sample is not None:
+        return tf.nest.map_structure(spec_for_any_count, sample)
+    graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
+    if getattr(graph, "_inputs_struct", None) is None:
+        raise BadInputError("the model does not say what features it takes, and there are none to look at")
+    return tf.nest.map_structure(_input_spec, graph._inputs_struct)
+
+
+def _input_spec(given: Any) -> Any:
+    shape = [None, *given.shape[1:]]
+    if given.ragged:
+        return tf.RaggedTensorSpec(shape, given.dtype, given.ragged_rank or 1)
+    if given.sparse:
+        return tf.SparseTensorSpec(shape, given.dtype)
+    return tf.TensorSpec(shape, given.dtype)
+
+
+def named_component_specs(features: Any) -> list[tf.TensorSpec] | None:
+    """The plain tensors that features consist of, in the order of ``tf.nest.flatten``, named by their features.
+
+    A feature ``tags`` is ``tags`` where it is dense, ``tags_values`` and ``tags_row_splits`` where it is ragged, and
+    ``tags_indices``, ``tags_values`` and ``tags_dense_shape`` where it is sparse.
+
+    Args:
+        features: nested TensorSpecs.
+
+    Returns:
+        None where there are no names to go by: features that are no mapping of names, names that TensorFlow would
+        change, or two that become one.
+    """
+    if not isinstance(features, Mapping) or any(isinstance(spec, Mapping | list | tuple) for spec in features.values()):
+        return None
+    names = [name for key in sorted(features, key=str) for name in _component_names(str(key), features[key])]
+    if not all(_ARGUMENT_NAME.fullmatch(name) for name in names) or len({name.lower() for name in names}) < len(names):
+        return None
+    parts = tf.nest.flatten(features, expand_composites=True)
+    return [tf.TensorSpec(part.shape, part.dtype, name) for part, name in zip(parts, names, strict=True)]
+
+
+def _component_names(name: str, spec: Any) -> Iterator[str]:
+    if isinstance(spec, tf.SparseTensorSpec):
+        yield from (f"{name}_indices", f"{name}_values", f"{name}_dense_shape")
+    elif isinstance(spec, tf.RaggedTensorSpec):
+        yield f"{name}_values"
+        splits = f"{name}_row_splits"
+        yield from [splits] if spec.ragged_rank == 1 else [f"{splits}_{rank}" for rank in range(spec.ragged_rank)]
+    else:
+        yield name
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether the model function made the model again that was trained: by names and shapes of its variables.
+#
+# Nothing else says which value belongs to which variable. A name that is another one at each call, such as one with a
+# counter in it, would leave that variable with what it began with.
+
+
+_MAX_LISTED_NAMES = 3
+"""How many names an error has."""
+
+ShapesByName = Mapping[str, tuple[int, ...]]
+
+
+def check_same_model(*, trained: ShapesByName, made: ShapesByName) -> None:
+    """Refuse a model that was made anew, and is another one.
+
+    Args:
+        trained: shapes of variables and tables by name.
+        made: the same of the new model.
+
+    Raises:
+        BadInputError: they differ; says in what.
+    """
+    missing, more = sorted(trained.keys() - made.keys()), sorted(made.keys() - trained.keys())
+    differing = sorted(name for name in trained.keys() & made.keys() if trained[name] != made[name])
+    found = [f"missing: {_quote_names(missing)}"] if missing else []
+    found += [f"new: {_quote_names(more)}"] if more else []
+    found += [
+        f"'{name}' is {_format_shape(made[name])} and was {_format_shape(trained[name])}"
+        for name in differing[:_MAX_LISTED_NAMES]
+    ]
+    if found:
+        again = "; once they have the names that are missing, a resumed run exports them" if missing else ""
+        raise BadInputError(
+            f"the model function made another model for the export than for training ({'; '.join(found)})",
+            hint="it is called once for each: give layers names and sizes that are the same at each call, without a "
+            f"counter that goes on or a random number{again}",
+        )
+
+
+def _quote_names(names: Iterable[str]) -> str:
+    quoted = [f"'{name}'" for name in names]
+    more = f" and {len(quoted) - _MAX_LISTED_NAMES} more" if len(quoted) > _MAX_LISTED_NAMES else ""
+    return ", ".join(quoted[:_MAX_LISTED_NAMES]) + more
+
+
+def _format_shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"

@@ -7,37 +7,249 @@ written beside their place and renamed: at every moment the place holds a comple
 from __future__ import annotations
 
 import errno
+import functools
+import json
 import logging
 import os
 import shutil
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
+from edl.api.tables import TableSpec
 from edl.keras.edl_layer_replacement import needs_edl_layers, replace_edl_layers
-from edl.keras.export_tables import (
-    RowChunks,
-    collect_known_rows,
-    filling_embeddings,
-    materialize_table,
-    saving_without_copies,
+from edl.keras.flat_buffer import Floats, Ids
+from edl.keras.model_building import (
+    ModelVariables,
+    build_model,
+    check_same_model,
+    derive_feature_spec,
+    named_component_specs,
 )
-from edl.keras.feature_spec import derive_feature_spec, named_component_specs
-from edl.keras.flat_buffer import Floats
-from edl.keras.loading_code import format_loading_code
-from edl.keras.model_building import build_model
-from edl.keras.model_consistency import check_same_model
-from edl.keras.model_variables import ModelVariables
 from edl.keras.network import KerasNetwork
+from edl.keras.ps_embedding import initializer_mean
+from edl.keras.traced_function import as_array
 from edl.keras.user_code import user_code
-from edl.layers.known_rows import provide_known_rows
+from edl.layers import Embedding as AnyId
+from edl.layers.known_rows import KnownRows, constant_initializer, provide_known_rows
+from edl.numerics import aligned_memory
+from edl.numerics.initializers import initial_rows
 from edl.storage.durable_files import sync_directory, sync_file, to_storage_error
+
+# --------------------------------------------------------------------------------------------------
+# What a program must do before Keras loads an exported ``.keras`` file, if anything.
+#
+# Keras finds its own classes by itself. A class or function of the user's it finds only when it is given
+# (``custom_objects``), or when the module was imported that registers it (``register_keras_serializable``).
+
+
+_LAMBDA_CLASS = "__lambda__"
+_MAX_LISTED_OBJECTS = 20
+"""Names that are told at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomObject:
+    """A class or function that Keras does not bring.
+
+    Attributes:
+        module: that defines it.
+        name: of it in there.
+        registered: whether importing the module suffices.
+    """
+
+    module: str
+    name: str
+    registered: bool
+
+
+def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
+    """Python that loads the file of a model; empty where ``keras.models.load_model(path)`` alone does it.
+
+    Args:
+        model: that Keras can describe.
+        path: of its ``.keras`` file.
+        zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
+    """
+    described = keras.saving.serialize_keras_object(model)
+    own = {*_custom_classes(described), *_custom_functions(described, model)}
+    found = sorted(own, key=lambda each: (each.module, each.name))
+    unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(described))
+    if not found and not unsafe:
+        return ""
+    lines = []
+    if any(_is_in_zoo(zoo, own.module) for own in found):
+        lines += ["import sys", f"sys.path[:0] = {json.dumps([str(zoo), str(zoo.parent)])}"]
+    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in found if own.registered)]
+    given = [own for own in found if not own.registered]
+    by_module = {own.module: [each.name for each in given if each.module == own.module] for own in given}
+    lines += [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
+    arguments = [json.dumps(str(path))]
+    if given:
+        names = ", ".join(f'"{own.name}": {own.name}' for own in given[:_MAX_LISTED_OBJECTS])
+        arguments.append(f"custom_objects={{{names}{', ...' if len(given) > _MAX_LISTED_OBJECTS else ''}}}")
+    if unsafe:  # a Lambda layer of a Python lambda is code in the file
+        arguments.append("safe_mode=False")
+    return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
+
+
+def _is_in_zoo(zoo: Path, module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and Path(file).resolve().is_relative_to(zoo.resolve())
+
+
+def _custom_classes(described: Any) -> Iterator[CustomObject]:
+    for node in _iter_class_nodes(described):
+        module, name = node.get("module"), node.get("class_name")
+        if not isinstance(module, str) or not isinstance(name, str) or name in ("function", _LAMBDA_CLASS):
+            continue
+        if module.split(".")[0] not in ("keras", "builtins", "numpy", "tensorflow"):
+            yield CustomObject(module, name, ">" in str(node.get("registered_name") or ""))
+
+
+def _custom_functions(described: Any, model: Any) -> Iterator[CustomObject]:
+    """Keras describes a function by its name alone: the layers know which one it is."""
+    names = {node["config"] for node in _iter_class_nodes(described) if node["class_name"] == "function"}
+    for layer in model._flatten_layers():
+        for value in vars(layer).values():
+            name, module = getattr(value, "__name__", None), str(getattr(value, "__module__", ""))
+            own = module.split(".")[0] not in ("keras", "builtins", "numpy", "tensorflow")
+            if own and callable(value) and not isinstance(value, type) and name:
+                registered = keras.saving.get_registered_name(value)
+                if {name, registered} & names:
+                    yield CustomObject(module, name, registered != name)
+
+
+def _iter_class_nodes(described: Any) -> Iterator[dict[str, Any]]:
+    """Every object within Keras' description of a model that names a class."""
+    if isinstance(described, dict):
+        if "class_name" in described:
+            yield described
+        for value in described.values():
+            yield from _iter_class_nodes(value)
+    elif isinstance(described, list | tuple):
+        for value in described:
+            yield from _iter_class_nodes(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Whole tables for an export, each held once: they may be most of a worker's memory.
+#
+# Keras would draw initial values for a table (three times its size), be assigned others (twice), and copy them twice to
+# write them. Here the values are computed where the variable then has them, and Keras is shown them, not a copy.
+
+
+_CHUNK_ROWS = 1 << 16
+
+RowChunks = Iterable[tuple[Ids, Floats]]
+
+
+def materialize_table(table: TableSpec, stored: RowChunks) -> Floats:
+    """All rows of a served table: as stored, else as they would be initialized."""
+    full = aligned_memory.allocate_aligned(table.rows, table.dim)
+    for start in range(0, table.rows, _CHUNK_ROWS):
+        ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
+        full[start : start + len(ids)] = initial_rows(table.initializer, table.seed, ids, table.dim)
+    for ids, values in stored:
+        full[ids] = values
+    return full
+
+
+def collect_known_rows(table: TableSpec, stored: RowChunks) -> KnownRows:
+    """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
+    chunks = list(stored)
+    ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
+    ids.sort()
+    rows = aligned_memory.allocate_aligned(1 + len(ids), table.dim)
+    rows[0] = initializer_mean(table.initializer)
+    while chunks:  # each is freed before the next
+        some, values = chunks.pop()
+        rows[1 + np.searchsorted(ids, some)] = values
+    return KnownRows(ids, rows)
+
+
+@contextmanager
+def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
+    """Embeddings that are built in here have these values from the start.
+
+    The user's function may make a model more than once (``clone_model``), and only the last one is known when it has
+    ended. So each Embedding of a name has its values, all of them in the same memory.
+
+    Args:
+        tables: by name of the variable; not to be written to.
+
+    Yields:
+        The variables that have values of ``tables``.
+    """
+    build = keras.layers.Embedding.build
+    filled: list[Any] = []
+
+    @functools.wraps(build)
+    def build_filled(layer: Any, input_shape: Any = None) -> None:
+        if layer.input_dim is None and isinstance(layer, AnyId):  # known_rows has none of this name
+            _build_without_rows(layer, input_shape)
+            return
+        values = tables.get(f"{layer.path}/embeddings")
+        if values is None or values.shape != (layer.input_dim, layer.output_dim):
+            build(layer, input_shape)
+            return
+        own = layer.embeddings_initializer
+        layer.embeddings_initializer = constant_initializer(values)
+        try:
+            build(layer, input_shape)
+        finally:
+            layer.embeddings_initializer = own
+        filled.append(layer._embeddings)
+
+    keras.layers.Embedding.build = build_filled
+    try:
+        yield filled
+    finally:
+        keras.layers.Embedding.build = build
+
+
+def _build_without_rows(layer: Any, input_shape: Any) -> None:
+    """Build a layer for ids without a bound whose name no trained table has: mostly one of a model that is not kept."""
+    layer.known = 0
+    AnyId.build(layer, input_shape)
+
+
+@contextmanager
+def saving_without_copies() -> Iterator[None]:
+    """Embeddings that are saved in here are copied once, by Keras, where a variable would be twice."""
+    save = keras.layers.Embedding.save_own_variables
+
+    @functools.wraps(save)
+    def save_views(layer: Any, store: Any) -> None:
+        save(layer, _ZeroCopyStore(store))
+
+    keras.layers.Embedding.save_own_variables = save_views
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.save_own_variables = save
+
+
+class _ZeroCopyStore:
+    """A store of Keras that is given the memory of float32 variables."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, keras.Variable) and value.dtype == "float32":
+            value = as_array(value.value.read_value())
+        self._store[key] = value
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,29 +24,34 @@ from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
-from edl.keras.feature_spec import derive_feature_spec
 from edl.keras.flat_buffer import RowsByTable
-from edl.keras.id_dependencies import check_id_dependencies
-from edl.keras.id_tracing import IdTracer
-from edl.keras.loss_scaling import warn_if_loss_unscaled
-from edl.keras.model_building import build_model, is_seed_state, seed_worker_randomness
-from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import ModelLoss
-from edl.keras.model_variables import ModelVariables
+from edl.keras.model_building import (
+    ModelVariables,
+    build_model,
+    derive_feature_spec,
+    is_seed_state,
+    seed_worker_randomness,
+)
+from edl.keras.model_contract import ModelModule, refuse_stateful_layers
+from edl.keras.model_loss import ModelLoss, warn_if_loss_unscaled
 from edl.keras.optimizer_translation import (
     TranslatedOptimizer,
     keras_variable_name,
     refuse_partitioned_lamb,
     translate_optimizer,
 )
-from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors, id_out_of_range_error
+from edl.keras.out_of_range_ids import (
+    MODEL_LOCATION,
+    assert_dense_ids_in_range,
+    explain_dense_id_errors,
+    id_out_of_range_error,
+    refuse_unsupported_uses,
+)
 from edl.keras.ps_embedding import PsEmbedding, find_ps_embeddings
-from edl.keras.row_binding import BoundRows, LookupRecording, using_row_provider
+from edl.keras.row_binding import BoundRows, IdTracer, LookupRecording, check_id_dependencies, using_row_provider
 from edl.keras.traced_function import TracedFunction, as_array
-from edl.keras.unsupported_models import refuse_stateful_layers
-from edl.keras.unsupported_variable_uses import MODEL_LOCATION, refuse_unsupported_uses
 from edl.keras.user_code import user_code
-from edl.numerics.table_limits import check_table_shape
+from edl.numerics.model_declaration import check_table_shape
 from edl.numerics.unique_ids import UniqueIdFinder, UniqueIds, positions_in
 
 _LOG = logging.getLogger(__name__)

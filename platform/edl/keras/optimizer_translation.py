@@ -1,23 +1,178 @@
 """A Keras optimizer as what parameter servers apply; what they cannot apply is refused by name before the first step.
 
-The PS hold slot variables and apply the rules of ``edl.numerics.hyperparameters``. Learning-rate schedules and clipping
+The PS hold slot variables and apply the rules of ``edl.numerics.optimizer_spec``. Learning-rate schedules and clipping
 stay with the worker: the rate travels with each push, gradients arrive clipped.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edl.api.errors import BadInputError
-from edl.keras.gradient_clipping import GradientClipping
-from edl.keras.learning_rate import LearningRate
 from edl.keras.user_code import source_file, user_code
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
-from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
+
+# --------------------------------------------------------------------------------------------------
+# Gradient clipping, as Keras' optimizers do it; each worker clips its own gradients before it pushes them.
+
+
+@dataclass(frozen=True, slots=True)
+class GradientClipping:
+    """How gradients are clipped before they are pushed; at most one of the three is set, as in Keras.
+
+    Attributes:
+        norm: each variable's gradient is scaled down to this L2 norm.
+        value: each element is cut to [-value, value].
+        global_norm: all gradients together are scaled down to this L2 norm.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+    global_norm: float | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> GradientClipping | None:
+        """What an optimizer's configuration asks for; like Keras, a limit of 0 or less means none."""
+        limits = [config[name] for name in ("clipnorm", "clipvalue", "global_clipnorm")]
+        clipping = cls(*(float(limit) if limit and limit > 0 else None for limit in limits))
+        return None if clipping == cls() else clipping
+
+    def __call__(self, gradients: Sequence[NDArray[np.float32]]) -> None:
+        """Clip in place: one array for each trained variable and each served table (rows with duplicates summed).
+
+        What is NaN leaves NaN behind, and so does what is infinite, of which ``value`` makes the limit, as in Keras.
+        """
+        if self.norm is not None:
+            for gradient in gradients:
+                _scale_down(gradient, _l2_norm(gradient), self.norm)
+        elif self.global_norm is not None:
+            total = float(np.sqrt(sum(_l2_norm(gradient) ** 2 for gradient in gradients)))
+            for gradient in gradients:
+                _scale_down(gradient, total, self.global_norm)
+        elif self.value is not None:
+            for gradient in gradients:
+                np.clip(gradient, -self.value, self.value, out=gradient)
+
+
+def _l2_norm(gradient: NDArray[np.float32]) -> float:
+    flat = gradient.ravel()
+    return float(np.sqrt(np.dot(flat, flat)))
+
+
+def _scale_down(gradient: NDArray[np.float32], norm: float, limit: float) -> None:
+    if norm > limit:
+        with np.errstate(invalid="ignore"):  # infinity times zero: the training loop finds and reports what is NaN
+            gradient *= np.float32(limit / norm)
+
+
+# --------------------------------------------------------------------------------------------------
+# The learning rate of a step, as the user's optimizer says it at that moment.
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class LearningRate:
+    """The rate at a global step: of a schedule, or the optimizer's variable or callable as it is now.
+
+    The optimizer is asked at each step, because a callback may assign another number or schedule at any time.
+
+    Args:
+        optimizer: a Keras optimizer.
+        zoo: the model zoo; frames of files below it are the user's in tracebacks.
+    """
+
+    def __init__(self, optimizer: Any, zoo: Path = Path()) -> None:
+        self._optimizer = optimizer
+        self._zoo = zoo
+        self._schedule: Any = None
+        self._rate_at_step: Callable[[int], float] = lambda step: 0.0
+
+    def __call__(self, step: int) -> float:
+        """The rate at ``step``, counted from 0 as Keras' ``optimizer.iterations``.
+
+        Raises:
+            UserCodeError: the user's schedule or function raised.
+            BadInputError: the rate is NaN or infinite.
+        """
+        with user_code(self._zoo, "the learning rate"):
+            rate = self._rate(step)
+        if not math.isfinite(rate):
+            raise BadInputError(
+                f"the learning rate of step {step} is {rate}",
+                hint="look at the schedule that optimizer() gives, and at callbacks that assign learning_rate",
+            )
+        return rate
+
+    def _rate(self, step: int) -> float:
+        import keras
+
+        given = self._optimizer._learning_rate
+        if not isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+            return float(self._optimizer.learning_rate)
+        if given is not self._schedule:
+            self._schedule, self._rate_at_step = given, _trace_schedule(given)
+        return self._rate_at_step(step)
+
+
+class JobLearningRate:
+    """The rate that a callback of the job has set, where one has; otherwise the optimizer's own.
+
+    Assigned to the optimizer whenever it changes, as the callback would do it.
+
+    Args:
+        optimizer: the Keras optimizer, which callbacks of the worker see.
+        own: the optimizer's rate at a step.
+        decided: what was decided for all workers; None: nothing yet, or not any more.
+    """
+
+    def __init__(self, optimizer: Any, own: Callable[[int], float], decided: Callable[[], float | None]) -> None:
+        self._optimizer = optimizer
+        self._own = own
+        self._decided_rate = decided
+        self._assigned_rate: float | None = None
+        self._before: float | None = None
+
+    def __call__(self, step: int) -> float:
+        """The rate at ``step``; as :class:`LearningRate`."""
+        decided = self._decided_rate()
+        if decided != self._assigned_rate:
+            if self._before is None:
+                self._before = float(self._optimizer.learning_rate)
+            self._optimizer.learning_rate = self._before if decided is None else decided
+            self._assigned_rate = decided
+            _LOG.info("the learning rate is %.6g from step %d on", float(self._optimizer.learning_rate), step)
+        return self._own(step)
+
+
+def _trace_schedule(schedule: Any) -> Callable[[int], float]:
+    """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step.
+
+    One that decides by Python's ``if``, or computes with ``math``, cannot be traced.
+    """
+    import tensorflow as tf
+
+    function = tf.function(
+        lambda step: tf.cast(schedule(step), tf.float32),
+        input_signature=[tf.TensorSpec([], tf.int64)],
+        autograph=False,
+    )
+    try:
+        function.get_concrete_function()
+    except (TypeError, NotImplementedError) as error:  # what TensorFlow and NumPy say of a tensor without a value
+        _LOG.info("the learning rate's schedule is called at every step, because it cannot be traced: %s", error)
+        return lambda step: float(schedule(tf.constant(step, tf.int64)))
+    return lambda step: float(function(tf.constant(step, tf.int64)))
+
 
 _RULE_BY_CLASS: Mapping[str, str] = {
     "SGD": "momentum",

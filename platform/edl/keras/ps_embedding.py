@@ -9,17 +9,78 @@ cannot be served is refused with the reason: nobody wants a table of that size i
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.core.partition import splitmix64
 from edl.keras import row_binding
-from edl.keras.row_initializer import to_row_initializer
-from edl.keras.unsupported_embedding import table_bytes, unsupported_embedding_error
+from edl.keras.row_binding import table_bytes, unsupported_embedding_error
+from edl.numerics.initializers import variance_scaling
+
+# --------------------------------------------------------------------------------------------------
+# Keras' initializers as what ``edl.numerics.initializers`` can compute for single rows.
+
+
+_VARIANCE_SCALING_CLASSES = {
+    getattr(keras.initializers, name)
+    for name in (
+        "VarianceScaling",
+        "GlorotUniform",
+        "GlorotNormal",
+        "HeUniform",
+        "HeNormal",
+        "LecunUniform",
+        "LecunNormal",
+    )
+}
+"""Those whose spread depends on the table's shape."""
+
+
+def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
+    """The JSON of a Keras initializer; None if its values cannot be computed row by row.
+
+    Args:
+        initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
+        shape: of the table: rows and columns; 0 rows where the vocabulary has no bound.
+    """
+    known = keras.initializers
+    if type(initializer) is known.RandomUniform:
+        return {"name": "uniform", "minval": float(initializer.minval), "maxval": float(initializer.maxval)}
+    if type(initializer) is known.RandomNormal:
+        return {"name": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) is known.TruncatedNormal:
+        return {"name": "truncated_normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) in _VARIANCE_SCALING_CLASSES and shape[0]:
+        return variance_scaling(
+            shape,
+            scale=float(initializer.scale),
+            mode=initializer.mode,
+            distribution=initializer.distribution,
+            input_axes=initializer.input_axes,
+            output_axes=initializer.output_axes,
+        )
+    if type(initializer) is known.Zeros:
+        return {"name": "zeros"}
+    if type(initializer) is known.Ones:
+        return {"name": "constant", "value": 1.0}
+    if type(initializer) is known.Constant and np.ndim(initializer.value) == 0:
+        return {"name": "constant", "value": float(initializer.value)}
+    return None
+
+
+def initializer_mean(initializer: Mapping[str, Any]) -> float:
+    """The mean of the values that an initializer gives, of which the ones that are drawn are symmetric around it."""
+    if "minval" in initializer:
+        return (float(initializer["minval"]) + float(initializer["maxval"])) / 2
+    return float(initializer.get("mean", initializer.get("value", 0.0)))
+
 
 _MAX_EXACT_INTEGER = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
 """Up to where each type has every whole number."""
@@ -175,3 +236,35 @@ def _table_seed(seed: int, name: str) -> int:
     for byte in name.encode():
         value = splitmix64(value ^ byte)
     return int(value >> 1)  # int64 in the Declare message
+
+
+# --------------------------------------------------------------------------------------------------
+# Large Embeddings without their tables, while the user's model is made and built.
+#
+# A served table may be larger than the memory of a worker, and a worker never reads it. So the large Embeddings that
+# are
+# built in here become served layers before Keras would make their variables.
+
+
+@contextmanager
+def converting_large_embeddings(threshold: float, seed: int) -> Iterator[None]:
+    """Change how Embeddings are built.
+
+    Args:
+        threshold: bytes of a table from which on it is served.
+        seed: the job's; each table's seed is made of it and the table's name.
+    """
+    build = keras.layers.Embedding.build
+
+    @functools.wraps(build)
+    def build_lean(layer: Any, input_shape: Any = None) -> None:
+        if table_bytes(layer) < threshold:
+            build(layer, input_shape)
+        elif not layer.built:
+            convert_to_ps_embedding(layer, seed)
+
+    keras.layers.Embedding.build = build_lean
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = build

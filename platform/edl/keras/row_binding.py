@@ -10,15 +10,60 @@ The source belongs to the thread that traces: one thread may record while anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from edl.keras.graph_dependencies import find_narrowing_cast, iter_dependencies
-from edl.keras.unsupported_embedding import UnsupportedEmbeddingError, unsupported_embedding_error
+from edl.api.errors import BadInputError
+from edl.keras.traced_function import TracedFunction, as_array, find_narrowing_cast, iter_dependencies
+
+# --------------------------------------------------------------------------------------------------
+# The refusal of an Embedding that is too large to stay dense and cannot be served: which one, why, what to do.
+
+
+class UnsupportedEmbeddingError(BadInputError):
+    """See the module's docstring."""
+
+    _keras_call_info_injected = True
+    """Keras gives an error a text of its own at each layer that it passes, unless it carries this mark."""
+
+
+def unsupported_embedding_error(layer: Any, reason: str, remedy: str | None = None) -> UnsupportedEmbeddingError:
+    """The error for an Embedding.
+
+    Args:
+        layer: a ``keras.layers.Embedding``.
+        reason: a clause that follows a colon.
+        remedy: what to do, where a dense table is refused or wrong for the same reason.
+    """
+    return UnsupportedEmbeddingError(
+        f"the Embedding '{layer.path}' ({describe_embedding(layer)}) cannot be served by the parameter servers:"
+        f" {reason}",
+        hint=remedy or _dense_table_hint(layer),
+    )
+
+
+def _dense_table_hint(layer: Any) -> str | None:
+    size = table_bytes(layer)
+    remedy = "change that, or keep the table dense in every worker: ps.embedding_threshold above "
+    return f"{remedy}{size:.0f}" if math.isfinite(size) else None
+
+
+def table_bytes(layer: Any) -> float:
+    """Size of an Embedding's table as float32; infinite if its ids have no bound."""
+    return math.inf if layer.input_dim is None else 4 * layer.input_dim * layer.output_dim
+
+
+def describe_embedding(layer: Any) -> str:
+    """Rows and columns for people."""
+    return f"{'any id' if layer.input_dim is None else layer.input_dim} x {layer.output_dim}"
 
 
 class RowProvider(Protocol):
@@ -136,3 +181,156 @@ class BoundRows:
         start = self._next[layer]
         self._next[layer] = end = start + tf.size(ids)
         return tf.gather(values, positions[start:end])
+
+
+# --------------------------------------------------------------------------------------------------
+# Which ids a model looks up in its served tables, as a function of a minibatch's features.
+#
+# The model is traced up to its ids. Where these are integers of the features as they came, at most in another shape,
+# the
+# trace is not run: calling into TensorFlow takes ten times as long as taking them.
+
+
+Ids = NDArray[np.int64]
+
+_VALUE_PRESERVING_TYPES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze"})
+"""Operations that keep values and their order."""
+
+
+class IdTracer:
+    """See the module's docstring.
+
+    Args:
+        calls: of features, for each table the ids of its calls, flat int64 tensors; traced.
+    """
+
+    def __init__(self, calls: Callable[[Any], Sequence[Sequence[Any]]]) -> None:
+        self._traced_ids = TracedFunction(calls)
+        self._argument_indices: dict[Any, list[list[int]] | None] = {}
+
+    def __call__(self, features: Any) -> list[Ids]:
+        """For each table the ids of all calls, one behind the other, ``[lookups]``."""
+        trace, leaves = self._traced_ids.find(features)
+        if trace not in self._argument_indices:
+            self._argument_indices[trace] = _find_argument_indices(trace)
+        sources = self._argument_indices[trace]
+        if sources is None:
+            (given,) = tf.nest.pack_sequence_as((features,), leaves)
+            return [_concatenate_ids(calls) for calls in trace(given)]
+        given = tf.nest.flatten(leaves, expand_composites=True)
+        return [_concatenate_ids([given[index] for index in indices]) for indices in sources]
+
+
+def _concatenate_ids(calls: Sequence[Any]) -> Ids:
+    flat = [as_array(ids).reshape(-1) for ids in calls]
+    joined = flat[0] if len(flat) == 1 else np.concatenate([np.empty(0, np.int64), *flat])
+    return np.asarray(joined, np.int64)
+
+
+def _find_argument_indices(trace: Any) -> list[list[int]] | None:
+    """Of each table's calls, which of the trace's arguments the ids are; None if some are computed."""
+    inputs = {id(tensor): index for index, tensor in enumerate(trace.inputs)}
+    calls = [[_find_argument_index(ids, inputs) for ids in table] for table in _structured_outputs(trace)]
+    return None if any(index is None for table in calls for index in table) else calls  # type: ignore[return-value]
+
+
+def _structured_outputs(trace: Any) -> Any:
+    """The tensors that a trace gives, as it nests them."""
+    return tf.nest.pack_sequence_as(trace.structured_outputs, trace.outputs)
+
+
+def _find_argument_index(tensor: Any, inputs: dict[int, int]) -> int | None:
+    while id(tensor) not in inputs:
+        operation = tensor.op
+        if operation.type not in _VALUE_PRESERVING_TYPES and not _is_widening_cast(operation):
+            return None
+        tensor = operation.inputs[0]
+    return inputs[id(tensor)]
+
+
+def _is_widening_cast(operation: Any) -> bool:
+    """Whether it casts to int64 what fits there."""
+    return bool(
+        operation.type == "Cast"
+        and operation.outputs[0].dtype == tf.int64
+        and operation.inputs[0].dtype in (tf.int32, tf.int16, tf.int8, tf.uint8)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether the ids that a model looks up can be known before a step: whether they follow from its features alone.
+#
+# Rows are pulled before a step is run, so ids must not depend on variables, on looked-up rows or on chance, and must be
+# the same in training as in evaluation. The model is traced once in each mode, and what leads to its ids is looked at;
+# nothing is run.
+
+
+def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> None:
+    """Refuse a model that looks up ids which do not follow from its features.
+
+    Args:
+        model: built.
+        layers: its served Embeddings.
+        features: nested TensorSpecs (or specs of ragged and sparse tensors).
+
+    Raises:
+        UnsupportedEmbeddingError: says which Embedding it is, and on what its ids depend.
+    """
+    evaluation, training = (_IdTrace(model, layers, features, training=mode) for mode in (False, True))
+    for layer in layers:
+        for trace in (evaluation, training):
+            for ids in trace.recording.calls[layer]:
+                _check_dependencies(layer, ids, trace.recording.given)
+        if evaluation.id_origins(layer) != training.id_origins(layer):
+            raise unsupported_embedding_error(layer, "it looks up other ids in training than in evaluation")
+
+
+class _IdTrace:
+    """A model as a graph, up to its ids."""
+
+    def __init__(self, model: Any, layers: Sequence[Any], features: Any, *, training: bool) -> None:
+        self.recording: LookupRecording
+
+        def record(given: Any) -> None:
+            self.recording = LookupRecording(layers)
+            with using_row_provider(self.recording), keras.StatelessScope(collect_losses=True):
+                model(given, training=training)
+
+        try:
+            self._traced_function = tf.function(record, autograph=False).get_concrete_function(features)
+        except Exception as error:
+            if self.recording.refused is None:
+                raise
+            raise self.recording.refused from error
+        captures = self._traced_function.graph.captures
+        self._origin_cache: dict[Any, Any] = {inner.op: ("captured", id(outer)) for outer, inner in captures}
+
+    def id_origins(self, layer: Any) -> list[Any]:
+        """What the ids of each call are made of: equal for two traces in which they are computed alike."""
+        return [self._tensor_origin(ids) for ids in self.recording.calls[layer]]
+
+    def _tensor_origin(self, tensor: Any) -> Any:
+        operation = tensor.op
+        if operation not in self._origin_cache:
+            own = operation.name if operation.type == "Placeholder" else ""
+            attributes = sorted((name, _attribute_text(value)) for name, value in operation.node_def.attr.items())
+            inputs = [self._tensor_origin(value) for value in operation.inputs]
+            self._origin_cache[operation] = hash((operation.type, own, tuple(attributes), tuple(inputs)))
+        return (self._origin_cache[operation], tensor.value_index)
+
+
+def _attribute_text(attribute: Any) -> str:
+    """An operation's attribute; the functions that TensorFlow makes of loop bodies are numbered anew each time."""
+    return attribute.func.name.rstrip("0123456789") if attribute.HasField("func") else str(attribute)
+
+
+def _check_dependencies(layer: Any, ids: Any, given: set[Any]) -> None:
+    for operation in iter_dependencies(ids):
+        if operation in given:
+            raise unsupported_embedding_error(layer, "its ids depend on rows that were looked up before")
+        if operation.type.startswith("LookupTable"):  # of a vocabulary
+            continue
+        if any(value.dtype == tf.resource for value in operation.inputs):
+            raise unsupported_embedding_error(layer, "its ids depend on variables of the model")
+        if operation.op_def.is_stateful:
+            raise unsupported_embedding_error(layer, f"its ids depend on more than the features: on a {operation.type}")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edl.api.errors import EdlError, RetryableError, StorageError
+from edl.core.cuts import SavedCheckpoint
 from edl.core.events import (
     CheckpointCopyFinished,
     CheckpointRefused,
@@ -17,17 +18,17 @@ from edl.core.events import (
     CopyCheckpoint,
     SaveCheckpoint,
 )
-from edl.core.saved_checkpoint import SavedCheckpoint
-from edl.storage.checkpoint_commit import commit_checkpoint, prune_checkpoints
 from edl.storage.checkpoint_manifest import (
     DATASET_KEY,
     CheckpointManifest,
     ShardInfo,
     SkippedCheckpoint,
+    commit_checkpoint,
     cut_directory,
     load_manifest,
+    prune_checkpoints,
+    prune_for_full_disk,
 )
-from edl.storage.disk_full_pruning import prune_for_full_disk
 from edl.storage.durable_files import sync_directory, sync_file, translate_os_errors
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, RetryPolicy

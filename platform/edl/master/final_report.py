@@ -11,7 +11,7 @@ from edl.api.errors import StorageError
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status, Summary
 from edl.core.events import EndJob
-from edl.jobfile.json_object import to_json
+from edl.jobfile.section_type import to_json
 from edl.master.status_reporter import StatusReporter
 from edl.storage.durable_files import translate_os_errors
 from edl.storage.run_directory import RunDirectory, follow_json_lines, write_json

@@ -14,49 +14,189 @@ journal that cannot even be opened leaves the job as it is: the supervisor tries
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, WarningRaised
-from edl.core.events import CoreEvent, EndJob, PodChanged, PodsSynced, StopRequested
+from edl.cluster.status_port import DesiredState
+from edl.core import worker_priority
+from edl.core.cuts import FINAL_SECONDS, STOPPED
+from edl.core.events import (
+    CoreEvent,
+    DatasetDescribed,
+    DesiredStateInvalid,
+    EndJob,
+    PodChanged,
+    PodsSynced,
+    ScaleRequested,
+    StopRequested,
+)
 from edl.core.job import JobStateMachine
-from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
-from edl.jobfile.job_spec import JobSpec
+from edl.core.state import JobSettings
+from edl.data.reader import Reader
+from edl.data.reader_factory import open_reader, read_reader_blocks
+from edl.jobfile.document_tree import SpecError
+from edl.jobfile.job_spec import CheckpointSpec, JobSpec
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.problems import SpecError
+from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.dataset_description import describe_dataset
-from edl.master.desired_state_events import desired_state_events
 from edl.master.final_report import write_end, write_summary
-from edl.master.gil_tuning import tune_interpreter
 from edl.master.master_service import MasterService
 from edl.master.periodic_reports import PeriodicReports
-from edl.master.pod_controller import PodController
-from edl.master.pod_termination import live_pods, terminate_pods
+from edl.master.pod_controller import PodController, live_pods, terminate_pods
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
-from edl.master.spec_settings import may_define_reader, settings_from_spec
 from edl.master.status_publication import RunPublisher
 from edl.master.status_reporter import StatusReporter
-from edl.storage.checkpoint_restart import explain_journal_damage
 from edl.storage.journal import Journal
-from edl.storage.journal_truncation import check_not_truncated
+from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2_grpc
 from edl.transport.control_client import start_control_server
 from edl.transport.process_identity import ProcessIdentity
+
+# --------------------------------------------------------------------------------------------------
+# What of the JobSpec matters to decisions.
+
+
+def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> JobSettings:
+    """The settings of a job that trains, or of one that predicts and needs no parameter servers.
+
+    Args:
+        predict: the run predicts.
+        describe: a worker describes the data set, with the user's own reader.
+        durable: what is written to the run directory outlives the master's pod.
+    """
+    train = spec.train
+    return JobSettings(
+        minibatch=train.minibatch_size,
+        task_records=train.minibatch_size * train.minibatches_per_task,
+        epochs=train.epochs,
+        seed=train.seed,
+        max_steps=train.max_steps,
+        evaluation_steps=train.evaluation_steps,
+        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        checkpoint_full_timeout=(spec.checkpoint or CheckpointSpec()).full_timeout,
+        export=spec.export is not None and not predict,
+        predict=predict,
+        describe=describe,
+        shuffle=train.shuffle.window,
+        max_corrupt=spec.data.max_corrupt_records,
+        skip_crashing=train.on_crashing_range == "skip",
+        ps=0 if predict else spec.ps.count,
+        workers=spec.workers.max,
+        workers_min=spec.workers.min,
+        elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
+        oom_memory_factor=spec.workers.oom_memory_factor,
+        worker_memory=_format_bytes(spec.workers.resources.memory),
+        ps_memory=_format_bytes(spec.ps.resources.memory),
+        durable=durable,
+    )
+
+
+def _format_bytes(count: int) -> str:
+    """Bytes as a person would write them: ``2Gi``, ``1536Mi``."""
+    for shift, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if count and count % (1 << shift) == 0:
+            return f"{count >> shift}{unit}"
+    return str(count)
+
+
+def may_define_reader(spec: JobSpec) -> bool:
+    """Whether the user's module may bring its own reader; found by reading the module, never by running it.
+
+    Then a worker, which runs it, tells which records there are.
+    """
+    return find_model_function(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")
+
+
+# --------------------------------------------------------------------------------------------------
+# Counting the records of a data set with the built-in readers.
+
+
+SourceRows = tuple[tuple[str, int], ...]
+
+
+def describe_dataset(spec: JobSpec, *, predict: bool) -> DatasetDescribed:
+    """Sources and record counts of what the job needs.
+
+    Raises:
+        BadInputError: there is nothing there, or it cannot be read.
+    """
+    if predict:
+        return DatasetDescribed(prediction=_count_sources(spec.data.prediction, spec))
+    reader = open_reader(spec.data.training, spec.data.reader) if spec.data.training else None
+    return DatasetDescribed(
+        training=() if reader is None else _source_rows(reader),
+        validation=_count_sources(spec.data.validation, spec),
+        blocks=None if reader is None or spec.train.shuffle.window == 0 else read_reader_blocks(reader),
+    )
+
+
+def _count_sources(paths: Sequence[str], spec: JobSpec) -> SourceRows:
+    return _source_rows(open_reader(tuple(paths), spec.data.reader)) if paths else ()
+
+
+def _source_rows(reader: Reader) -> SourceRows:
+    return tuple((source.name, source.records) for source in reader.sources())
+
+
+# --------------------------------------------------------------------------------------------------
+# Wishes of people as events of the core.
+
+
+STOP_CHECKPOINT_SECONDS = 30.0
+"""How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""
+
+
+def desired_state_events(wishes: Iterable[DesiredState]) -> Iterator[CoreEvent]:
+    """What each wish means for the job; the core ignores what is so already.
+
+    Args:
+        wishes: as they are pinned, one after the other.
+    """
+    for wish in wishes:
+        if wish.stop:
+            yield StopRequested(STOPPED, STOP_CHECKPOINT_SECONDS)
+            return
+        if wish.unreadable:
+            yield DesiredStateInvalid(wish.unreadable)
+        else:
+            yield ScaleRequested(wish.min, wish.max)
+
+
+# --------------------------------------------------------------------------------------------------
+# The interpreter, set for a server that answers many small requests.
+
+
+_SWITCH_SECONDS = 0.001
+_YOUNG_OBJECTS = 20_000
+
+
+def tune_interpreter() -> None:
+    """Call once, when everything is imported.
+
+    Threads change places sooner, because the journal's writer must not wait long for its turn. Garbage is looked for
+    less often, and not among what the imports made: messages and entries are freed by their reference counts.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+
 
 log = logging.getLogger("edl.master")
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
+from edl.core.evaluation import CallbackSpec, callbacks_from_json
 from edl.core.events import (
     Acknowledged,
     CoreEvent,
+    LeaseProgress,
     LeaseReply,
     LeaseRequested,
     MayEnd,
@@ -25,21 +30,153 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.master.message_conversion import (
-    FAILURE_KINDS,
-    lease_to_task,
-    parse_callbacks,
-    parse_lease_progress,
-    parse_member_uid,
-    parse_result,
-)
-from edl.master.placement_table import PlacementTable
-from edl.master.ps_client import PsControlClient
+from edl.core.partition import initial_placement
+from edl.core.state import JobState
+from edl.core.strict_json import decode_json
+from edl.master.ps_client import PsConnection, PsControlClient
 from edl.master.shell import MasterShell
 from edl.transport import edl_pb2 as pb
 from edl.transport import edl_pb2_grpc
 from edl.transport.control_server import CallContext
 from edl.transport.peer_errors import PeerRefusedError
+
+# --------------------------------------------------------------------------------------------------
+# Messages of workers as values of the core, and the core's answers as messages. Refuses what cannot be meant.
+
+
+FAILURE_KINDS = ("input", "nan", "refused", "storage", "crash")
+
+
+def parse_member_uid(member: pb.Member) -> str:
+    """Whose message it is.
+
+    Raises:
+        Refused: it does not say.
+    """
+    if not member.uid:
+        raise PeerRefusedError("the message does not say whose it is", kind="bad")
+    return member.uid
+
+
+def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgress, ...]:
+    """What a worker says of its leases. A loss that is not finite says nothing, and the journal could not hold it.
+
+    Raises:
+        Refused: a count is negative.
+    """
+    for x in leases:
+        if min(x.through, x.loss_steps, x.skipped_records) < 0:
+            raise PeerRefusedError(f"lease {x.lease}: a negative count", kind="bad")
+    return tuple(_parse_progress(x) for x in leases)
+
+
+def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
+    finite = math.isfinite(x.loss_sum)
+    return LeaseProgress(
+        x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records
+    )
+
+
+_MAX_CALLBACK_BYTES = 64 << 10
+"""Bytes of the description of a job's callbacks."""
+
+
+def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
+    """The callbacks that a worker declares.
+
+    Raises:
+        Refused: they are not what a worker can mean.
+    """
+    if not data:
+        return ()
+    if len(data) > _MAX_CALLBACK_BYTES:
+        raise PeerRefusedError(f"callbacks take at most {_MAX_CALLBACK_BYTES} bytes, not {len(data)}", kind="bad")
+    try:
+        return callbacks_from_json(decode_json(data))
+    except ValueError as error:
+        raise PeerRefusedError(f"callbacks cannot be read: {error}", kind="bad") from error
+
+
+def parse_result(data: bytes) -> Any:
+    """A task's result; numbers that are not finite become None.
+
+    Raises:
+        Refused: it is not JSON.
+    """
+    if not data:
+        return None
+    try:
+        return decode_json(data, not_finite=True)
+    except ValueError as error:
+        raise PeerRefusedError(f"a task's result is not JSON: {error}", kind="bad") from error
+
+
+def lease_to_task(granted: LeaseReply) -> pb.Task:
+    """A lease, as its worker is told."""
+    work = granted.work
+    return pb.Task(
+        lease=granted.lease,
+        kind=granted.kind,
+        epoch=work.epoch,
+        source=work.source,
+        start=work.start,
+        end=work.end,
+        minibatch=granted.minibatch,
+        pin=granted.pin,
+        step=granted.step,
+        expires_seconds=granted.seconds,
+        window=granted.window,
+        order=granted.order,
+        one_by_one=granted.one_by_one,
+        payload=b"" if granted.payload is None else json.dumps(granted.payload).encode(),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Where workers find the parameter servers, under a version that changes with the set of those they may talk to.
+
+
+_INCARNATION_SHIFT = 32
+
+
+class PsConnectionSource(Protocol):
+    """Who knows where PS listen."""
+
+    def addresses(self) -> Mapping[str, PsConnection]:
+        """Links by uid."""
+
+
+class PlacementTable:
+    """The parameter servers as workers see them. Call with the shell's lock held.
+
+    Args:
+        state: of the job.
+        servers: where each PS listens.
+        incarnation: of this master; its placements are newer than those of every master before.
+    """
+
+    def __init__(self, state: JobState, servers: PsConnectionSource, incarnation: int) -> None:
+        self._state, self._servers, self._incarnation = state, servers, incarnation
+        self._placed: tuple[str, ...] = ()
+        self._version_counter = 1
+
+    def version(self) -> int:
+        """Of the placement as it is now. A PS belongs to it that listens and holds all it can be given."""
+        restored = self._state.checkpoint is not None
+        live = self._state.pods.live(Role.PS)
+        placed = tuple(ps.uid for ps in live if ps.attached and (ps.initialized or not restored))
+        if placed != self._placed:
+            self._placed = placed
+            self._version_counter += 1
+        return (self._incarnation << _INCARNATION_SHIFT) + self._version_counter
+
+    def placement(self) -> pb.Placement:
+        """The placement as it is now."""
+        version, links, count = self.version(), self._servers.addresses(), self._state.settings.ps
+        found = [links[uid] for uid in self._placed if uid in links]
+        addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]
+        return pb.Placement(version=version, ps=addresses, slots=initial_placement(count) if count else ())
+
 
 MAX_WAIT_SECONDS = 5.0
 """Seconds that a question for work may wait here: longer ones would hold threads for workers that are gone."""

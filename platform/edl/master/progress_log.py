@@ -10,7 +10,7 @@ import logging
 
 from edl.api.events import EvaluationEnded, JobEvent
 from edl.api.status import Status
-from edl.reporting.summary_text import format_metrics
+from edl.reporting.event_text import format_metrics
 
 log = logging.getLogger(__name__)
 

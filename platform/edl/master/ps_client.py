@@ -7,27 +7,281 @@ cut that is off and not released holds workers up. The core judges a PS that liv
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from edl.api.errors import RefusedError
+from edl.api.errors import RefusedError, RetryableError
 from edl.core.events import (
     AttachPs,
     CopyCheckpoint,
     CoreCommand,
     CoreEvent,
+    CutPrepared,
+    HoldUpdates,
+    LeasesRevoked,
+    PrepareCut,
+    PsAttached,
     PsRefused,
     PsSilent,
+    ReleaseCut,
     RevokeLeases,
     SaveCheckpoint,
+    SnapshotTaken,
+    TakeSnapshot,
+    Unpin,
+    UpdatesHeld,
 )
+from edl.core.partition import initial_placement
 from edl.master import guarded_threads
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.ps_connection import ANSWER_TIMEOUT_SECONDS, PsConnection, PsGoneError
-from edl.master.ps_requests import ControlRequest, ControlRequestBuilder
+from edl.storage.checkpoint_manifest import cut_directory
+from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import open_control_channel
+from edl.transport.control_methods import ControlMethod, PsControlMethods
 from edl.transport.peer_errors import refusal_kind
+
+# --------------------------------------------------------------------------------------------------
+# What the core's commands mean for a parameter server: a request, and what its answer says to the core.
+
+
+REQUEST_DEADLINE = 30.0
+"""Seconds for one try: a snapshot copies all parameters."""
+RESTORE_DEADLINE = 600.0
+"""Seconds for one try to read a checkpoint: a PS that is stopped or gone is noticed long before by the connection."""
+
+
+def _no_event(reply: Any) -> CoreEvent | None:
+    return None
+
+
+def _no_repeat(reply: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequest:
+    """One call to one PS.
+
+    Attributes:
+        event: what an answer tells the core.
+        deadline: seconds for one try.
+        is_required: the job cannot go on when the PS refuses.
+        waits: whether an answer says to ask again, behind what is to be asked by then.
+        cut: the cut that is off when the PS refuses; 0 when none is.
+        restore: the cut that the PS is to load; 0 when none is.
+    """
+
+    method: ControlMethod[Any, Any]
+    request: Any
+    event: Callable[[Any], CoreEvent | None] = _no_event
+    waits: Callable[[Any], bool] = _no_repeat
+    deadline: float = REQUEST_DEADLINE
+    is_required: bool = False
+    cut: int = 0
+    restore: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequestBuilder:
+    """What every question of this master has in common.
+
+    Attributes:
+        incarnation: of this master; PS refuse lower ones.
+        count: how many PS the job has.
+        checkpoints: folder of the run's cuts.
+    """
+
+    incarnation: int
+    count: int
+    checkpoints: Path
+
+    def build_request(self, command: CoreCommand, uid: str) -> ControlRequest:
+        """What is asked of the PS ``uid`` to carry out a command."""
+        match command:
+            case AttachPs():
+                return self._attach_request(command)
+            case RevokeLeases():
+                return self._revoke(command)
+            case TakeSnapshot():
+                return self._snapshot_request(command, uid)
+            case PrepareCut(cut):
+                return self._prepare_request(cut, uid)
+            case HoldUpdates(cut):
+                return self._hold(cut, uid)
+            case ReleaseCut(cut):
+                return ControlRequest(
+                    PsControlMethods.Release, pb.ReleaseRequest(incarnation=self.incarnation, cut=cut)
+                )
+            case Unpin(cut):
+                return ControlRequest(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=self.incarnation, cut=cut))
+        raise TypeError(f"not a command for parameter servers: {command}")
+
+    def _attach_request(self, command: AttachPs) -> ControlRequest:
+        restore = command.restore
+        request = pb.AttachRequest(
+            incarnation=self.incarnation,
+            floor=command.floor,
+            revoked=command.revoked,
+            live=command.live,
+            cut=command.cut,
+            slots=initial_placement(self.count),
+            restore="" if restore is None else str(cut_directory(self.checkpoints, restore)),
+            complete=command.complete,
+        )
+
+        def event(reply: pb.AttachReply) -> CoreEvent:
+            return PsAttached(command.uid, reply.initialized, reply.version, tuple(reply.pins))
+
+        deadline = REQUEST_DEADLINE if restore is None else RESTORE_DEADLINE
+        return ControlRequest(
+            PsControlMethods.Attach, request, event, deadline=deadline, is_required=True, restore=restore or 0
+        )
+
+    def _revoke(self, command: RevokeLeases) -> ControlRequest:
+        request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)
+
+        def event(reply: pb.RevokeReply) -> CoreEvent:
+            return LeasesRevoked(command.ps, _steps_by_lease(reply.applied), _steps_by_lease(reply.first))
+
+        return ControlRequest(PsControlMethods.Revoke, request, event, is_required=True)
+
+    def _prepare_request(self, cut: int, uid: str) -> ControlRequest:
+        request = pb.PrepareRequest(incarnation=self.incarnation, cut=cut)
+        return ControlRequest(PsControlMethods.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
+
+    def _hold(self, cut: int, uid: str) -> ControlRequest:
+        def event(reply: pb.HoldReply) -> CoreEvent:
+            return UpdatesHeld(uid, cut, _steps_by_lease(reply.applied))
+
+        return ControlRequest(
+            PsControlMethods.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut
+        )
+
+    def _snapshot_request(self, command: TakeSnapshot, uid: str) -> ControlRequest:
+        request = pb.SnapshotRequest(
+            incarnation=self.incarnation,
+            cut=command.cut,
+            checkpoint=str(cut_directory(self.checkpoints, command.cut)) if command.checkpoint else "",
+            pin=command.pin,
+            floor=command.floor,
+            within=[pb.LeaseStep(lease=lease, through=through) for lease, through in command.within.items()],
+            keep=command.keep,
+        )
+
+        def event(reply: pb.SnapshotReply) -> CoreEvent:
+            entered = reply.entered if reply.HasField("entered") else None
+            return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds, entered)
+
+        return ControlRequest(PsControlMethods.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
+
+
+def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
+    return {step.lease: step.through for step in steps}
+
+
+# --------------------------------------------------------------------------------------------------
+# The way to one parameter server: questions go there one after the other, each until it is answered.
+
+
+ANSWER_TIMEOUT_SECONDS = 60.0
+"""How long a PS whose pod lives may leave a question without an answer before the core is told."""
+_PAUSE_SECONDS = 0.2
+
+
+class PsGoneError(RetryableError):
+    """The pod has ended: there will be no answer."""
+
+
+class PsConnection:
+    """One PS, as this master reaches it.
+
+    Args:
+        uid: of the pod.
+        index: of the PS.
+        control_address: where it answers the master.
+        bulk_address: where it answers workers.
+        token: of the job.
+        patience: seconds without an answer after which ``silent`` is called, again and again.
+        clock: monotonic seconds.
+
+    Raises:
+        BadInputError: the control address is none.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        index: int,
+        control_address: str,
+        bulk_address: str,
+        token: str,
+        *,
+        patience: float = ANSWER_TIMEOUT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.uid, self.index = uid, index
+        self.control_address, self.bulk_address = control_address, bulk_address
+        self._channel = open_control_channel(control_address, token)
+        self._answer_timeout, self._clock = patience, clock
+        self._requests: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
+        self._gone = threading.Event()
+
+    def put(self, question: ControlRequest) -> None:
+        """Ask, after what was asked before."""
+        self._requests.put(question)
+
+    def end(self) -> None:
+        """The pod is gone: nothing is asked any more, and a call on its way ends."""
+        self._gone.set()
+        self._requests.put(None)
+        self._channel.close()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the pod has ended."""
+        return self._gone.is_set()
+
+    def next(self) -> ControlRequest | None:
+        """The next question, once there is one; None when the pod is gone."""
+        question = self._requests.get()
+        return None if self.gone else question
+
+    def ask(self, question: ControlRequest, silent: Callable[[float], None]) -> object:
+        """The answer, however long it takes as long as the pod lives.
+
+        Args:
+            question: what is asked.
+            silent: told the seconds for which there was no answer, each time that patience ends.
+
+        Raises:
+            GoneError: the pod ended.
+            RefusedError: the PS will not do it.
+        """
+        since = self._clock()
+        while not self.gone:
+            try:
+                return self._send_once(question)
+            except RetryableError:
+                waited = self._clock() - since
+                if waited >= self._answer_timeout and not self.gone:
+                    silent(waited)
+                    since = self._clock()
+            self._gone.wait(_PAUSE_SECONDS)
+        raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
+
+    def _send_once(self, question: ControlRequest) -> object:
+        try:
+            return self._channel.call(question.method, question.request, deadline=question.deadline)
+        except RefusedError as error:
+            if self.gone or refusal_kind(error) == "busy":
+                raise RetryableError(str(error)) from error
+            raise
+
 
 log = logging.getLogger(__name__)
 

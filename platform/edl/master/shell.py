@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 import time
 from collections import Counter
@@ -47,9 +48,98 @@ from edl.core.events import (
 from edl.core.job import JobStateMachine
 from edl.core.leader_election import MasterFence
 from edl.master import guarded_threads
-from edl.master.fenced_clock import FencedClock
-from edl.master.outbox import CommandOutbox
 from edl.storage.journal import Journal
+
+# --------------------------------------------------------------------------------------------------
+# Commands on their way out: each is carried out after what it rests on is on disk, in the order of the decisions.
+#
+# A parameter server that was told of a cut, a pod that was started, a line that people have read: none of it may belong
+# to a past that the next master does not find in the journal.
+
+
+class CommandOutbox:
+    """A queue between deciding and doing.
+
+    Args:
+        durable: waits until the journal is on disk up to a number.
+        do: carries a command out; must not wait for anybody.
+    """
+
+    def __init__(self, durable: Callable[[int], None], do: Callable[[CoreCommand], None]) -> None:
+        self._durable, self._do = durable, do
+        self._queue: queue.SimpleQueue[tuple[int, CoreCommand | threading.Event] | None] = queue.SimpleQueue()
+
+    def put(self, lsn: int, command: CoreCommand) -> None:
+        """Queue a command that rests on everything up to ``lsn``."""
+        self._queue.put((lsn, command))
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until what is queued now is carried out; whether it is."""
+        done = threading.Event()
+        self._queue.put((0, done))
+        return done.wait(seconds)
+
+    def close(self) -> None:
+        """End ``run`` after what is queued."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Carry out until closed.
+
+        Raises:
+            EdlError: the journal cannot be written: nothing more leaves.
+        """
+        while (item := self._queue.get()) is not None:
+            lsn, command = item
+            if lsn:
+                self._durable(lsn)
+            if isinstance(command, threading.Event):
+                command.set()
+            else:
+                self._do(command)
+
+
+# --------------------------------------------------------------------------------------------------
+# The time that the core is told: it stands still while this master may not decide.
+#
+# Else the first thing that a master did after minutes without its fence would be to take every lease back from workers
+# that it had refused to hear.
+
+
+class FencedClock:
+    """Monotonic seconds, less those without the right to decide.
+
+    Args:
+        clock: monotonic seconds.
+        fence: the right; None where nobody else can have it.
+    """
+
+    def __init__(self, clock: Callable[[], float], fence: MasterFence | None) -> None:
+        self._clock, self._fence = clock, fence
+        self._frozen_seconds = 0.0
+        self._since: float | None = None
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        """The core's time."""
+        with self._lock:
+            return (self._clock() if self._since is None else self._since) - self._frozen_seconds
+
+    def runs(self) -> bool:
+        """Whether this master may decide now."""
+        holds = self._fence is None or self._fence.holds()
+        with self._lock:
+            if not holds and self._since is None:
+                self._since = self._clock()
+            elif holds and self._since is not None:
+                self._frozen_seconds += self._clock() - self._since
+                self._since = None
+        return holds
+
+    def over(self) -> bool:
+        """Whether it never will again: another master decides."""
+        return self._fence is not None and self._fence.lost()
+
 
 log = logging.getLogger(__name__)
 

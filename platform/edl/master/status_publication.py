@@ -17,10 +17,10 @@ from edl.api.errors import EdlError, StorageError
 from edl.api.events import JobEvent
 from edl.api.status import ENDED, Status, Summary
 from edl.cluster.status_port import StatusPublisher
-from edl.jobfile import json_object
+from edl.jobfile import section_type
 from edl.jobfile.disruptions import DisruptionCounter
+from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
-from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import (
     MAX_EVENTS,
     TIMELINE_KEY,
@@ -89,7 +89,7 @@ class RunPublisher:
         self._publish(
             replace(
                 told,
-                summary=None if summary is None else json_object.from_json(Summary, summary, SUMMARY_FILE),
+                summary=None if summary is None else section_type.from_json(Summary, summary, SUMMARY_FILE),
                 failure=None if failure is None else JobFailure.from_json(failure, FAILURE_FILE),
             )
         )

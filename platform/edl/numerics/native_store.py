@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats
-from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.embedding_table import EmbeddingTable, RowRetention
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.native_kernels import make_flat_rule
 from edl.numerics.native_table import NativeTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import UpdateRule
-from edl.numerics.row_retention import RowRetention
-from edl.numerics.table_store import TableParameterStore
+from edl.numerics.parameter_store import TableParameterStore
 
 
 class NativeParameterStore(TableParameterStore):

@@ -15,10 +15,10 @@ import numpy as np
 from edl.api.tables import TableSpec
 from edl.core.partition import splitmix64
 from edl.numerics.array_types import Floats, Ids
+from edl.numerics.embedding_table import RowRetention
 from edl.numerics.initializers import initial_rows
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule
 from edl.numerics.parameter_snapshot import RowArrays
-from edl.numerics.row_retention import RowRetention
 
 _FIRST_CAPACITY = 256
 

@@ -1,19 +1,166 @@
 """An optimizer as values: what a worker tells the parameter servers, and what a checkpoint remembers.
 
 The learning rate is not part of it: it travels with each push, because only workers evaluate schedules.
-``edl.numerics.hyperparameters`` says what each optimizer has.
+``edl.numerics.optimizer_spec`` says what each optimizer has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.api.errors import BadInputError
 from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.scalar_types import join_alternatives
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS, HyperparameterValue, OptimizerDefinition
+
+# --------------------------------------------------------------------------------------------------
+# What there is to know of each optimizer: its hyperparameters with defaults and bounds, and its slot variables.
+#
+# Names, meaning and defaults are those of keras.optimizers, and so are the slots' names, with three exceptions:
+# Momentum
+# is SGD with momentum > 0 in Keras, AdamW is Adam with another default of ``weight_decay``, and Ftrl has no
+# ``group_lasso_regularization_strength`` there (``edl.keras.group_ftrl``).
+
+
+HyperparameterValue = float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBound:
+    """What a number may be.
+
+    Attributes:
+        words: to stand after "must be".
+        holds: whether a number is inside.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class HyperparameterSpec:
+    """A hyperparameter: its default, and what it may be; without a bound it is a truth value."""
+
+    default: HyperparameterValue
+    bound: ValueBound | None = None
+
+    def refusal(self, value: object) -> str | None:
+        """What is allowed, when ``value`` is not."""
+        if self.bound is None:
+            return None if isinstance(value, bool) else "true or false"
+        inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.holds(float(value))
+        return None if inside else self.bound.words
+
+    def typed(self, value: HyperparameterValue) -> HyperparameterValue:
+        """An allowed value as the type that it is kept as."""
+        return bool(value) if self.bound is None else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """A slot variable.
+
+    Attributes:
+        start: the hyperparameter that every element of it starts at; None starts at zero.
+        required_parameter: the hyperparameter that must be true, or more than zero, for the slot to be there; None:
+            it always is.
+        former_name: what checkpoints of earlier versions call it.
+    """
+
+    start: str | None = None
+    required_parameter: str | None = None
+    former_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerDefinition:
+    """One optimizer; ``weight_decay`` is a hyperparameter of all."""
+
+    parameters: Mapping[str, HyperparameterSpec]
+    slots: Mapping[str, SlotSpec] = field(default_factory=dict)
+
+
+_NON_NEGATIVE = ValueBound("a finite number of at least 0", lambda value: 0 <= value < float("inf"))
+_NON_POSITIVE = ValueBound("a finite number of at most 0", lambda value: float("-inf") < value <= 0)
+_BELOW_ONE = ValueBound("at least 0 and below 1", lambda value: 0 <= value < 1)
+
+
+def _non_negative_parameter(default: float) -> HyperparameterSpec:
+    return HyperparameterSpec(default, _NON_NEGATIVE)
+
+
+def _fraction_parameter(default: float) -> HyperparameterSpec:
+    return HyperparameterSpec(default, _BELOW_ONE)
+
+
+def _define_optimizer(
+    slots: Mapping[str, SlotSpec] | None = None, **parameters: HyperparameterSpec
+) -> OptimizerDefinition:
+    return OptimizerDefinition({**parameters, "weight_decay": _non_negative_parameter(0.0)}, slots or {})
+
+
+_FALSE_BY_DEFAULT = HyperparameterSpec(False)
+_MOMENTS = {
+    "beta_1": _fraction_parameter(0.9),
+    "beta_2": _fraction_parameter(0.999),
+    "epsilon": _non_negative_parameter(1e-7),
+}
+
+OPTIMIZER_DEFINITIONS: Mapping[str, OptimizerDefinition] = {
+    "sgd": _define_optimizer(),
+    "momentum": _define_optimizer(
+        {"momentum": SlotSpec()}, momentum=_fraction_parameter(0.9), nesterov=_FALSE_BY_DEFAULT
+    ),
+    "adagrad": _define_optimizer(
+        {"accumulator": SlotSpec("initial_accumulator_value")},
+        initial_accumulator_value=_non_negative_parameter(0.1),
+        epsilon=_non_negative_parameter(1e-7),
+    ),
+    "adam": _define_optimizer(
+        {
+            "momentum": SlotSpec(former_name="m"),
+            "velocity": SlotSpec(former_name="v"),
+            "velocity_hat": SlotSpec(required_parameter="amsgrad"),
+        },
+        **_MOMENTS,
+        amsgrad=_FALSE_BY_DEFAULT,
+    ),
+    "rmsprop": _define_optimizer(
+        {
+            "velocity": SlotSpec(),
+            "momentum": SlotSpec(required_parameter="momentum"),
+            "average_gradient": SlotSpec(required_parameter="centered"),
+        },
+        rho=_fraction_parameter(0.9),
+        momentum=_fraction_parameter(0.0),
+        epsilon=_non_negative_parameter(1e-7),
+        centered=_FALSE_BY_DEFAULT,
+    ),
+    "adadelta": _define_optimizer(
+        {"accumulated_grad": SlotSpec(), "accumulated_delta_var": SlotSpec()},
+        rho=_fraction_parameter(0.95),
+        epsilon=_non_negative_parameter(1e-7),
+    ),
+    "adamax": _define_optimizer({"momentum": SlotSpec(), "norm": SlotSpec()}, **_MOMENTS),
+    "nadam": _define_optimizer({"momentum": SlotSpec(), "velocity": SlotSpec()}, **_MOMENTS),
+    "lion": _define_optimizer(
+        {"momentum": SlotSpec()}, beta_1=_fraction_parameter(0.9), beta_2=_fraction_parameter(0.99)
+    ),
+    "ftrl": _define_optimizer(
+        {"accumulator": SlotSpec("initial_accumulator_value"), "linear": SlotSpec()},
+        learning_rate_power=HyperparameterSpec(-0.5, _NON_POSITIVE),
+        initial_accumulator_value=_non_negative_parameter(0.1),
+        l1_regularization_strength=_non_negative_parameter(0.0),
+        l2_regularization_strength=_non_negative_parameter(0.0),
+        l2_shrinkage_regularization_strength=_non_negative_parameter(0.0),
+        beta=_non_negative_parameter(0.0),
+        group_lasso_regularization_strength=_non_negative_parameter(0.0),
+    ),
+    "lamb": _define_optimizer({"momentum": SlotSpec(), "velocity": SlotSpec()}, **_MOMENTS),
+}
+"""By name."""
 
 _FIELDS = ("name", "hyperparameters")
 
@@ -23,7 +170,7 @@ class OptimizerSpec:
     """One of the optimizers that parameter servers apply, with all its hyperparameters.
 
     Attributes:
-        name: of a rule in ``edl.numerics.hyperparameters``, such as ``adam``.
+        name: of a rule in ``edl.numerics.optimizer_spec``, such as ``adam``.
         hyperparameters: those of the rule. Those that are not given get Keras' defaults; read-only.
         undecayed: variables and tables, by the names that the PS know, that ``weight_decay`` leaves alone; sorted.
 

@@ -1,7 +1,7 @@
 """A store at one moment: what checkpoints are written from, and what pinned versions are read from.
 
 Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``StoredRows`` can
-because it is arrays that nobody changes, ``edl.numerics.native_snapshot`` because the table keeps what it changes.
+because it is arrays that nobody changes, ``edl.numerics.native_table`` because the table keeps what it changes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,27 @@
 """The port to the parameters themselves: what a server asks of a store, and the values that pass between them.
 
 A store is used by one thread at a time; the server's lock sees to that. It trusts its arguments: sizes and ids were
-checked against the declaration when they arrived (``edl.ps.request_parsing``).
+checked against the declaration when they arrived (``edl.ps.bulk_handler``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+import numpy as np
+
+from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.embedding_table import EmbeddingTable, RowRetention
+from edl.numerics.memory_errors import out_of_memory_error, partial_update_error
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_blocks, make_rule
+from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +102,219 @@ class ParameterStore(Protocol):
         Raises:
             OutOfMemoryError: for the copy.
         """
+
+
+# --------------------------------------------------------------------------------------------------
+# The dense parameters: every variable that is no table, one behind the other in a float32 slab.
+
+
+RuleFactory = Callable[[OptimizerSpec, float], UpdateRule]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCopy:
+    """Values and slot variables, by name, of a slab at one moment."""
+
+    values: Floats
+    slots: dict[str, Floats]
+
+
+class FlatParameters:
+    """Values and slot variables of the trained variables, then the values of the statistics.
+
+    Args:
+        declaration: what is in it, and what moves it.
+        values: initial ones, ``[declaration.size]``, copied.
+        rule: of an optimizer and a weight decay.
+    """
+
+    def __init__(self, declaration: ModelDeclaration, values: Floats, rule: RuleFactory = make_rule) -> None:
+        optimizer, trained = declaration.optimizer, declaration.trained
+        self.values: Floats = np.array(values, np.float32)
+        self.slots: dict[str, Floats] = {
+            name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
+        }
+        self._trained_values, self._statistic_values = self.values[:trained], self.values[trained:]
+        self._blocks = tuple(
+            (block, rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, declaration.places())
+        )
+        self._scratch = ScratchArrays.allocate_like(self._trained_values)
+        self._room: FlatCopy | None = None
+
+    def apply(self, gradients: PushGradients, step: int) -> None:
+        """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
+        trained = len(self._trained_values)
+        update = ParameterUpdate(gradients.slab[:trained], gradients.learning_rate, step)
+        for block, block_rule in self._blocks:
+            block.apply(block_rule, self._trained_values, self.slots.values(), update, self._scratch)
+        if len(self._statistic_values):
+            self._statistic_values += gradients.slab[trained:] * np.float32(gradients.weight)
+
+    def make_room(self) -> None:
+        """Touch the memory that the next copy goes to: new pages cost far more than copying.
+
+        May run beside anything else that is done with the slab.
+        """
+        room = self._allocate_copy()
+        for array in (room.values, *room.slots.values()):
+            array.fill(0)
+        self._room = room
+
+    def copy(self) -> FlatCopy:
+        """As it is now; quick if room was made before."""
+        room, self._room = self._room or self._allocate_copy(), None
+        np.copyto(room.values, self.values)
+        for name, slot in self.slots.items():
+            np.copyto(room.slots[name], slot)
+        return room
+
+    def _allocate_copy(self) -> FlatCopy:
+        return FlatCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})
+
+
+class TableParameterStore(ABC):
+    """A :class:`edl.numerics.parameter_store.ParameterStore`.
+
+    Args:
+        declaration: what it holds.
+        dense: initial slab, copied.
+        retention: which rows its tables keep; by default all.
+
+    Raises:
+        OutOfMemoryError: for the dense values, or a table.
+    """
+
+    def __init__(self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None) -> None:
+        self._declaration = declaration
+        self._retention = retention or RowRetention()
+        self._slab = self._make_flat_parameters(dense)
+        self._tables = {table.name: self._make_empty_table(table) for table in declaration.tables}
+
+    def _make_flat_parameters(self, dense: Floats) -> FlatParameters:
+        try:
+            return FlatParameters(self._declaration, dense, self._rule)
+        except MemoryError as error:
+            raise out_of_memory_error(f"{self._dense}, with their slot variables") from error
+
+    def _make_empty_table(self, table: TableSpec) -> EmbeddingTable:
+        try:
+            return self._made(table)
+        except MemoryError as error:
+            raise out_of_memory_error(table.described) from error
+
+    @abstractmethod
+    def _made(self, table: TableSpec) -> EmbeddingTable:
+        """A declared table, empty."""
+
+    @staticmethod
+    def _rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+        """What moves the slab."""
+        return make_rule(optimizer, decay)
+
+    @classmethod
+    def restored(cls, snapshot: ParameterSnapshot) -> Self:
+        """A store that holds what a snapshot holds."""
+        store = cls(snapshot.declaration, snapshot.dense)
+        store.load(snapshot)
+        return store
+
+    def load(self, snapshot: ParameterSnapshot, version: int = 0) -> None:
+        """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet.
+
+        Raises:
+            OutOfMemoryError: only a part of it is held.
+        """
+        np.copyto(self._slab.values, snapshot.dense)
+        for name, slot in self._slab.slots.items():
+            np.copyto(slot, snapshot.slots[name])
+        for name, rows in snapshot.tables.items():
+            try:
+                for piece in rows.iter_chunks():
+                    self._tables[name].load(piece, version)
+            except MemoryError as error:
+                raise out_of_memory_error(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
+
+    @property
+    def declaration(self) -> ModelDeclaration:
+        """What it holds."""
+        return self._declaration
+
+    @property
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """As the port says."""
+        return self._tables
+
+    def read_flat(self, out: Floats) -> None:
+        """As the port says."""
+        np.copyto(out, self._slab.values)
+
+    def read_rows(self, table: str, ids: Ids) -> Floats:
+        """As the port says."""
+        try:
+            return self._tables[table].read(ids)
+        except MemoryError as error:
+            raise out_of_memory_error(self._rows(table, ids)) from error
+
+    def apply(self, gradients: PushGradients, step: int) -> None:
+        """As the port says."""
+        for name, rows in gradients.rows.items():
+            try:
+                self._tables[name].prepare_update(rows.ids, step)
+            except MemoryError as error:
+                raise out_of_memory_error(self._rows(name, rows.ids)) from error
+        try:
+            self._slab.apply(gradients, step)
+        except MemoryError as error:
+            raise partial_update_error(self._dense) from error
+        for name, rows in gradients.rows.items():
+            try:
+                self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
+            except MemoryError as error:
+                raise partial_update_error(self._rows(name, rows.ids)) from error
+
+    def position_limit(self, table: str) -> int:
+        """As the port says."""
+        return self._tables[table].position_limit
+
+    def scan(self, table: str, start: int, limit: int) -> RowArrays:
+        """As the port says."""
+        return self._tables[table].scan(start, limit)
+
+    def snapshot(self) -> ParameterSnapshot:
+        """As the port says."""
+        tables: dict[str, TableSnapshot] = {}
+        try:
+            slab = self._slab.copy()
+            for name, table in self._tables.items():
+                tables[name] = table.snapshot()
+        except MemoryError as error:
+            for rows in tables.values():
+                rows.release()
+            raise out_of_memory_error(f"a copy of {self._copy_description}") from error
+        return ParameterSnapshot(self._declaration, slab.values, slab.slots, tables)
+
+    def make_room(self) -> None:
+        """As the port says."""
+        try:
+            self._slab.make_room()
+        except MemoryError as error:
+            raise out_of_memory_error(f"a copy of {self._dense}") from error
+
+    def _rows(self, table: str, ids: Ids) -> str:
+        return f"{len(ids)} rows of {self._declaration.table(table).described}"
+
+    @property
+    def _dense(self) -> str:
+        return f"the {self._declaration.size} dense values"
+
+    @property
+    def _copy_description(self) -> str:
+        return ", ".join([self._dense, *(table.described for table in self._declaration.tables)])
+
+
+class NumpyParameterStore(TableParameterStore):
+    """A store whose tables are NumPy arrays."""
+
+    def _made(self, table: TableSpec) -> EmbeddingTable:
+        optimizer = self._declaration.optimizer
+        return NumpyTable(table, optimizer.slots, make_rule(optimizer, optimizer.decay_of(table.name)), self._retention)

@@ -11,12 +11,10 @@ from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.stall import UNSAVED_REASON
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
 from edl.ops.job_findings import JobFinding, format_short_list
-from edl.ops.job_view import JobView, job_conditions, pod_label, pod_role
-from edl.ops.kubernetes_events import KubernetesEvent
+from edl.ops.job_view import JobView, KubernetesEvent, job_conditions, pod_label, pod_role
 from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources
-from edl.ops.push_diagnosis import diagnose_pushes
+from edl.ops.push_diagnosis import diagnose_pushes, diagnose_slowdown
 from edl.ops.resource_quantities import format_amounts
-from edl.ops.slowdown_diagnosis import diagnose_slowdown
 
 _ENDING_PHRASES = {"Failed": "failed", "Interrupted": "was interrupted"}
 _ASK_LESS_HINT = "Ask for less: resources of the role in the job file."

@@ -6,14 +6,26 @@ instead of failing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from edl.api.errors import EdlError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
-from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError, RbacDeniedError
-from edl.cluster.kubernetes.install_hints import install_hint
+from edl.cluster.kubernetes.api_errors import (
+    AdmissionPolicyError,
+    ApiError,
+    ForbiddenError,
+    NotFoundError,
+    PodSecurityError,
+    QuotaExceededError,
+    RbacDeniedError,
+    install_hint,
+)
 from edl.cluster.kubernetes.resource_kinds import (
     NAMESPACES,
     PRIORITY_CLASSES,
@@ -28,27 +40,301 @@ from edl.ops.access_reviews import (
     OPTIONAL_RIGHTS,
     READ_SECRETS_RIGHT,
     REQUIRED_RIGHTS,
+    AccessRight,
     has_right,
     master_has_right,
 )
-from edl.ops.doctor_findings import (
-    DoctorFinding,
-    FindingLevel,
-    PriorityClassNames,
-    judge_claims,
-    judge_master_bindings,
-    judge_master_rights,
-    judge_pod_security,
-    judge_pod_security_dry_run,
-    judge_priorities,
-    judge_priority_admission,
-    judge_secret_admission,
-    judge_uninstall,
-    judge_user_rights,
-    judge_version,
-    unknown_master_rights,
-)
 from edl.ops.helper_pod import HelperPodSpec, new_pod_name, render_helper_pod, run_helper_pod
+
+# --------------------------------------------------------------------------------------------------
+# What is said about a cluster: one finding for each thing that was looked at. Judges answers; asks nothing.
+
+
+MIN_KUBERNETES_VERSION = (1, 30)
+"""The first Kubernetes with ValidatingAdmissionPolicy v1, which EDL's policies are; nothing else here is newer."""
+_ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
+_MASTER_ACCOUNT_TEXT = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
+
+
+class FindingLevel(StrEnum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: how bad it is.
+        about: what was looked at.
+        text: what was found.
+        remedy: what can be done, and by whom; empty when there is nothing to do.
+    """
+
+    level: FindingLevel
+    about: str
+    text: str
+    remedy: str = ""
+
+
+def judge_version(said: dict[str, Any]) -> DoctorFinding:
+    """Whether the server is new enough."""
+    text = str(said.get("gitVersion", "of an unknown version"))
+    digits = [int(number) for number in re.findall(r"\d+", f"{said.get('major', '')}.{said.get('minor', '')}")]
+    if len(digits) < 2:
+        return DoctorFinding(FindingLevel.WARN, "server", f"Kubernetes {text}: whether it is new enough is not known")
+    if tuple(digits[:2]) < MIN_KUBERNETES_VERSION:
+        return DoctorFinding(
+            FindingLevel.FAIL,
+            "server",
+            f"Kubernetes {text} is too old",
+            f"EDL needs {MIN_KUBERNETES_VERSION[0]}.{MIN_KUBERNETES_VERSION[1]} or newer.",
+        )
+    return DoctorFinding(FindingLevel.OK, "server", f"Kubernetes {text}")
+
+
+def judge_pod_security(namespace: Manifest) -> DoctorFinding:
+    """Which pods the namespace admits."""
+    name, labels = namespace["metadata"]["name"], namespace["metadata"].get("labels") or {}
+    level = labels.get(_ENFORCE_LABEL)
+    if namespace.get("status", {}).get("phase") == "Terminating":
+        return DoctorFinding(
+            FindingLevel.FAIL, "namespace", f"namespace {name} is being deleted", "Choose another one with -n."
+        )
+    if level == "restricted":
+        return DoctorFinding(
+            FindingLevel.OK, "namespace", f"namespace {name} enforces restricted, which EDL's pods pass"
+        )
+    return DoctorFinding(
+        FindingLevel.WARN,
+        "namespace",
+        f"namespace {name} enforces {level or 'no Pod Security level'}",
+        f"EDL's pods pass restricted; an admin can have it enforced: kubectl label ns {name}"
+        f" {_ENFORCE_LABEL}=restricted",
+    )
+
+
+def judge_pod_security_dry_run(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
+    """Which pods the namespace admits, by a pod that only ``restricted`` refuses: for who may not read namespaces.
+
+    Args:
+        namespace: of the pod.
+        refusal: what the server says; None: it would take the pod.
+    """
+    if isinstance(refusal, PodSecurityError):
+        return DoctorFinding(
+            FindingLevel.OK, "namespace", f"namespace {namespace} enforces restricted, which EDL's pods pass"
+        )
+    if refusal is None:
+        text = f"namespace {namespace} enforces no Pod Security level, or one below restricted"
+        remedy = (
+            f"An admin can have it enforced, EDL's pods pass it: kubectl label ns {namespace}"
+            f" {_ENFORCE_LABEL}=restricted"
+        )
+        return DoctorFinding(FindingLevel.WARN, "namespace", text, remedy)
+    text = f"whether namespace {namespace} enforces a Pod Security level is not known: {refusal.message}"
+    return DoctorFinding(FindingLevel.WARN, "namespace", text)
+
+
+def judge_user_rights(
+    namespace: str, missing: Sequence[AccessRight], less: Sequence[AccessRight]
+) -> Iterator[DoctorFinding]:
+    """What the user may not do, those rights together that the same is needed for."""
+    for needed_for, role, said in _group_rights(missing):
+        yield DoctorFinding(
+            FindingLevel.FAIL,
+            "rights",
+            f"you may not {said} in namespace {namespace}, needed for {needed_for}",
+            f"An admin can bind the ClusterRole {role} to you in that namespace.",
+        )
+    if not missing:
+        yield DoctorFinding(
+            FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
+        )
+    for needed_for, role, said in _group_rights(less):
+        text = f"you may not {said}; missing then: {needed_for}"
+        yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
+
+
+def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> DoctorFinding:
+    """What the account of the masters may not do."""
+    if not missing:
+        return DoctorFinding(
+            FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} may do its work in namespace {namespace}"
+        )
+    lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    text = f"{_MASTER_ACCOUNT_TEXT} may not {lacking} in namespace {namespace}: no job can run"
+    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {install_hint(namespace)}"
+    return DoctorFinding(FindingLevel.FAIL, "rights", text, remedy)
+
+
+def judge_master_bindings(namespace: str, bindings: Iterable[Manifest]) -> DoctorFinding:
+    """Whether any Role is bound to the account of the masters; what that allows is not looked at."""
+    roles = [each["roleRef"]["name"] for each in bindings if _binds_master_account(each, namespace)]
+    if roles:
+        return DoctorFinding(FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} is bound to {', '.join(roles)}")
+    text = f"no RoleBinding of namespace {namespace} is for {_MASTER_ACCOUNT_TEXT} without which no job can run"
+    return DoctorFinding(FindingLevel.FAIL, "rights", text, install_hint(namespace))
+
+
+def _binds_master_account(binding: Manifest, namespace: str) -> bool:
+    subjects = binding.get("subjects") or ()
+    return any(
+        (each["kind"], each["name"], each.get("namespace", namespace))
+        == ("ServiceAccount", names.MASTER_ACCOUNT, namespace)
+        for each in subjects
+    )
+
+
+def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[DoctorFinding]:
+    """Who would lose rights and priorities with a release that has the cluster's part: teams that it has not made.
+
+    Args:
+        release: name of the Helm release.
+        namespace: where it is installed.
+        bindings: RoleBindings of all namespaces.
+    """
+    teams: dict[str, str] = {}
+    for each in bindings:
+        meta, role = each["metadata"], each["roleRef"]
+        if (role["kind"], role["name"]) != ("ClusterRole", names.MASTER_ACCOUNT):
+            continue
+        said = meta.get("annotations") or {}
+        owner = (said.get("meta.helm.sh/release-name"), said.get("meta.helm.sh/release-namespace"))
+        if owner != (release, namespace):
+            teams[meta["namespace"]] = f"release {owner[0]}" if owner[0] else "no release"
+    for team, maker in sorted(teams.items()):
+        text = f"namespace {team} runs jobs with ClusterRoles and PriorityClasses of {release}; {maker} made it a team"
+        remedy = (
+            f"Remove that team first, or give {team} a cluster's part of another release (docs/operations.md). "
+            f"`helm uninstall {release} -n {namespace} --no-hooks` asks nobody."
+        )
+        yield DoctorFinding(FindingLevel.FAIL, "uninstall", text, remedy)
+    if not teams:
+        yield DoctorFinding(
+            FindingLevel.OK, "uninstall", f"no other team needs what {release} has installed for the whole cluster"
+        )
+
+
+def unknown_master_rights() -> DoctorFinding:
+    """Nobody could be asked."""
+    remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
+    return DoctorFinding(
+        FindingLevel.WARN,
+        "rights",
+        f"whether {_MASTER_ACCOUNT_TEXT} has its rights is not known: you may not ask",
+        remedy,
+    )
+
+
+def judge_secret_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
+    """Whether a pod with a Secret that is not its job's was refused.
+
+    Args:
+        namespace: of the pod.
+        refusal: what the server says; None: it would take the pod.
+    """
+    if refusal is None:
+        text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
+        return DoctorFinding(
+            FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
+        )
+    if isinstance(refusal, AdmissionPolicyError):
+        return DoctorFinding(
+            FindingLevel.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
+        )
+    text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal.message}"
+    return DoctorFinding(FindingLevel.WARN, "admission", text)
+
+
+def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
+    """Whether a pod without a PriorityClass was refused, which the quotas of classes would not count.
+
+    Args:
+        namespace: of the pod.
+        refusal: what the server says; None: it would take the pod.
+    """
+    if refusal is None:
+        text = f"pods of namespace {namespace} need no PriorityClass: quotas of PriorityClasses do not count those"
+        return DoctorFinding(
+            FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
+        )
+    if isinstance(refusal, AdmissionPolicyError | QuotaExceededError):
+        return DoctorFinding(FindingLevel.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
+    text = f"whether pods of namespace {namespace} must name a PriorityClass is not known: {refusal.message}"
+    return DoctorFinding(FindingLevel.WARN, "admission", text)
+
+
+def _group_rights(lacking: Iterable[AccessRight]) -> list[tuple[str, str, str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for right in lacking:
+        where = "" if right.namespaced else " in all namespaces"
+        found.setdefault((right.needed_for, right.role), []).append(f"{right}{where}")
+    return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClassNames:
+    """Names of the PriorityClasses of services and of workers."""
+
+    high: str = "high"
+    low: str = "low"
+
+
+def judge_priorities(classes: PriorityClassNames, high: int, low: int) -> DoctorFinding:
+    """Whether services can take room from workers, by the values of their classes."""
+    if high > low:
+        text = f"PriorityClasses {classes.high} ({high:,}) and {classes.low} ({low:,})"
+        return DoctorFinding(FindingLevel.OK, "priorities", text)
+    return DoctorFinding(
+        FindingLevel.FAIL,
+        "priorities",
+        f"PriorityClass {classes.high} ({high:,}) is not above {classes.low} ({low:,}): nothing would be preempted",
+        "An admin must delete one and create it anew: values cannot be changed.",
+    )
+
+
+def judge_claims(found: Iterable[Manifest], namespace: str) -> Iterator[DoctorFinding]:
+    """Which volumes jobs could use."""
+    there = list(found)
+    if not there:
+        yield DoctorFinding(
+            FindingLevel.WARN,
+            "claims",
+            f"there is no PersistentVolumeClaim in namespace {namespace}: jobs keep no checkpoints, logs or models",
+            "Create one with accessModes ReadWriteMany.",
+        )
+    for claim in there:
+        yield _judge_claim(claim)
+
+
+def _judge_claim(claim: Manifest) -> DoctorFinding:
+    name, phase = claim["metadata"]["name"], claim.get("status", {}).get("phase", "Pending")
+    modes = claim.get("spec", {}).get("accessModes") or []
+    if phase == "Lost":
+        return DoctorFinding(
+            FindingLevel.FAIL, "claims", f"{name} has lost its volume", "Its data is gone with it; create it anew."
+        )
+    if phase != "Bound":
+        return DoctorFinding(
+            FindingLevel.WARN,
+            "claims",
+            f"{name} has no volume yet ({phase})",
+            f"It may get one with its first pod; `kubectl describe pvc {name}` says more.",
+        )
+    if "ReadWriteMany" not in modes:
+        return DoctorFinding(
+            FindingLevel.WARN,
+            "claims",
+            f"{name} is {' and '.join(modes)}: pods on other nodes than the first cannot use it",
+            "Jobs on more than one node need ReadWriteMany.",
+        )
+    return DoctorFinding(FindingLevel.OK, "claims", f"{name} is bound, ReadWriteMany")
+
 
 UNPULLABLE_IMAGE = "registry.invalid/none"
 """Of a pod that is only asked about."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import posixpath
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
+from edl.reporting.run_progress import SIGTERM_EXIT
 from edl.storage.copy_protocol import (
     BUSY_FRAME,
     CHUNK_BYTES,
@@ -16,13 +23,18 @@ from edl.storage.copy_protocol import (
     REPLY_FRAME,
     REQUEST_FRAME,
     CopyFrame,
+    PartialUpload,
     ProcessPipe,
     encode_frame,
     encode_json_frame,
+    file_sha256,
     read_frame,
 )
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.partial_upload import PartialUpload, file_sha256
+
+if TYPE_CHECKING:
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.helper_pod import HelperPodSpec
 
 BytesMoved = Callable[[int], None]
 """Called with the number of bytes that need not travel any more."""
@@ -176,3 +188,270 @@ def _error_from_frame(heard: CopyFrame) -> EdlError:
     said = heard.json()
     kind = BadInputError if said.get("input") else StorageError
     return kind(str(said.get("message")), where=said.get("where"), hint=said.get("hint"))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a copy between this machine and a volume consists of: which files, and what they are called there.
+#
+# A file goes to the path that is named, or into it when that is a directory or ends in ``/``. Of a directory, the
+# content
+# goes into the directory that is named. So the same command again means the same files, and goes on where it was cut
+# off.
+
+
+@dataclass(frozen=True, slots=True)
+class CopyItem:
+    """One file: on this machine, on the volume, its size in bytes."""
+
+    here: Path
+    there: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """All of a copy.
+
+    Attributes:
+        items: the files, in order.
+        here: directories of this machine to be made.
+        there: directories of the volume to be made.
+        skipped: what is neither file nor directory, such as links.
+    """
+
+    items: tuple[CopyItem, ...]
+    here: tuple[Path, ...] = ()
+    there: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(item.size for item in self.items)
+
+
+def plan_upload(source: Path, target: str, kind: str) -> CopyPlan:
+    """From this machine to the volume.
+
+    Args:
+        source: a file or directory.
+        target: path on the volume.
+        kind: what is there now: ``file``, ``directory``, ``other`` or ``missing``.
+
+    Raises:
+        BadInputError: there is no such file, or a directory would take the place of a file.
+    """
+    if source.is_file():
+        inside = kind == "directory" or target.endswith("/")
+        there = posixpath.join(target, source.name) if inside else target
+        return CopyPlan((CopyItem(source, there, source.stat().st_size),))
+    if not source.is_dir():
+        raise BadInputError("no such file or directory", where=str(source))
+    if kind in ("file", "other"):
+        raise BadInputError("this is a file, and a directory would take its place", where=target)
+    with translate_os_errors(source, "list"):
+        found = list(_walk_directory(source))
+    return _classify_paths(
+        (path.relative_to(source).as_posix(), path, posixpath.join(target, path.relative_to(source).as_posix()))
+        for path in found
+    )
+
+
+def plan_download(
+    source: str, entries: Iterable[VolumeEntry], target: Path, *, is_file: bool, inside: bool
+) -> CopyPlan:
+    """From the volume to this machine.
+
+    Args:
+        source: path on the volume.
+        entries: all that is below it, or the file itself.
+        target: path on this machine.
+        is_file: whether ``source`` is a file.
+        inside: whether a file goes into ``target``, because that is a directory or was named like one.
+
+    Raises:
+        BadInputError: a file would take the place of a directory, or the volume names a file that leads elsewhere.
+    """
+    found = list(entries)
+    if is_file:
+        here = target / PurePosixPath(source).name if inside else target
+        return CopyPlan((CopyItem(here, source, found[0].size),))
+    if target.is_file():
+        raise BadInputError("this is a file, and a directory would take its place", where=str(target))
+    for entry in found:
+        if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
+            raise BadInputError("the volume names a file that leads elsewhere", where=entry.path)
+    files = [
+        CopyItem(target / each.path, posixpath.join(source, each.path), each.size)
+        for each in found
+        if each.kind == "file"
+    ]
+    folders = [target / each.path for each in found if each.kind == "directory"]
+    return CopyPlan(
+        tuple(files), here=(target, *folders), skipped=tuple(each.path for each in found if each.kind == "other")
+    )
+
+
+def _walk_directory(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk_directory(path)
+
+
+def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
+    """Files, directories and the rest, told apart; links are not followed, on either side."""
+    items: list[CopyItem] = []
+    folders: list[str] = []
+    others: list[str] = []
+    for name, path, there in found:
+        if path.is_symlink():
+            others.append(name)
+        elif path.is_dir():
+            folders.append(there)
+        elif path.is_file():
+            items.append(CopyItem(path, there, path.stat().st_size))
+        else:
+            others.append(name)
+    return CopyPlan(tuple(items), there=tuple(folders), skipped=tuple(others))
+
+
+# --------------------------------------------------------------------------------------------------
+# A claim that the command line reaches: a pod for as long as it takes, connections that may break, progress shown.
+
+
+IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
+IMAGE_REMEDY = (
+    "Name an image that the nodes can pull and that has Python and EDL, such as the submitter image: --image, or the "
+    f"variable {IMAGE_VARIABLE}."
+)
+MAX_ATTEMPTS = 5
+"""Connections for one piece of work before it is given up."""
+
+WorkResult = TypeVar("WorkResult")
+
+
+class VolumeSession:
+    """A claim that a running pod has mounted, through connections that may break."""
+
+    def __init__(self, api: KubeClient, pod: str) -> None:
+        self._api, self._pod = api, pod
+
+    def run_with_retries(self, work: Callable[[VolumeFiles], WorkResult]) -> WorkResult:
+        """The result of ``work`` over a new connection, and over more of them when one breaks.
+
+        Raises:
+            RetryableError: ATTEMPTS connections broke.
+        """
+        from edl.ops import helper_pod
+        from edl.ops.file_transfer import VolumeFiles
+
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                with helper_pod.exec_file_server(self._api, self._pod) as execution:
+                    return work(VolumeFiles(execution))
+            except RetryableError as error:
+                if attempt == MAX_ATTEMPTS - 1:
+                    error.hint = "The same command goes on where this one was cut off."
+                    raise
+                time.sleep(min(2**attempt, 10))
+        raise AssertionError("unreachable")
+
+    def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:
+        """Copy all of a plan; returns the bytes that did travel."""
+        for folder in plan.here:
+            folder.mkdir(parents=True, exist_ok=True)
+        left, travelled = list(plan.items), 0
+        with _show_progress(plan.size) as shown:
+
+            def work(files: VolumeFiles) -> None:
+                nonlocal travelled
+                for folder in plan.there:
+                    files.make(folder)
+                while left:
+                    item = left[0]
+                    shown.begin(item.there)
+                    if upload:
+                        travelled += files.upload(item.here, item.there, shown.add_bytes)
+                    else:
+                        travelled += files.download(item.there, item.here, shown.add_bytes)
+                    shown.done(item.size)
+                    left.pop(0)
+
+            self.run_with_retries(work)
+        return travelled
+
+
+@contextmanager
+def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession]:
+    """A claim for as long as the block takes; the pod that mounts it is deleted then.
+
+    Raises:
+        RbacDeniedError: programs may not be run in pods.
+        BadInputError: there is no such claim, or the pod cannot start; PodImageError, if that is for its image.
+    """
+    from edl.ops.helper_pod import run_helper_pod
+    from edl.reporting.text_table import StatusLine
+
+    with _exit_on_sigterm(), StatusLine() as ticker, run_helper_pod(api, visit, ticker.say) as pod:
+        if sys.stderr.isatty():
+            ticker.say("")  # its line is the progress bar's now
+        yield VolumeSession(api, pod)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no pod is left behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(SIGTERM_EXIT)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def image_from_environment() -> str | None:
+    """The image that the environment names for pods that copy; there is no public one that a default could be."""
+    return os.environ.get(IMAGE_VARIABLE) or None
+
+
+class _CopyProgress:
+    """How far a copy is; an attempt that is repeated does not count twice."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell, self._before, self._now, self._file_name = tell, 0, 0, ""
+
+    def begin(self, name: str) -> None:
+        self._file_name, self._now = name, 0
+        self.add_bytes(0)
+
+    def add_bytes(self, size: int) -> None:
+        self._now += size
+        self._tell(self._before + self._now, self._file_name)
+
+    def done(self, size: int) -> None:
+        self._before += size
+
+
+@contextmanager
+def _show_progress(size: int) -> Iterator[_CopyProgress]:
+    if not sys.stderr.isatty():
+        yield _CopyProgress(lambda moved, name: None)
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from edl.reporting.rich_console import make_console
+
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("", total=max(1, size))
+        yield _CopyProgress(lambda moved, name: progress.update(task, completed=moved, description=name))

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes import names, security_context
+from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoResponseError, NotFoundError, RbacDeniedError
 from edl.cluster.kubernetes.pod_exec import PodExec
@@ -105,7 +105,7 @@ def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
             "requests": {"cpu": CPU_REQUEST, "memory": MEMORY_REQUEST, "ephemeral-storage": "16Mi"},
             "limits": {"memory": "256Mi", "ephemeral-storage": "256Mi"},
         },
-        "securityContext": security_context.container_security_context(),
+        "securityContext": pod_template.container_security_context(),
     }
     optional: Manifest = {}
     if visit.claim is not None:
@@ -119,7 +119,7 @@ def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
         "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": security_context.pod_security_context(visit.run_as),
+        "securityContext": pod_template.pod_security_context(visit.run_as),
         "containers": [container],
         "imagePullSecrets": [{"name": name} for name in visit.pull_secrets],
         **optional,

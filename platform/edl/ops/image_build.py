@@ -2,16 +2,103 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from posixpath import basename
 from typing import IO, Any
 
 from docker.utils import match_tag
+from docker.utils.build import exclude_paths
 
 from edl.api.errors import BadInputError
-from edl.ops.docker_engine import DockerEngine
-from edl.ops.docker_errors import BuildFailedError, translate_docker_errors
-from edl.ops.image_context import DOCKERFILE
+from edl.ops.docker_engine import BuildFailedError, DockerEngine, translate_docker_errors
+
+# --------------------------------------------------------------------------------------------------
+# The files that a build sends to the engine: the zoo without what no image needs, readable by any uid.
+
+
+DOCKERFILE = ".edl.Dockerfile"
+"""The Dockerfile's name in the context: one that no zoo has."""
+IGNORE_FILE = ".dockerignore"
+ALWAYS_IGNORED = (".git", ".edl", ".venv", "**/__pycache__", "**/*.pyc")
+
+
+def ignore_patterns(zoo: Path) -> list[str]:
+    """Patterns of what stays out: the zoo's ``.dockerignore``, and what is never part of a model."""
+    file = zoo / IGNORE_FILE
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [*ALWAYS_IGNORED, *(line.strip() for line in lines if line.strip() and not line.startswith("#"))]
+
+
+def pack_context(zoo: Path, dockerfile: str, into: IO[bytes]) -> int:
+    """Write the context as a tar archive; its size in bytes.
+
+    The engine reads the Dockerfile from it and, because the context's ``.dockerignore`` names it, does not copy it.
+
+    Args:
+        zoo: the folder whose content becomes the context.
+        dockerfile: text of the Dockerfile.
+        into: a binary file, left open at its beginning.
+
+    Raises:
+        BadInputError: the zoo is no folder, holds no Python file, or one of its files cannot be read.
+    """
+    _require_models(zoo)
+    patterns = ignore_patterns(zoo)
+    added = {DOCKERFILE: dockerfile, IGNORE_FILE: "\n".join([*patterns, DOCKERFILE, IGNORE_FILE]) + "\n"}
+    with tarfile.open(fileobj=into, mode="w") as archive:
+        for path in _included_paths(zoo, patterns, added):
+            _add_file(archive, zoo, path)
+        for name, text in added.items():
+            content = text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    size = into.tell()
+    into.seek(0)
+    return size
+
+
+def make_readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The entry as root's, readable by everybody: a job's uid is not the uid of who built the image."""
+    runs = entry.isdir() or entry.mode & 0o100
+    entry.mode = 0o755 if runs else 0o644
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _included_paths(zoo: Path, patterns: Sequence[str], added: Mapping[str, str]) -> Iterator[str]:
+    # the library appends to the list it is given
+    return (path for path in sorted(exclude_paths(str(zoo), list(patterns), DOCKERFILE)) if path not in added)
+
+
+def _add_file(archive: tarfile.TarFile, zoo: Path, path: str) -> None:
+    try:
+        entry = archive.gettarinfo(str(zoo / path), arcname=path)
+        if entry is None:
+            return  # a socket
+        if entry.isfile():
+            with (zoo / path).open("rb") as file:
+                archive.addfile(make_readable(entry), file)
+        else:
+            archive.addfile(make_readable(entry))
+    except OSError as error:
+        raise BadInputError(f"cannot be read: {error.strerror}", where=str(zoo / path)) from error
+
+
+def _require_models(zoo: Path) -> None:
+    if not zoo.is_dir():
+        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="`edl zoo init DIR` makes one")
+    if not any(zoo.rglob("*.py")):
+        raise BadInputError(
+            "there is no Python file in this folder", where=str(zoo), hint="`edl zoo init DIR` makes a zoo"
+        )
+
 
 _BASE_IMAGE_MISSING = re.compile(
     r"pull access denied|manifest (for .* )?(unknown|not found)|repository .* not found|no such host|"
@@ -40,7 +127,7 @@ def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments:
 
     Args:
         engine: from :func:`edl.ops.docker_engine.connect_engine`.
-        context: a tar archive from :func:`edl.ops.image_context.pack_context`.
+        context: a tar archive from :func:`edl.ops.image_build.pack_context`.
         image: the name to give to the image.
         arguments: build arguments.
 
@@ -98,3 +185,120 @@ def _message_text(message: Mapping[str, Any]) -> str:
     if "status" in message and "progressDetail" not in message:
         return f"{message['status']}\n"
     return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# The Dockerfile that makes an image of a model zoo.
+
+
+REQUIREMENTS_FILE = "requirements.txt"
+"""File of a zoo that lists the packages its models need besides those of the base image."""
+_ARG_BASE = re.compile(r"^\s*ARG\s+BASE\b", re.MULTILINE | re.IGNORECASE)
+
+_FROM_BASE = """\
+ARG BASE={base}
+FROM ${{BASE}}
+"""
+_INSTALL_PACKAGES = """\
+USER root
+COPY requirements.txt /model_zoo/
+RUN pip install -r /model_zoo/requirements.txt
+"""
+_COPY_ZOO = """\
+COPY . /model_zoo
+USER 1000:1000
+"""
+
+
+def default_base_image() -> str:
+    """The training image of this version of EDL."""
+    return f"edl/edl:{version('edl-platform')}"
+
+
+def render_dockerfile(base: str, *, packages: bool) -> str:
+    """A Dockerfile that puts the context at /model_zoo.
+
+    Args:
+        base: the image to start from.
+        packages: whether to install what the zoo's requirements.txt lists.
+    """
+    return _FROM_BASE.format(base=base) + (_INSTALL_PACKAGES if packages else "") + _COPY_ZOO
+
+
+def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[str, str]]:
+    """The text of the Dockerfile to build, and its build arguments.
+
+    It is ``file``, else the zoo's own Dockerfile, else one that is made here.
+
+    Args:
+        zoo: the folder of models.
+        base: the image to start from; None leaves it to the Dockerfile.
+        file: a Dockerfile to use instead of the zoo's own.
+
+    Raises:
+        BadInputError: the Dockerfile cannot be read, or lets nobody choose its base.
+    """
+    own = zoo / "Dockerfile"
+    chosen = file or (own if own.exists() else None)
+    if chosen is None:
+        return render_dockerfile(base or default_base_image(), packages=(zoo / REQUIREMENTS_FILE).is_file()), {}
+    text = _read_dockerfile(chosen)
+    if base is None:
+        return text, {}
+    if not _ARG_BASE.search(text):
+        raise BadInputError(
+            "this Dockerfile decides on its base itself",
+            where=str(chosen),
+            hint="ARG BASE, then FROM ${BASE}, obeys --base",
+        )
+    return text, {"BASE": base}
+
+
+def _read_dockerfile(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise BadInputError(f"the Dockerfile cannot be read: {reason}", where=str(file)) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Is an image one that a job's pods can run?
+
+
+ENTRY_POINT = "edl-role"
+IMAGE_LABEL = "dev.edl.image"
+"""Label of EDL's own images, which images made from them inherit: ``training`` or ``submitter``."""
+
+
+def inspect_image(engine: DockerEngine, image: str) -> dict[str, Any]:
+    """The engine's description of an image: ``Config``, ``Size`` (bytes) and more.
+
+    Raises:
+        EngineError: there is no such image, or the engine went away.
+    """
+    with translate_docker_errors(engine.address):
+        found: dict[str, Any] = engine.client.inspect_image(image)
+        return found
+
+
+def image_faults(config: Mapping[str, Any]) -> Iterator[str]:
+    """Why pods could not run an image of this ``Config``; nothing if they can."""
+    kind = (config.get("Labels") or {}).get(IMAGE_LABEL)
+    if kind is None:
+        yield "it has no EDL inside: start FROM the training image edl/edl"
+    elif kind != "training":
+        yield f"it is made from the {kind} image, which cannot train: start FROM edl/edl"
+    entry = config.get("Entrypoint") or []
+    if not entry or basename(entry[0]) != ENTRY_POINT:
+        yield f"its entry point is {entry or 'empty'}: leave out ENTRYPOINT, pods need {ENTRY_POINT}"
+
+
+def require_runnable_image(image: str, config: Mapping[str, Any]) -> None:
+    """Raise what keeps pods from running the image.
+
+    Raises:
+        BadInputError: with every reason.
+    """
+    if reasons := list(image_faults(config)):
+        raise BadInputError("the image was built, but no job can run it", where=image, hint="\n  ".join(reasons))

@@ -10,8 +10,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from edl.ops.docker_engine import DockerEngine
-from edl.ops.docker_errors import PushRefusedError, translate_docker_errors
+from edl.ops.docker_engine import DockerEngine, PushRefusedError, translate_docker_errors
 
 _NO_ACCESS = re.compile(r"denied|unauthorized|no basic auth|authentication required|forbidden", re.IGNORECASE)
 _NO_IMAGE = re.compile(r"does not exist locally|no such image", re.IGNORECASE)

@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from edl.api.errors import RetryableError
 from edl.api.events import JobEnded, JobEvent
 from edl.jobfile.published_status import PublishedStatus
-from edl.ops.polling import poll_repeatedly
-from edl.reporting.run_outcome import RunFailure, RunOutcome, decide_outcome
-from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_progress import RunFailure, RunOutcome, RunProgress, decide_outcome
 from edl.reporting.run_renderer import RunRenderer, choose_renderer
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
     from edl.ops.job_view import JobView
+
+
+# --------------------------------------------------------------------------------------------------
+# Looks at something again and again, through the short absences of an API server.
+
+
+POLL_SECONDS = 1.0
+LONGEST_ABSENCE_SECONDS = 120.0
+"""An absence of the API server that is waited out."""
+
+PolledValue = TypeVar("PolledValue")
+
+
+def poll_repeatedly(
+    look: Callable[[], PolledValue],
+    seconds: float = POLL_SECONDS,
+    *,
+    answered: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[PolledValue]:
+    """Yield what ``look`` returns, every ``seconds``, for as long as the caller wants it.
+
+    Args:
+        look: asks the API server.
+        seconds: between two looks.
+        answered: whether the server has answered before; one that never did is not absent for a moment but wrong.
+        clock: monotonic seconds.
+        sleep: for so many seconds.
+
+    Raises:
+        RetryableError: ``look`` has raised nothing else for PATIENCE_SECONDS, or before it returned anything.
+    """
+    failing_since: float | None = None
+    while True:
+        try:
+            value = look()
+        except RetryableError as error:
+            if not answered:
+                raise
+            now = clock()
+            if failing_since is None:
+                failing_since = now
+                print(f"{error.message}; looking again", file=sys.stderr, flush=True)
+            if now - failing_since > LONGEST_ABSENCE_SECONDS:
+                raise
+        else:
+            failing_since, answered = None, True
+            yield value
+        sleep(seconds)
+
 
 UNEXPLAINED_END = "the master ended without a last word; see `edl why` and `edl logs`"
 DELETED_REASON = "the job was deleted"

@@ -7,16 +7,20 @@ The Job comes first, suspended; what it needs is owned by it; then it may start.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
+from edl.api.cluster_port import Role
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, RbacDeniedError
 from edl.cluster.kubernetes.job_manifests import owner_reference
-from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, manifest_kind
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, JOBS, PODS, Manifest, manifest_kind
 
 BEGUN_ANNOTATION = "edl.dev/begun"
 """Annotation of a Job that was whole and allowed to start: if it is suspended now, somebody wanted that."""
@@ -162,3 +166,218 @@ def _roll_back_on_error(api: KubeClient, name: str, submission: str, cause: Base
 
 def _has_submission(job: Manifest, submission: str) -> bool:
     return (job["metadata"].get("annotations") or {}).get(names.SUBMISSION_ANNOTATION) == submission
+
+
+# --------------------------------------------------------------------------------------------------
+# Has the master of a submitted job started? What its pod's status says about that, and how long to wait for it.
+
+
+START_TIMEOUT_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+"""After so long a container that runs counts as started, also when its master has published nothing yet."""
+START_POLL_SECONDS = 0.5
+_LOG_TAIL_LINES = 15
+
+PERMANENT_WAIT_REASONS = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+"""Reasons of a waiting container that waiting does not mend."""
+PULL_FAILED_REASON = "ErrImagePull"
+"""One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
+_SIGTERM_EXIT = 143
+"""Exit code of a master that SIGTERM ended: whoever deletes or evicts its pod, its Job makes another."""
+_TRANSIENT_MESSAGE = "failed to sync"
+"""In a message: the kubelet has not seen the ConfigMap or Secret yet."""
+
+
+class MasterStage(StrEnum):
+    """How far the master has come."""
+
+    ABSENT = "no pod yet"
+    PENDING = "pending"
+    CREATING = "creating"
+    RUNNING = "running"
+    SERVING = "serving"
+    REPLACED = "being replaced"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+FINAL_STAGES = (MasterStage.SERVING, MasterStage.ENDED, MasterStage.FAILED)
+"""Stages at which there is nothing more to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterPodStatus:
+    """The master at one moment.
+
+    Attributes:
+        reason: the cluster's word: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
+        message: the words of the scheduler, the kubelet, or the container itself.
+        exit_code: of a container that ended.
+        pod: its name; empty while there is none.
+        container: the one that the reason is about, when it is not the role's own: an init container.
+    """
+
+    stage: MasterStage
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    pod: str = ""
+    container: str = ""
+
+    @property
+    def started(self) -> bool:
+        """Whether the master's container came to run, and did not fail."""
+        return self.stage in (MasterStage.RUNNING, MasterStage.SERVING, MasterStage.ENDED)
+
+
+def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
+    """What a master's pod says of its start; its sidecars have no say in that."""
+    if pod is None:
+        return MasterPodStatus(MasterStage.ABSENT)
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    leaving = "deletionTimestamp" in pod["metadata"]
+    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.ROLE_CONTAINER), None)
+    if (before := _init_container_status(name, status, own, leaving=leaving)) is not None:
+        return before
+    if own is not None:
+        return _container_status(name, own, leaving=leaving)
+    if status.get("phase") == "Failed":
+        return MasterPodStatus(MasterStage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return MasterPodStatus(
+                MasterStage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name
+            )
+    scheduled = bool(pod["spec"].get("nodeName"))
+    return MasterPodStatus(MasterStage.CREATING if scheduled else MasterStage.PENDING, pod=name)
+
+
+def _init_container_status(
+    pod: str, status: Manifest, own: Manifest | None, *, leaving: bool
+) -> MasterPodStatus | None:
+    """The init container that keeps the role's own from being made; None when none does."""
+    if own is not None and ("waiting" not in (own.get("state") or {}) or own.get("lastState")):
+        return None
+    for container in status.get("initContainerStatuses") or ():
+        sight = _container_status(pod, container, leaving=leaving)
+        if sight.stage is MasterStage.FAILED or sight.reason == PULL_FAILED_REASON:
+            return replace(sight, container=container["name"])
+    return None
+
+
+def _container_status(pod: str, container: Manifest, *, leaving: bool) -> MasterPodStatus:
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    code = int(ended.get("exitCode", 0)) if ended else 0
+    if ended and code not in (0, _SIGTERM_EXIT) and not leaving:
+        return MasterPodStatus(
+            MasterStage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod
+        )
+    if "terminated" in state and code != 0:
+        return MasterPodStatus(MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
+    if "terminated" in state:
+        return MasterPodStatus(MasterStage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
+    if "running" in state:
+        return MasterPodStatus(MasterStage.RUNNING, pod=pod)
+    waiting = state.get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    final = reason in PERMANENT_WAIT_REASONS and _TRANSIENT_MESSAGE not in message
+    return MasterPodStatus(MasterStage.FAILED if final else MasterStage.CREATING, reason, message, pod=pod)
+
+
+def wait_for_start(
+    look: Callable[[], MasterPodStatus],
+    told: Callable[[MasterPodStatus], None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], Any],
+) -> MasterPodStatus:
+    """Look until the master has started or failed, at most START_SECONDS; ``told`` hears of each change."""
+    began = clock()
+    last, running_since = look(), began
+    told(last)
+    while last.stage not in FINAL_STAGES:
+        now = clock()
+        if last.stage is not MasterStage.RUNNING:
+            running_since = now
+        if now - began >= START_TIMEOUT_SECONDS or now - running_since >= SETTLE_SECONDS:
+            break
+        sleep(START_POLL_SECONDS)
+        seen = look()
+        if seen != last:
+            told(seen)
+        last = seen
+    return last
+
+
+class MasterStatusReader:
+    """Sees the master of one Job. A server that is away for a moment changes nothing of what was seen."""
+
+    def __init__(self, api: KubeClient, job: str, uid: str) -> None:
+        self._api, self._job, self._uid = api, job, uid
+        self._last_status = MasterPodStatus(MasterStage.ABSENT)
+
+    def look(self) -> MasterPodStatus:
+        """The master now."""
+        with suppress(ApiError):
+            self._last_status = self._look()
+        return self._last_status
+
+    def _look(self) -> MasterPodStatus:
+        pods = self._api.list(PODS, labels=names.label_selector(self._job, Role.MASTER)).items
+        own = [pod for pod in pods if _is_owned_by(pod, self._uid)]
+        newest = max(own, key=_pod_age_key, default=None)
+        sight = classify_master_pod(newest)
+        if sight.stage is MasterStage.RUNNING and self._has_published():
+            return MasterPodStatus(MasterStage.SERVING, pod=sight.pod)
+        if sight.stage is MasterStage.FAILED and sight.exit_code is not None and not sight.message:
+            return replace(sight, message=self._read_log_tail(sight.pod, sight.container or names.ROLE_CONTAINER))
+        if sight.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not sight.message:
+            about = newest["metadata"]["uid"] if newest else self._uid
+            return MasterPodStatus(sight.stage, sight.reason, self._newest_warning(about), pod=sight.pod)
+        return sight
+
+    def _has_published(self) -> bool:
+        try:
+            pages = self._api.get(CONFIGMAPS, names.status_configmap(self._job)).get("data") or {}
+        except NotFoundError:
+            return False
+        try:
+            return bool(json.loads(pages.get("status.json", "{}")))
+        except ValueError:
+            return False
+
+    def _newest_warning(self, uid: str) -> str:
+        """The newest warning about an object; empty if there is none, or nobody may read events."""
+        try:
+            events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
+        except ApiError:
+            return ""
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default={})
+        return str(newest.get("message", ""))
+
+    def _read_log_tail(self, pod: str, container: str) -> str:
+        try:
+            lines = list(self._api.logs(pod, container=container, tail=_LOG_TAIL_LINES).lines())
+        except ApiError:
+            return ""
+        return b"\n".join(lines).decode(errors="replace").strip()
+
+
+def _pod_age_key(pod: Manifest) -> tuple[str, bool]:
+    """Orders pods from the oldest on; of two of one second, the one that stays is the newer."""
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
+
+
+def _is_owned_by(pod: Manifest, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or ())

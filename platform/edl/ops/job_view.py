@@ -13,15 +13,25 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.api.status import ENDED, STALLED, Status
 from edl.api.status import PHASES as MASTERS_PHASES
-from edl.cluster.kubernetes import desired_state, names
+from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError
 from edl.cluster.kubernetes.pod_status import unreachable_since
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
-from edl.cluster.kubernetes.timestamps import creation_time, parse_timestamp
+from edl.cluster.kubernetes.resource_kinds import (
+    CONFIGMAPS,
+    EVENTS,
+    JOBS,
+    PODS,
+    Manifest,
+    creation_time,
+    parse_timestamp,
+)
 from edl.cluster.status_port import DesiredState
-from edl.jobfile.problems import SpecError
+from edl.jobfile.document_tree import SpecError
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load_job_text
 from edl.jobfile.published_status import PublishedStatus
+from edl.ops.job_deletion import JobObjects
 from edl.ops.pod_problems import find_pod_problem
 
 MASTER_SELECTOR = f"{names.JOB_LABEL},{names.ROLE_LABEL}={Role.MASTER.value}"
@@ -81,7 +91,7 @@ class JobView:
     @property
     def desired(self) -> DesiredState:
         """What people want of it."""
-        return desired_state.read_desired_state(self.job)
+        return status_publisher.read_desired_state(self.job)
 
     @property
     def status(self) -> Status | None:
@@ -284,3 +294,102 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
     if not there:
         return UnknownJobError(message, hint=f"There is none at all. {_NO_JOBS_HINT}")
     return UnknownJobError(message, hint=f"There are: {', '.join(there[:10])}{' …' if len(there) > 10 else ''}.")
+
+
+# --------------------------------------------------------------------------------------------------
+# The job that has a name already.
+
+
+def find_existing_job(there: JobObjects) -> JobView | None:
+    """The Job among what has a job's label; None when there is none, though other objects may be left."""
+    for job in there.of(JOBS):
+        meta = job["metadata"]
+        name = meta["labels"][names.JOB_LABEL]
+        return JobView(name, meta.get("namespace", ""), job, *_read_publication(there, name))
+    return None
+
+
+def read_submitted_spec(there: JobObjects, name: str) -> JobSpec | None:
+    """The spec that the job was submitted with; None when its ConfigMap is gone or of another version of EDL."""
+    for page in there.of(CONFIGMAPS):
+        if page["metadata"]["name"] == names.spec_configmap(name):
+            try:
+                return load_job_text((page.get("data") or {}).get(names.SPEC_KEY, ""), names.spec_configmap(name))
+            except SpecError:  # the new master compares with what is on the volume
+                return None
+    return None
+
+
+def format_submit_time(job: JobView) -> str:
+    """When a job was submitted, for people."""
+    return str(job.job["metadata"].get("creationTimestamp", "")).replace("T", " ").replace("Z", " UTC")
+
+
+def _read_publication(there: JobObjects, name: str) -> tuple[PublishedStatus, str]:
+    pages: Manifest = {}
+    for page in there.of(CONFIGMAPS):
+        if page["metadata"]["name"] == names.status_configmap(name):
+            pages = page.get("data") or {}
+    try:
+        return PublishedStatus.from_configmap_data(pages), ""
+    except SpecError as error:
+        return PublishedStatus(), str(error)
+
+
+# --------------------------------------------------------------------------------------------------
+# What Kubernetes says happened to the objects of a job: its events, read and ordered.
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesEvent:
+    """One event of an object; repetitions of it are one.
+
+    Attributes:
+        time: when it happened last, in unix seconds.
+        about: kind and name of the object: ``Pod edl-mnist-worker-3``.
+        reason: the cluster's own word, such as ``FailedScheduling``.
+        text: the cluster's own sentence.
+        warning: whether something is wrong.
+        count: how often it happened.
+    """
+
+    time: float
+    about: str
+    reason: str
+    text: str
+    warning: bool
+    count: int = 1
+
+
+def list_job_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
+    """What happened to the objects of a job, the oldest first; the cluster forgets after an hour."""
+    return select_job_events(api.list(EVENTS).items, job)
+
+
+def select_job_events(events: Iterable[Manifest], job: str) -> list[KubernetesEvent]:
+    """Those events that are about objects of the job, the oldest first."""
+    return sorted((parse_event(event) for event in events if is_about_job(event, job)), key=lambda each: each.time)
+
+
+def is_about_job(event: Manifest, job: str) -> bool:
+    """Whether an event is about an object of the job; ``edl-a-worker-1`` is not one of the job ``a-worker``."""
+    name = str(event.get("involvedObject", {}).get("name", ""))
+    own = (names.master_name(job), names.spec_configmap(job), names.status_configmap(job), names.token_secret(job))
+    if name in own or name.startswith(f"{names.master_name(job)}-"):
+        return True
+    role, dash, index = name.removeprefix(f"edl-{job}-").partition("-")
+    return name.startswith(f"edl-{job}-") and role in ("ps", "worker") and bool(dash) and index.isdigit()
+
+
+def parse_event(event: Manifest) -> KubernetesEvent:
+    """An event of either API: older components count, newer ones keep a series."""
+    about, series = event.get("involvedObject", {}), event.get("series") or {}
+    when = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return KubernetesEvent(
+        parse_timestamp(when) or creation_time(event),
+        f"{about.get('kind', '')} {about.get('name', '')}".strip(),
+        str(event.get("reason") or ""),
+        " ".join(str(event.get("message") or "").split()),
+        event.get("type") == "Warning",
+        int(series.get("count") or event.get("count") or 1),
+    )

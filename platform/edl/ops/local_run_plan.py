@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
-from edl.core.saved_checkpoint import STOPPED, SavedCheckpoint
+from edl.core.cuts import STOPPED, SavedCheckpoint
 from edl.jobfile.job_spec import JobSpec
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
 from edl.ops.weights_lookup import TrainedWeights
-from edl.reporting.run_outcome import RunOutcome
-from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
+from edl.reporting.run_progress import RunOutcome
 from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_resumption import FieldChange, format_change
 

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.core.saved_checkpoint import SavedCheckpoint
-from edl.storage import checkpoint_verification, run_resumption
-from edl.storage.checkpoint_restart import explain_journal_damage
+from edl.core.cuts import SavedCheckpoint
+from edl.storage import checkpoint_manifest, run_resumption
 from edl.storage.journal_replay import replay_journal
-from edl.storage.journal_truncation import check_not_truncated, usable_checkpoint
+from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage, usable_checkpoint
 from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
 from edl.storage.run_resumption import (
     FIXED_FIELDS,
@@ -75,7 +74,7 @@ def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     """
     if has_journal(run):
         return _journal_checkpoint(run)
-    found = checkpoint_verification.newest_intact_checkpoint(run.checkpoints)
+    found = checkpoint_manifest.newest_intact_checkpoint(run.checkpoints)
     return SavedCheckpoint(found.cut, found.step, found.version, found.ledger) if found else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edl.reporting.status_line import StatusLine
+from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient

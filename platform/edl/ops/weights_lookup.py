@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
 from edl.ops.local_run_resumption import read_status, training_runs
-from edl.storage import checkpoint_verification
+from edl.storage import checkpoint_manifest
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, SkippedCheckpoint, load_manifest
 from edl.storage.run_directory import RunDirectory, find_run
 
@@ -92,7 +92,7 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
     """
     left_out: list[SkippedCheckpoint] = []
     checkpoint, exported = (
-        checkpoint_verification.newest_intact_checkpoint(run.checkpoints, left_out.append),
+        checkpoint_manifest.newest_intact_checkpoint(run.checkpoints, left_out.append),
         _exported_model(run),
     )
     damaged = tuple(filter(_was_trained, left_out))

@@ -38,12 +38,13 @@ from edl.storage.copy_protocol import (
     ERROR_FRAME,
     REPLY_FRAME,
     CopyFrame,
+    PartialUpload,
     encode_frame,
     encode_json_frame,
+    file_sha256,
     read_frame,
 )
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.partial_upload import PartialUpload, file_sha256
 
 ENTRIES_PER_ANSWER = 1000
 """Entries in one answer: far below the largest frame, also with long names."""

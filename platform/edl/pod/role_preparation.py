@@ -2,20 +2,172 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 from edl.api.cluster_port import Role
-from edl.api.errors import BadInputError
+from edl.api.errors import BadInputError, StorageError
+from edl.api.events import RunStarted
+from edl.jobfile.document_tree import SpecError
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
-from edl.jobfile.pod_paths import resolve_pod_paths
-from edl.jobfile.problems import SpecError
-from edl.pod.run_selection import RequestedRun, open_run
+from edl.jobfile.path_resolution import resolve_pod_paths
+from edl.jobfile.section_type import to_json
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.run_directory import GROUP_MODE, RunDirectory, locate_job_dir, write_run_spec
+from edl.storage.journal_truncation import plan_restart, restart_journal
+from edl.storage.run_directory import (
+    GROUP_MODE,
+    RunDirectory,
+    append_json_line,
+    list_submitted_runs,
+    locate_job_dir,
+    make_run_directory,
+    read_json,
+    write_json,
+    write_run_spec,
+)
+from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run
+
+# --------------------------------------------------------------------------------------------------
+# The run directory of a job on Kubernetes: ``<storage>/<namespace>/<job>/<run id>``, found again by every master.
+#
+# A new run has the Job's uid for its id. A Job that goes on with an older run says so once: what it meant is written
+# down beside the runs in ``<Job's uid>.run``, so that a container that restarts does not resume a second time, and
+# ``latest`` stays the run that was the latest then.
+
+
+LATEST_RUN = "latest"
+FROM_CHECKPOINT_SUFFIX = "@checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedRun:
+    """Which run a Job is.
+
+    Attributes:
+        job_dir: folder of all runs of the job.
+        uid: of the Job.
+        run: the run that it goes on with: an id, or ``latest``; empty for a new run. With ``@checkpoint`` behind it the
+            run goes on from its newest intact checkpoint, without its journal.
+    """
+
+    job_dir: Path
+    uid: str
+    run: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The run that is meant, or ``latest``."""
+        return self.run.removesuffix(FROM_CHECKPOINT_SUFFIX)
+
+    @property
+    def from_checkpoint(self) -> bool:
+        """Whether its journal is left out."""
+        return self.run.endswith(FROM_CHECKPOINT_SUFFIX)
+
+
+def open_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
+    """The Job's run directory, ready for its master.
+
+    Args:
+        wanted: which one.
+        spec: of the job, with the paths of this pod.
+
+    Raises:
+        BadInputError: this user cannot write there, or the run that is meant does not exist, is done or is about other
+            work.
+        StorageError: the disk fails.
+    """
+    check_writable(wanted.job_dir)
+    run = _resume_run(wanted, spec) if wanted.run else _create_run(wanted, spec)
+    check_writable(run.path)
+    return run
+
+
+def _create_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
+    run = RunDirectory(wanted.job_dir / wanted.uid)
+    make_run_directory(run, GROUP_MODE)
+    if not run.spec.exists():
+        _write_start(run, spec, RunStarted(run.run_id, str(run.path), time=time.time()))
+    return run
+
+
+def _resume_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
+    marker = wanted.job_dir / f"{wanted.uid}.run"
+    if marker.exists():
+        return RunDirectory(wanted.job_dir / str(read_json(marker)["run"]))
+    run = _find_run(wanted)
+    holder = f"edl-role of Job {wanted.uid}"
+    changed = tuple(map(format_change, check_resume_changes(run, spec)))
+    if wanted.from_checkpoint:
+        planned = plan_restart(run)
+        restart_journal(planned, holder, exclusive=False)
+        changed = (*planned.lines(), *changed)
+    reopen_run(run, holder, exclusive=False)
+    make_run_directory(run, GROUP_MODE)
+    _write_start(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
+    write_json(marker, {"run": run.run_id}, fsync=True)
+    return run
+
+
+def _find_run(wanted: RequestedRun) -> RunDirectory:
+    existing = [
+        run for run in list_submitted_runs(wanted.job_dir) if has_journal(run)
+    ]  # a submission that failed leaves a spec only
+    found = [run for run in existing if wanted.run_id in (LATEST_RUN, run.run_id)]
+    if not found:
+        names = ", ".join(run.run_id for run in existing) or "none"
+        meant = "run to go on with" if wanted.run_id == LATEST_RUN else f"run {wanted.run_id!r} to go on with"
+        hint = f"Its runs there, the one that was started or resumed last is last: {names}."
+        raise BadInputError(f"this job has no {meant}", where=str(wanted.job_dir), hint=hint)
+    run = found[-1]
+    if read_phase(run) == "Done":
+        raise BadInputError(
+            f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts anew."
+        )
+    return run
+
+
+def _write_start(run: RunDirectory, spec: JobSpec, started: RunStarted) -> None:
+    """The spec comes last: a run that has one was started."""
+    append_json_line(run.events, to_json(started))
+    write_run_spec(run, dump_job_spec(spec), fsync=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Write a file, sync it, rename it and remove it: what a mode says about a network volume proves nothing.
+
+    Raises:
+        BadInputError: this user may not; names user, path and what to do.
+        StorageError: the disk fails in another way.
+    """
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(probe, {}, fsync=True)
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable_error(folder, error) from error
+    except StorageError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise _unwritable_error(folder, error.__cause__) from error
+        raise
+
+
+def _unwritable_error(folder: Path, error: OSError) -> BadInputError:
+    user, group = os.getuid(), os.getgid()
+    return BadInputError(
+        f"user {user} (group {group}) cannot write here: {error.strerror or error}",
+        where=str(folder),
+        hint=f"Give the folder to that user on the volume (chown {user}:{group}), or name its owner in "
+        "security.run_as.",
+    )
+
 
 CONTROL_PORT = 7070
 

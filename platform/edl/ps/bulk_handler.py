@@ -2,23 +2,199 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.numerics.array_types import Floats
+from edl.api.tables import TableSpec
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
-from edl.ps import request_parsing
+from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import PushGradients, RowGradients
 from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.messages import PushOrigin
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.sync_rounds import PushId
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.spec_messages import json_object, table_from_message, variable_from_message
+
+# --------------------------------------------------------------------------------------------------
+# Bulk heads and bodies to values, checked against what was declared before anything is used.
+#
+# Whether gradients are finite is not checked here: the worker knows the records they came from, and decides.
+
+
+_MAX_NAMED_VARIABLES = 3
+"""Variables that a message names."""
+MAX_LEASE_STEPS = 1 << 31
+"""Steps of one lease, where nobody says how many a lease has."""
+
+
+class BodyReader:
+    """The raw bytes of a frame, taken from front to back.
+
+    Args:
+        data: valid while the request is handled.
+
+    Raises:
+        Refused: kind ``bad``, when it is shorter or longer than the head says.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._used = 0
+
+    def read_floats(self, count: int, of: Callable[[], str]) -> Floats:
+        """The next float32 values, without a copy; ``of`` names them in errors."""
+        start = self._advance(4 * count, of)
+        return np.frombuffer(self._data, np.float32, count, start)
+
+    def ids(self, count: int, of: Callable[[], str]) -> Ids:
+        """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
+        start = self._advance(8 * count, of)
+        found = np.frombuffer(self._data, np.int64, count, start)
+        return found if count and found.flags.aligned else found.copy()
+
+    def end(self) -> None:
+        """Refuse a body that goes on."""
+        if self._used != self._data.nbytes:
+            raise PeerRefusedError(
+                f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
+            )
+
+    def _advance(self, size: int, of: Callable[[], str]) -> int:
+        start = self._used
+        if size < 0 or start + size > self._data.nbytes:
+            left = self._data.nbytes - start
+            raise PeerRefusedError(
+                f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
+            )
+        self._used = start + size
+        return start
+
+
+def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclaration, Floats]:
+    """What a worker declares, and the initial slab.
+
+    Raises:
+        Refused: sizes do not agree.
+        BadInputError: a variable, table or optimizer that cannot be.
+    """
+    declared = ModelDeclaration(
+        tuple(variable_from_message(message) for message in head.dense),
+        tuple(table_from_message(message) for message in head.tables),
+        OptimizerSpec.from_json(json_object(head.optimizer, "the optimizer")),
+        head.fingerprint,
+    )
+    content = BodyReader(body)
+    dense = content.read_floats(declared.size, lambda: f"the values of {_describe_variables(declared)}")
+    content.end()
+    return declared, dense
+
+
+def parse_push_id(head: pb.Push, most_steps: int = MAX_LEASE_STEPS) -> PushId:
+    """Which step of which lease a push is.
+
+    A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
+
+    Args:
+        head: of the push, of which no number is negative; the others of its round are looked at as well.
+        most_steps: that a lease has.
+
+    Raises:
+        Refused: no lease has such a step.
+    """
+    pushes: list[pb.Push | pb.Share] = [head, *head.round]
+    for one in pushes:
+        if one.step >= most_steps:
+            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
+            raise PeerRefusedError(what, kind="bad")
+    return PushId(head.lease, head.step)
+
+
+def parse_origin(head: pb.Push, link: int) -> PushOrigin:
+    """Where a push comes from; ``link`` is its connection."""
+    shares = tuple(PushId(share.lease, share.step) for share in head.round)
+    return PushOrigin(head.worker, link, head.version, head.next, shares, head.again)
+
+
+def parse_gradients(declared: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
+    """What a push brings, as views of the body; None for an empty push.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = BodyReader(body)
+    if head.empty:
+        content.end()
+        return None
+    if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
+        raise PeerRefusedError(
+            f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
+        )
+    slab = content.read_floats(declared.size, lambda: f"gradients (float32) of {_describe_variables(declared)}")
+    rows: dict[str, RowGradients] = {}
+    for part in head.tables:
+        table = _next_table(declared, part.name, rows)
+        count = part.count
+        ids = _read_table_ids(content, table, count)
+        values = content.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
+        rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
+    content.end()
+    return PushGradients(slab, rows, head.learning_rate, head.weight)
+
+
+def parse_row_ids(declared: ModelDeclaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
+    """Which rows of which tables are asked for, in the order of the request.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = BodyReader(body)
+    ids: dict[str, Ids] = {}
+    for part in tables:
+        table = _next_table(declared, part.name, ids)
+        ids[table.name] = _read_table_ids(content, table, part.count)
+    content.end()
+    return ids
+
+
+def _describe_variables(declared: ModelDeclaration) -> str:
+    """The dense variables with their shapes, the first of them by name."""
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_MAX_NAMED_VARIABLES]]
+    more = [f"{len(declared.dense) - _MAX_NAMED_VARIABLES} more"] if len(declared.dense) > _MAX_NAMED_VARIABLES else []
+    return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
+
+
+def _describe_rows(count: int, what: str, table: TableSpec) -> str:
+    return f"{count} {what} of {table.described}"
+
+
+def _next_table(declared: ModelDeclaration, name: str, seen: Iterable[str]) -> TableSpec:
+    if name in seen:
+        raise PeerRefusedError(f"table '{name}' comes twice in one request", kind="bad")
+    return declared.table(name)
+
+
+def _read_table_ids(content: BodyReader, table: TableSpec, count: int) -> Ids:
+    """The next ids, which are of this table."""
+    ids = content.ids(count, partial(_describe_rows, count, "ids (int64)", table))
+    if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
+        raise PeerRefusedError(
+            f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+        )
+    return ids
+
 
 MAX_REQUEST_BYTES = 1 << 34
 """Bytes of the largest push or declaration that is taken."""
@@ -39,7 +215,7 @@ class BulkRequestHandler:
         most_steps: that a lease of this job has.
     """
 
-    def __init__(self, server: ParameterServer, *, most_steps: int = request_parsing.MAX_LEASE_STEPS) -> None:
+    def __init__(self, server: ParameterServer, *, most_steps: int = MAX_LEASE_STEPS) -> None:
         self._server = server
         self._max_lease_steps = most_steps
         self._reply_buffer = _ReplyBuffer()
@@ -75,11 +251,11 @@ class BulkRequestHandler:
 
     def _push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        share = request_parsing.parse_push_id(head, self._max_lease_steps)
+        share = parse_push_id(head, self._max_lease_steps)
         declared = self._server.declaration()
-        gradients = request_parsing.parse_gradients(declared, head, frame.body)
+        gradients = parse_gradients(declared, head, frame.body)
         slab = self._reply_buffer.values_of_size(declared.size) if head.pull else None
-        origin = request_parsing.parse_origin(head, threading.get_ident())
+        origin = parse_origin(head, threading.get_ident())
         self._connection.worker = origin.worker
         result = self._server.push(share, declared, gradients, slab, origin)
         meta = pb.Pushed(outcome=_WIRE_OUTCOMES[result.admission], version=result.version)
@@ -102,7 +278,7 @@ class BulkRequestHandler:
         head = parse_message(pb.PullRows, frame.meta)
         pinned = self._server.pinned(head.pin).snapshot if head.pin else None
         declared = pinned.declaration if pinned else self._server.declaration()
-        ids = request_parsing.parse_row_ids(declared, head.tables, frame.body)
+        ids = parse_row_ids(declared, head.tables, frame.body)
         if pinned:
             rows = [pinned.read_rows(table, wanted) for table, wanted in ids.items()]
         else:
@@ -123,7 +299,7 @@ class BulkRequestHandler:
         return OutgoingFrame(FrameKind.SCANNED, meta.SerializeToString(), _memory_views(rows.ids, rows.values))
 
     def _declare(self, frame: ReceivedFrame) -> OutgoingFrame:
-        declared, dense = request_parsing.parse_declaration(parse_message(pb.Declare, frame.meta), frame.body)
+        declared, dense = parse_declaration(parse_message(pb.Declare, frame.meta), frame.body)
         version, first = self._server.declare(declared, dense)
         return OutgoingFrame(FrameKind.DECLARED, pb.Declared(version=version, first=first).SerializeToString())
 

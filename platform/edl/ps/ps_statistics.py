@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl.numerics.embedding_table import EmbeddingTable
-from edl.ps.push_counts import PushCounts
+from edl.ps.push_updates import PushCounts
 from edl.ps.sync_rounds import PendingRound
 
 

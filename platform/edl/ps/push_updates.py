@@ -1,21 +1,68 @@
 """How pushes become updates; used under the server's lock.
 
-An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.async_updates``) at once, in
+An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.push_updates``) at once, in
 synchronous mode (``edl.ps.sync_updates``) when its round closes. Until then it has changed nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
 from edl.ps.messages import PushOrigin
-from edl.ps.push_counts import PushCounts
+from edl.ps.model_state import ModelState
 from edl.ps.sync_rounds import PendingRound, PushId
+
+# --------------------------------------------------------------------------------------------------
+# What became of pushes, in numbers; counted under the server's lock.
+
+
+@dataclass(frozen=True, slots=True)
+class PushCounts:
+    """Pushes that brought a gradient, since this process began; what was rolled back since counts, too.
+
+    Attributes:
+        entered: those that are in an update.
+        updates: that they became.
+        refused: those that were refused as too old; their minibatches were computed again.
+        staleness: of those that entered, summed: updates between the values of the gradient and the one it is in.
+        stalest: the largest of these.
+    """
+
+    entered: int = 0
+    updates: int = 0
+    refused: int = 0
+    staleness: int = 0
+    stalest: int = 0
+
+
+class PushCounter:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self._applied_pushes = self._update_count = self._stale_pushes = self._total_staleness = self._max_staleness = 0
+
+    def update(self, staleness: Sequence[int]) -> None:
+        """An update was made of gradients that miss so many others each; of none, it is not worth counting."""
+        self._applied_pushes += len(staleness)
+        self._update_count += bool(staleness)
+        self._total_staleness += sum(staleness)
+        self._max_staleness = max(self._max_staleness, *staleness, 0)
+
+    def refuse(self) -> None:
+        """A push was too old."""
+        self._stale_pushes += 1
+
+    @property
+    def counts(self) -> PushCounts:
+        """So far."""
+        return PushCounts(
+            self._applied_pushes, self._update_count, self._stale_pushes, self._total_staleness, self._max_staleness
+        )
 
 
 @dataclass(slots=True)
@@ -78,3 +125,61 @@ class PushUpdater(Protocol):
     @property
     def forming(self) -> PendingRound | None:
         """The update that waits for more pushes, if one does."""
+
+
+class AsyncUpdater:
+    """Every push is an update, at once.
+
+    Args:
+        leases: which pushes enter.
+        contents: what they change.
+        staleness_aware: divide the learning rate by the updates since the values that a gradient was computed at,
+            as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
+    """
+
+    def __init__(self, leases: AppliedSteps, contents: ModelState, *, staleness_aware: bool) -> None:
+        self._leases = leases
+        self._model_state = contents
+        self._staleness_aware = staleness_aware
+        self._push_counter = PushCounter()
+
+    def offer_push(self, push: PendingPush) -> None:
+        """Applied before this returns, or refused."""
+        push.outcome = self._leases.decide_push(*push.share)
+        if push.outcome is AdmissionOutcome.APPLIED:
+            staleness = push.staleness(self._model_state.version)
+            self._model_state.apply(self._scale_learning_rate(push, staleness))
+            self._leases.admit_push(*push.share)
+            self._push_counter.update([] if push.gradients is None else [staleness])
+
+    def _scale_learning_rate(self, push: PendingPush, staleness: int) -> PushGradients | None:
+        if push.gradients is None or not self._staleness_aware:
+            return push.gradients
+        return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
+
+    def withdraw_push(self, push: PendingPush) -> str:
+        """Nothing waits here."""
+        raise AssertionError("an asynchronous push is decided when it is offered")
+
+    def settle(self) -> None:
+        """Nothing waits here."""
+
+    def parted(self, worker: int, link: Hashable) -> None:
+        """Nobody is waited for."""
+
+    def replaced(self) -> None:
+        """Nothing waits here."""
+
+    def summary(self) -> str:
+        """See the protocol."""
+        return f"{self._model_state.version} updates"
+
+    @property
+    def counts(self) -> PushCounts:
+        """See the protocol."""
+        return self._push_counter.counts
+
+    @property
+    def forming(self) -> None:
+        """No update waits for anything."""
+        return

@@ -1,6 +1,6 @@
 """The state of a parameter server at a cut, and how it comes back from shards: also for another number of servers.
 
-:mod:`edl.ps.shard_content` says what is in a shard.
+:mod:`edl.ps.shard_writer` says what is in a shard.
 """
 
 from __future__ import annotations

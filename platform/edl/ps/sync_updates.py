@@ -12,11 +12,9 @@ from edl.api.errors import RefusedError
 from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.parameter_store import PushGradients
 from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
-from edl.ps.follower_rounds import FollowerPush, FollowerRounds
 from edl.ps.model_state import ModelState
-from edl.ps.push_counts import PushCounter, PushCounts
-from edl.ps.push_updates import PendingPush
-from edl.ps.sync_rounds import PendingRound, PushId, SyncRounds, WaitingPush
+from edl.ps.push_updates import PendingPush, PushCounter, PushCounts
+from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PendingRound, PushId, SyncRounds, WaitingPush
 from edl.transport.peer_errors import PeerRefusedError
 
 _MAY_ENTER = (AdmissionOutcome.APPLIED, AdmissionOutcome.UNKNOWN_MASTER)

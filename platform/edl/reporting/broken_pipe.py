@@ -9,9 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
 from edl.api.events import JobEvent
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_renderer import RunRenderer
 
 

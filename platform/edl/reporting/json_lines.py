@@ -8,10 +8,8 @@ from typing import Any, Self, TextIO
 
 from edl.api.events import JobEvent
 from edl.api.status import Status
-from edl.jobfile.json_object import to_json
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.run_progress import RunProgress
+from edl.jobfile.section_type import to_json
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text
 
 STATUS_SECONDS = 0.5

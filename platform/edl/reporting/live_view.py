@@ -3,19 +3,148 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from edl.api.events import JobEvent
-from edl.reporting.live_screen import render_screen
+from edl.api.events import JobEvent, RoleEnded
+from edl.api.status import Status
+from edl.reporting.event_text import (
+    describe_event,
+    format_duration,
+    format_earlier_evaluations,
+    format_local_time,
+    format_measurements,
+    format_role,
+    format_table_count,
+)
 from edl.reporting.rich_console import make_console
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text, summary_lines
+from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import wrap_text
+
+# --------------------------------------------------------------------------------------------------
+# The picture that the live view draws: progress, measurements, roles and the newest events, within the terminal.
+
+
+FRAME_LINES = 8
+"""Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
+_BAR_TEXT = 42
+"""Characters beside the bar."""
+
+_STATE_STYLES = {
+    "training": "green",
+    "serving": "green",
+    "predicting": "green",
+    "evaluating": "cyan",
+    "starting": "yellow",
+}
+_PHASE_STYLES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bold yellow"}
+
+
+def render_screen(progress: RunProgress, width: int, height: int, now: float, notice: str = "") -> RenderableType:
+    """The picture of ``progress`` at ``now`` for a terminal of ``width`` by ``height`` characters."""
+    earlier = format_earlier_evaluations(progress.evaluations)
+    room = max(4, height - FRAME_LINES - bool(earlier))
+    roles = list(_role_rows(progress))
+    shown = roles if len(roles) <= room - 3 else roles[: room - 4]
+    table = _role_table(shown, len(roles) - len(shown), progress.status)
+    events = progress.recent_events[-max(1, room - table.row_count) :]
+    lines = [_text_line(f"{format_local_time(event.time)}  {describe_event(event)}") for event in events]
+    parts = [
+        _title_text(progress, now),
+        _progress_bar(progress, width),
+        _measurements_text(progress),
+        *([_text_line(earlier)] if earlier else []),
+        Text(),
+        table,
+        Text(),
+        *lines,
+    ]
+    return Group(*parts, *([_text_line(notice, "bold yellow")] if notice else []))
+
+
+def _title_text(progress: RunProgress, now: float) -> Text:
+    status = progress.status
+    title = Text.assemble(
+        (progress.phase, _PHASE_STYLES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis"
+    )
+    if status is None:
+        return title.append(f"  {format_duration(now - progress.began)}")
+    title.append(f"  {status.job} {status.run}")
+    if status.epochs > 1:
+        title.append(f"  epoch {status.epoch} of {status.epochs}")
+    return title.append(f"  step {status.step:,}  {format_duration(now - progress.began)}")
+
+
+def _progress_bar(progress: RunProgress, width: int) -> RenderableType:
+    status = progress.status
+    done, total = (status.records_done, status.records_total) if status else (0, 0)
+    bar = ProgressBar(total=max(1, total), completed=done, width=max(10, width - _BAR_TEXT), finished_style="green")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(bar, Text(f"{100 * progress.share:3.0f} %  {done:,} of {total:,} records", no_wrap=True))
+    return grid
+
+
+def _measurements_text(progress: RunProgress) -> Text:
+    status = progress.status
+    if status is None:
+        again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent_events)
+        return _text_line(
+            "the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim"
+        )
+    if status.phase == "Starting" and progress.ended is None:
+        return _text_line("workers import the model", "dim")
+    return _text_line("   ".join(format_measurements(status)))
+
+
+def _role_rows(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
+    """Each process with its pid, what it does, and the pace of a worker that has one."""
+    if progress.master_pid is not None:
+        yield "master", str(progress.master_pid), "coordinating", ""
+    status = progress.status
+    for name, members in (("ps", status.ps), ("worker", status.workers)) if status else ():
+        for member in members:
+            pace = "" if not member.samples_per_second else f"{member.samples_per_second:,.0f}"
+            yield format_role(name, member.index), str(member.pid or ""), member.state, pace
+
+
+def _state_text(state: str, status: Status | None) -> str:
+    """A state, and how many tables those serve that serve any."""
+    told = status.parameters if status else None
+    return (
+        f"{state} {format_table_count(told.tables_total)}"
+        if state == "serving" and told and told.tables_total
+        else state
+    )
+
+
+def _role_table(rows: list[tuple[str, str, str, str]], hidden: int, status: Status | None) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    paced = any(pace for *_, pace in rows)
+    for heading in ("process", "pid", "state", *(["samples/s"] if paced else [])) if rows else ():
+        table.add_column(heading, justify="right" if heading in ("pid", "samples/s") else "left", no_wrap=True)
+    for name, pid, state, pace in rows:
+        table.add_row(
+            name,
+            pid,
+            Text(to_single_line(_state_text(state, status)), _STATE_STYLES.get(state, "")),
+            *([pace] if paced else []),
+        )
+    if hidden:
+        table.add_row(f"{hidden} more")
+    return table
+
+
+def _text_line(text: str, style: str = "") -> Text:
+    return Text(to_single_line(text), style, no_wrap=True, overflow="ellipsis")
+
 
 REDRAW_SECONDS = 0.25
 

@@ -8,9 +8,7 @@ from typing import Self, TextIO
 from edl.api.events import JobEvent
 from edl.api.status import Status
 from edl.reporting.event_text import describe_event, describe_served_tables, format_local_time, status_headline
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 

@@ -7,9 +7,7 @@ import sys
 from typing import Protocol, Self
 
 from edl.api.events import JobEvent
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.run_progress import RunProgress
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 
 
 class RunRenderer(Protocol):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edl.reporting.run_info import RunInfo
-from edl.reporting.run_outcome import RunOutcome
-from edl.reporting.summary_text import format_block, summary_heading, summary_rows
+from edl.reporting.event_text import format_block, summary_heading, summary_rows
+from edl.reporting.run_progress import RunInfo, RunOutcome
 
 
 def summary_lines(plan: RunInfo, outcome: RunOutcome) -> list[str]:

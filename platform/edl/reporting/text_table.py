@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from textwrap import TextWrapper
+from typing import Self, TextIO
 
-from edl.reporting.terminal_text import to_single_line
+from edl.reporting.terminal_text import raw_stream, strip_control_characters, to_single_line
 
 _LABEL_WIDTH = 10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -52,3 +57,90 @@ def format_age(seconds: float) -> str:
 
 def _pad_cell(row: Sequence[str], at: int, width: int, right: bool) -> str:
     return row[at].rjust(width) if right else row[at].ljust(width)
+
+
+class StatusLine:
+    """Says where something is; on a terminal nothing of it stays.
+
+    Args:
+        out: standard error by default, so that standard output holds results only.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = raw_stream(out or sys.stderr)
+        self._is_terminal = self._out.isatty()
+        self._last_text = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal and self._last_text:
+            self._write("\r\x1b[K")
+
+    def say(self, text: str, *, lasting: bool = True) -> None:
+        """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
+        line = " ".join(strip_control_characters(text).split())
+        if line == self._last_text or not (lasting or self._is_terminal):
+            return
+        self._last_text = line
+        if self._is_terminal:
+            self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
+        else:
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+# --------------------------------------------------------------------------------------------------
+# Tells people that a command waits for the first answer of a server: that must not look like a command that hangs.
+
+
+NOTICE_SECONDS = 2.0
+"""A silence that is worth a word."""
+
+CallLater = Callable[[float, Callable[[], None]], Callable[[], object]]
+"""Calls something after so many seconds, unless what it returns is called before."""
+
+
+def call_later(seconds: float, call: Callable[[], None]) -> Callable[[], object]:
+    """In a thread of its own, which holds up no exit."""
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer.cancel
+
+
+class SlowResponseNotice:
+    """For one command: says once, on standard error, whom it waits for; silent for good after the first answer.
+
+    Safe to use from several threads, which ask for different things at once.
+    """
+
+    def __init__(self, later: CallLater = call_later) -> None:
+        self._schedule, self._lock = later, threading.Lock()
+        self._shown = self._answered = False
+
+    @contextmanager
+    def __call__(self, host: str) -> Iterator[None]:
+        """While a request is on its way to ``host``."""
+        if self._answered:
+            yield
+            return
+        cancel = self._schedule(NOTICE_SECONDS, lambda: self._show(host))
+        try:
+            yield
+        finally:
+            cancel()
+        self._answered = True
+
+    def _show(self, host: str) -> None:
+        with self._lock:
+            if self._shown or self._answered:
+                return
+            self._shown = True
+        clean = "\r\x1b[K" if sys.stderr.isatty() else ""
+        text = strip_control_characters(f"waiting for an answer of {host} …")
+        print(f"{clean}{text}", file=raw_stream(sys.stderr), flush=True)

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import translate_os_errors
+from edl.numerics.checksum import crc32
+from edl.storage.durable_files import sync_directory, translate_os_errors, write_json
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -153,3 +155,192 @@ def _parse_manifest(value: dict[str, Any], path: Path) -> CheckpointManifest:
 
 def _body_checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+# --------------------------------------------------------------------------------------------------
+# Making a cut real, and removing old ones: the master's half of checkpoints, which looks into no array.
+#
+# Apart from module ``checkpoint``, which offers all of it, because NumPy costs a starting master a tenth of a second.
+
+
+def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
+    """Make the cut in ``directory`` real: from here on it survives, and ``newest`` finds it.
+
+    Raises:
+        StorageError: a shard is missing or of another size, or the manifest cannot be written: the cut never happened.
+    """
+    for shard in manifest.shards:
+        check_shard_size(directory, shard)
+    with translate_os_errors(directory, "commit a checkpoint"):
+        sync_directory(directory.parent)
+    write_json(directory / MANIFEST_NAME, manifest.to_json(), fsync=True)
+
+
+def prune_checkpoints(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] = frozenset()) -> list[int]:
+    """Remove all but the ``keep`` newest committed cuts, and what older unfinished ones left behind.
+
+    Unfinished cuts newer than the newest committed one are being written, and stay.
+
+    Args:
+        checkpoints_dir: the run's ``checkpoints``.
+        keep: how many committed cuts stay, at least 1.
+        protect: numbers of cuts that stay in any case (a pinned version).
+
+    Returns:
+        The numbers of the removed cuts, oldest first.
+
+    Raises:
+        StorageError: one cannot be removed.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, not {keep}")
+    cuts = list_cuts(checkpoints_dir)
+    committed = committed_cuts(checkpoints_dir)
+    if not committed:
+        return []
+    stay = {*committed[-keep:], *protect}
+    removed = [cut for cut in cuts if cut < committed[-1] and cut not in stay]
+    for cut in removed:
+        _remove_cut(cut_directory(checkpoints_dir, cut))
+    return removed
+
+
+def remove_unfinished_cuts(checkpoints_dir: Path, below: int) -> list[int]:
+    """Remove cuts that were never committed and have a lower number than ``below``; returns their numbers.
+
+    Raises:
+        StorageError: one cannot be removed.
+    """
+    older = [cut for cut in list_cuts(checkpoints_dir) if cut < below]
+    # One whose manifest is damaged was committed once: it is not taken for unfinished.
+    unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST_NAME).exists()]
+    for cut in unfinished:
+        _remove_cut(cut_directory(checkpoints_dir, cut))
+    return unfinished
+
+
+def committed_cuts(checkpoints_dir: Path) -> list[int]:
+    """The numbers of the cuts with an intact manifest, oldest first."""
+    found = list_cuts(checkpoints_dir)
+    return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), CheckpointManifest)]
+
+
+def _remove_cut(directory: Path) -> None:
+    """The manifest goes first: a crash in between leaves an unfinished cut, not a damaged one."""
+    with translate_os_errors(directory, "remove an old checkpoint"):
+        (directory / MANIFEST_NAME).unlink(missing_ok=True)
+        sync_directory(directory)
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+def check_shard_size(directory: Path, shard: ShardInfo) -> None:
+    """Raise StorageError unless the shard is there and as large as the manifest says."""
+    path = directory / shard.file
+    with translate_os_errors(path, "read a checkpoint"):
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise StorageError("is missing", where=str(path)) from error
+    if size != shard.size:
+        raise StorageError(f"has {size} bytes instead of {shard.size}", where=str(path))
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a checkpoint is as it was written, to the last byte; and which is the newest that is. Without NumPy.
+
+
+_CHUNK = 8 << 20  # bytes read at a time for a checksum
+
+
+def newest_intact_checkpoint(
+    checkpoints_dir: Path, on_skip: Callable[[SkippedCheckpoint], None] | None = None, *, below: int | None = None
+) -> CheckpointManifest | None:
+    """The newest cut of which every byte is intact; None when there is none.
+
+    Args:
+        checkpoints_dir: the run's ``checkpoints``.
+        on_skip: told each newer cut that cannot be used, with the reason.
+        below: only cuts with a lower number are looked at.
+
+    Raises:
+        StorageError: the folder cannot be read, or a newer EDL wrote the cut.
+    """
+    for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below is None or cut < below]):
+        directory = cut_directory(checkpoints_dir, cut)
+        found = load_manifest(directory)
+        reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
+        if isinstance(found, CheckpointManifest) and reason is None:
+            return found
+        if on_skip is not None:
+            on_skip(SkippedCheckpoint(cut, directory, reason or "unknown"))
+    return None
+
+
+def verify_checkpoint(
+    directory: Path, manifest: CheckpointManifest, check: Callable[[Path, ShardInfo], None] | None = None
+) -> str | None:
+    """Look at every shard of a cut; the reason why it cannot be used, or None.
+
+    Args:
+        directory: of the cut.
+        manifest: of the cut.
+        check: raises StorageError for a shard that is not as it was written; by default ``check_shard_bytes``, after
+            which every byte is.
+    """
+    try:
+        for shard in manifest.shards:
+            (check or check_shard_bytes)(directory, shard)
+    except StorageError as error:
+        return f"{Path(error.where or '').name} {error.message}"
+    return None
+
+
+def check_shard_bytes(directory: Path, shard: ShardInfo) -> None:
+    """Raise StorageError unless a shard has the size and the checksum that the manifest says."""
+    check_shard_size(directory, shard)
+    path = directory / shard.file
+    if file_crc32(path) != shard.crc32:
+        raise StorageError("is damaged: its checksum is not the one in the manifest", where=str(path))
+
+
+def file_crc32(path: Path) -> int:
+    """The checksum of a whole file.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    checksum = 0
+    with translate_os_errors(path, "read a checkpoint"), path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            checksum = crc32(chunk, checksum)
+    return checksum
+
+
+def prune_for_full_disk(checkpoints_dir: Path, keep: int, protect: set[int], *, failed: int) -> list[int]:
+    """Remove what a full disk need not hold, after a cut could not be written.
+
+    These are the unfinished cuts up to the one that failed, each of which may hold whole shards, and of the committed
+    ones those that would go anyway once a new one is written. The newest that is intact to the last byte stays.
+
+    Args:
+        checkpoints_dir: the run's ``checkpoints``.
+        keep: how many committed cuts stay when there is room.
+        protect: numbers of cuts that stay in any case.
+        failed: number of the cut that could not be written; no parameter server writes it any more.
+
+    Returns:
+        The numbers of the removed cuts, oldest first.
+
+    Raises:
+        StorageError: one cannot be removed.
+    """
+    removed = remove_unfinished_cuts(checkpoints_dir, failed + 1)
+    stay = max(1, keep - 1)
+    if len(committed_cuts(checkpoints_dir)) > stay:
+        intact = newest_intact_checkpoint(
+            checkpoints_dir
+        )  # reads all bytes of it: only when something is there to be removed
+        removed += prune_checkpoints(checkpoints_dir, stay, protect | ({intact.cut} if intact else set()))
+    return sorted(removed)

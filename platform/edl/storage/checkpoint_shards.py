@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_commit import commit_checkpoint, prune_checkpoints
 from edl.storage.checkpoint_manifest import (
     CheckpointManifest,
     ShardInfo,
     SkippedCheckpoint,
+    check_shard_bytes,
+    commit_checkpoint,
     cut_directory,
     load_manifest,
+    newest_intact_checkpoint,
+    prune_checkpoints,
+    verify_checkpoint,
 )
-from edl.storage.checkpoint_verification import check_shard_bytes, newest_intact_checkpoint, verify_checkpoint
-from edl.storage.safetensors_file import read_array_file, write_array_file
-from edl.storage.safetensors_writer import AnyArray, ArrayShape, write_array_parts
+from edl.storage.safetensors_writer import AnyArray, ArrayShape, read_array_file, write_array_file, write_array_parts
 
 __all__ = [
     "AnyArray",

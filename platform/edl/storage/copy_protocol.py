@@ -12,12 +12,16 @@ bytes    type  field (big endian)
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
-from edl.api.errors import RefusedError
+from edl.api.errors import RefusedError, StorageError
+from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors
 
 REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME = b"Q", b"A", b"D", b"X", b"K"
 MAX_PAYLOAD_BYTES = 1 << 20
@@ -98,3 +102,117 @@ def read_frame(read: Callable[[int], bytes]) -> CopyFrame | None:
     if len(payload) < size:
         raise RefusedError("The other end ended in the middle of a message")
     return CopyFrame(kind, payload)
+
+
+# --------------------------------------------------------------------------------------------------
+# A file that arrives in parts, perhaps over several connections, and has its name only when it is whole and proven.
+#
+# What has arrived lies beside the final name as ``.<name>.<16 hex digits of its SHA-256>.part``: a part is only ever
+# gone
+# on with for the same content.
+
+
+_BLOCK_BYTES = 1 << 20
+
+
+def ignore_progress() -> None:
+    """For callers who need not be told that hashing goes on."""
+
+
+def file_sha256(path: Path, tick: Callable[[], None] = ignore_progress, *, limit: int | None = None) -> str:
+    """SHA-256 of a file, or of its first ``limit`` bytes, in hex; ``tick`` is called after each MiB.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    return _hash_file(path, tick, limit).hexdigest()
+
+
+class PartialUpload:
+    """One file on its way; a context manager that keeps what has arrived.
+
+    Args:
+        final: the name that it gets; its folders are made.
+        size: of the whole file, in bytes.
+        sha256: of the whole file, in hex.
+        tick: called now and then while what has arrived before is read again.
+
+    Raises:
+        StorageError: it cannot be written here.
+    """
+
+    def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = ignore_progress) -> None:
+        self._final_path, self._size, self._sha256 = final, size, sha256
+        self._part_path = partial_upload_path(final, sha256)
+        with translate_os_errors(final, "write"):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._part_path, os.O_CREAT | os.O_RDWR, 0o666)
+            arrived = os.fstat(self._descriptor).st_size
+            if arrived > size:
+                os.ftruncate(self._descriptor, 0)
+                arrived = 0
+            os.lseek(self._descriptor, arrived, os.SEEK_SET)
+        self._received_bytes, self._hash = arrived, _hash_file(self._part_path, tick, arrived)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def arrived(self) -> int:
+        """Bytes that are here already: the next ones follow from there."""
+        return self._received_bytes
+
+    @property
+    def missing(self) -> int:
+        """Bytes to come."""
+        return self._size - self._received_bytes
+
+    def write(self, data: bytes) -> None:
+        """The next bytes; raises StorageError when they cannot be written, or are too many."""
+        if len(data) > self.missing:
+            raise StorageError("more arrives than was announced", where=str(self._final_path))
+        with translate_os_errors(self._final_path, "write"):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        self._hash.update(data)
+        self._received_bytes += len(data)
+
+    def finish(self) -> None:
+        """Prove the content and give the file its name, durably.
+
+        Raises:
+            StorageError: bytes are missing, or the content is another; what has arrived of another is thrown away.
+        """
+        if self.missing:
+            raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final_path))
+        with remove_on_error(self._part_path):
+            if self._hash.hexdigest() != self._sha256:
+                raise StorageError(
+                    "the checksum is wrong: it was changed on its way, or while it was read",
+                    where=str(self._final_path),
+                    hint="Copy it once more; nothing of it was kept.",
+                )
+        with translate_os_errors(self._final_path, "write"):
+            os.fsync(self._descriptor)
+            rename_durably(self._part_path, self._final_path)
+
+
+def partial_upload_path(final: Path, sha256: str) -> Path:
+    """Where the bytes of a file of this content lie until it is whole."""
+    return final.with_name(f".{final.name}.{sha256[:16]}.part")
+
+
+def _hash_file(path: Path, tick: Callable[[], None], limit: int | None) -> hashlib._Hash:
+    found, left = hashlib.sha256(), limit
+    with translate_os_errors(path, "read"), path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left)):
+            found.update(block)
+            left = None if left is None else left - len(block)
+            tick()
+    return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
 
-from edl.api.errors import StorageError
+from edl.api.errors import BadInputError, RefusedError, StorageError
 
 _ERRNO_HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or set storage.path to a larger volume.",
@@ -96,3 +100,194 @@ def remove_on_error(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the error on its way out is the one to report
             path.unlink(missing_ok=True)
         raise
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON in files: written whole or not at all, appended line by line, and followed while another process writes.
+
+
+def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None = None) -> None:
+    """Replace ``path`` by ``value`` as indented JSON: a reader sees the old file or the new one, never a part.
+
+    Args:
+        path: the file; its folder exists.
+        value: anything JSON can hold.
+        fsync: also survive the loss of the machine, for what something else relies on.
+        mode: of the file, whatever the umask; None: as the umask leaves 0644. No more can read it, not even a moment.
+
+    Raises:
+        StorageError: it cannot be written; the old file stays as it was.
+    """
+    data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with translate_os_errors(path, "write"), remove_on_error(temporary):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644 if mode is None else mode)
+        try:
+            if mode is not None:
+                set_file_mode(descriptor, mode)
+            write_all(descriptor, data)
+            if fsync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+        if fsync:
+            sync_directory(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """The value in ``path``.
+
+    Raises:
+        StorageError: it is missing, cannot be read or is not JSON.
+    """
+    with translate_os_errors(path, "read"):
+        data = path.read_bytes()
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise StorageError(f"is not JSON: {error}", where=str(path)) from error
+
+
+def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Add ``value`` as one line. One process writes a file; a line that does not fit on the disk leaves nothing behind.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    with translate_os_errors(path, "append"):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            length = os.fstat(descriptor).st_size
+            with _truncate_on_error(descriptor, length):
+                write_all(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _truncate_on_error(descriptor: int, length: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        os.ftruncate(descriptor, length)
+        raise
+
+
+class JsonLinesTail:
+    """Follows a file of JSON lines that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the start of ``path``, which need not exist yet."""
+        self.path = path
+        self.damaged = 0
+        """Complete lines that were no JSON object, and were left out."""
+        self._offset = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The values of the lines completed since the last call; a line still being written waits for the next.
+
+        Raises:
+            StorageError: the file exists and cannot be read.
+        """
+        with translate_os_errors(self.path, "read"):
+            try:
+                with self.path.open("rb") as file:
+                    file.seek(self._offset)
+                    data = file.read()
+            except FileNotFoundError:
+                return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        values = [_parse_object(line) for line in complete.splitlines()]
+        self.damaged += values.count(None)
+        return [value for value in values if value is not None]
+
+
+def follow_json_lines(path: Path) -> JsonLinesTail:
+    """Follow the JSON lines of ``path`` from its start."""
+    return JsonLinesTail(path)
+
+
+def _parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Locked files that say who holds them: a folder has one owner, and whoever comes second learns its name.
+
+
+_HOLDER_LIMIT = 4096  # bytes of holder text shown; a lock file holds one line
+
+
+class LockHeldError(RefusedError, BadInputError):
+    """Another process holds the lock; the message names it (exit code 2)."""
+
+    exit_code = 2
+
+
+class FileLock:
+    """An exclusive ``flock``, held until ``close`` or until the process is gone, however it goes.
+
+    The file stays where it is after a release: removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, path: Path, holder: str, *, what: str, hint: str) -> None:
+        """Take the lock and write ``holder`` into the file.
+
+        Args:
+            path: the lock file; created when it is missing.
+            holder: who is taking it, one line of text.
+            what: what the lock protects, for the message ("the journal").
+            hint: what the user can do when another holds it.
+
+        Raises:
+            LockHeldError: another process (or another lock in this one) holds it.
+            StorageError: the file cannot be created or locked.
+        """
+        self.path = path
+        with translate_os_errors(path, "lock"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = _read_holder(self._descriptor)
+                os.close(self._descriptor)
+                raise LockHeldError(f"{what} is in use by {other}", where=str(path), hint=hint) from None
+            except OSError:
+                os.close(self._descriptor)
+                raise
+        self.describe(holder)
+
+    def describe(self, holder: str) -> None:
+        """Replace the holder's text."""
+        with translate_os_errors(self.path, "write the holder's name"):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            write_all(self._descriptor, holder.encode() + b"\n")
+
+    def close(self) -> None:
+        """Release the lock. Closing twice does nothing."""
+        if self._descriptor < 0:
+            return
+        with contextlib.suppress(OSError):  # the text is a courtesy; the lock goes with the descriptor
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _read_holder(descriptor: int) -> str:
+    text = os.pread(descriptor, _HOLDER_LIMIT, 0).decode(errors="replace").strip()
+    return text or "a process that has not written its name yet"

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from edl.api.errors import StorageError
 from edl.storage.durable_files import to_storage_error
-from edl.storage.segment_format import (
+from edl.storage.segment_chain import (
     GROUP_START_FLAG,
     HEADER_STRUCT,
     RECORD_STRUCT,

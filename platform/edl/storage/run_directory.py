@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.storage.durable_files import set_file_mode, sync_directory, translate_os_errors
-from edl.storage.file_lock import FileLock, LockHeldError
-from edl.storage.json_files import JsonLinesTail, append_json_line, follow_json_lines, read_json, write_json
+from edl.storage.durable_files import (
+    FileLock,
+    JsonLinesTail,
+    LockHeldError,
+    append_json_line,
+    follow_json_lines,
+    read_json,
+    set_file_mode,
+    sync_directory,
+    translate_os_errors,
+    write_json,
+)
 
 __all__ = [
     "LOCAL_NAMESPACE",

@@ -14,11 +14,11 @@ from edl.api.errors import BadInputError
 from edl.api.status import Status
 from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.json_object import from_json
 from edl.jobfile.loader import diff_job_specs, load_job_file
+from edl.jobfile.section_type import from_json
 from edl.storage.durable_files import translate_os_errors
 from edl.storage.run_directory import RunDirectory, read_json
-from edl.storage.segment_format import list_segments
+from edl.storage.segment_chain import list_segments
 
 FieldChange = tuple[str, JsonValue, JsonValue]
 """A field of the spec that is not as it was: its path, the old value, the new one."""
@@ -126,9 +126,8 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
         StorageError: a file cannot be written; the run stays ended.
     """
     from edl.api.journal_entries import JobResumed
-    from edl.storage.checkpoint_restart import explain_journal_damage
     from edl.storage.journal import Journal  # 30 ms that only an ended run needs
-    from edl.storage.journal_truncation import check_not_truncated
+    from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 
     if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
         with explain_journal_damage(run):

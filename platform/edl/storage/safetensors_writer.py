@@ -2,20 +2,162 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
+from edl.api.errors import StorageError
 from edl.numerics.checksum import crc32
-from edl.storage.crc32_combine import combine_crc32
-from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors
-from edl.storage.free_space import ensure_free_space
-from edl.storage.paced_writer import PacedWriter
+from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors, write_all
 from edl.storage.safetensors_header import DTYPE_CODES, encode_safetensors_header
+
+# --------------------------------------------------------------------------------------------------
+# The CRC-32 of bytes that are put together: zlib's ``crc32_combine``, which Python does not have.
+#
+# CRC-32 is linear: what the bytes behind add to it does not depend on what stands in front of them, but for the front's
+# checksum times x^(8n), a polynomial over GF(2) modulo the CRC's own (https://zlib.net/crc_v3.txt).
+
+
+_MODULUS = 0xEDB88320
+"""Of CRC-32; the highest power of x is the lowest bit."""
+_ONE = 1 << 31
+_BYTE = _ONE >> 8
+"""x^8: one byte further."""
+
+
+def combine_crc32(front: int, back: int, length: int) -> int:
+    """The crc32 of two pieces of bytes behind each other.
+
+    Args:
+        front: crc32 of the first one.
+        back: crc32 of the second one.
+        length: bytes of the second one.
+    """
+    return _multiply_polynomials(_raise_polynomial(_BYTE, length), front) ^ back
+
+
+def _multiply_polynomials(one: int, other: int) -> int:
+    result = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            result ^= other
+        other = other >> 1 ^ (_MODULUS if other & 1 else 0)
+    return result
+
+
+def _raise_polynomial(base: int, exponent: int) -> int:
+    result = _ONE
+    while exponent:
+        if exponent & 1:
+            result = _multiply_polynomials(result, base)
+        base = _multiply_polynomials(base, base)
+        exponent >>= 1
+    return result
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a disk has room for a checkpoint, asked before the first byte is written.
+#
+# A checkpoint that fills the disk takes the journal with it, and a master that cannot write its journal ends the job.
+
+
+RESERVE_BYTES = 16 << 20
+RESERVE_SHARE = 0.01
+"""What is left to the journal: the lesser of both, in bytes and as a share of the file system."""
+
+
+def ensure_free_space(folder: Path, size: int) -> None:
+    """Refuse to write ``size`` bytes to a disk that has not so many and a reserve.
+
+    A file system that does not say how large it is passes: writing will tell.
+
+    Raises:
+        StorageError: there is no room; says how much there is.
+        OSError: the folder cannot be asked.
+    """
+    disk = os.statvfs(folder)
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    reserve = min(RESERVE_BYTES, int(total * RESERVE_SHARE))
+    if total and size + reserve > free:
+        raise StorageError(
+            f"no space left on the disk: {size:,} bytes are to be written, {free:,} are free, and {reserve:,} of them "
+            "are left to the journal",
+            where=str(folder),
+            hint="Make room there, or keep fewer checkpoints (checkpoint.keep).",
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# A large file that goes to its disk while it is written, instead of all at once at the end.
+#
+# Left to the kernel, a file of gigabytes fills as much memory first: of the machine, and in a pod of the pod's limit.
+# Each page is allocated and cleared before it is copied to, which costs more than the copy, and in a virtual machine
+# that
+# gives unused memory back a fault in its host as well. At the end ``fsync`` has all of it to write. Written in steps,
+# the
+# file needs the memory of one step over and over; this is what RocksDB's ``bytes_per_sync`` is for.
+
+
+SYNC_STEP_BYTES = 32 << 20
+"""Written before the disk is waited for."""
+
+
+class PacedWriter:
+    """A new file, as a context.
+
+    Args:
+        path: of the file; what is there already is overwritten.
+        step: bytes that are written at most before the disk is waited for, but for a last part that is longer.
+
+    Raises:
+        OSError: from each method, as the system reports it; a part may have been written.
+    """
+
+    def __init__(self, path: Path, step: int = SYNC_STEP_BYTES) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._step = step
+        self._waiting = 0
+
+    def __enter__(self) -> Self:
+        """Nothing: it is open already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it; what :meth:`sync` was not called for need not be on the disk."""
+        os.close(self._descriptor)
+
+    def write(self, data: memoryview) -> None:
+        """Write single bytes where the last ones ended."""
+        write_all(self._descriptor, data)
+        self._waiting += data.nbytes
+        if self._waiting >= self._step:
+            self.sync()
+
+    def write_at(self, place: int, data: memoryview) -> None:
+        """The same at ``place``, in bytes from the beginning."""
+        os.lseek(self._descriptor, place, os.SEEK_SET)
+        self.write(data)
+
+    def sync(self) -> None:
+        """Make everything that was written durable, and free the memory that it took."""
+        os.fsync(self._descriptor)
+        self._waiting = 0
+        if sys.platform == "linux":
+            with suppress(OSError):  # advice: a file system that does not take it keeps the pages
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
 
 AnyArray = NDArray[np.generic]
 
@@ -123,3 +265,50 @@ def _write_file(
             if place.at != place.end:
                 raise ValueError(f"array {place.array.name!r} lacks {place.end - place.at} bytes")
         file.sync()
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of named arrays in the safetensors format, written from the arrays' own memory and read without pickle.
+
+
+def write_array_file(path: Path, arrays: Mapping[str, AnyArray], meta: Mapping[str, str]) -> tuple[int, int]:
+    """Write ``arrays`` to ``path``, durable under its name when this returns; its size in bytes and its crc32.
+
+    Streamed, with the checksum taken on the way: no second copy in memory (what the package's own writer needs), and
+    no second pass over the file. The arrays must not change meanwhile.
+
+    Raises:
+        StorageError: it cannot be written (the disk is full); nothing of it is left.
+        ValueError: an array's dtype cannot be stored.
+    """
+    shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    return write_array_parts(path, shapes, arrays.items(), meta)
+
+
+def read_array_file(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
+    """The arrays and the strings in ``path``; each array is a copy of its own.
+
+    Raises:
+        StorageError: it cannot be read, or is not in the format.
+    """
+    try:
+        with translate_os_errors(path, "read a checkpoint"), safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise StorageError(f"is not a safetensors file: {error}", where=str(path)) from error
+
+
+def write_byte_stream(path: Path, parts: Iterable[memoryview]) -> tuple[int, int]:
+    """Write ``parts``, views of single bytes, to a new file and sync it; its size and its crc32.
+
+    Raises:
+        OSError: as the system reports it; a part may have been written.
+    """
+    size = checksum = 0
+    with PacedWriter(path) as file:
+        for part in parts:
+            file.write(part)
+            checksum = crc32(part, checksum)
+            size += part.nbytes
+        file.sync()
+    return size, checksum

@@ -6,7 +6,7 @@ import logging
 
 from edl.api.errors import StorageError
 from edl.api.status import Status
-from edl.jobfile.json_object import to_json
+from edl.jobfile.section_type import to_json
 from edl.storage.run_directory import RunDirectory, append_json_line
 
 log = logging.getLogger(__name__)

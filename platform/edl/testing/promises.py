@@ -12,9 +12,8 @@ from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
-from edl.core.ledger import Ledger
+from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING, Ledger
 from edl.core.scaling import has_waiting_work
-from edl.core.task_kinds import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edl.core.crashing_ranges import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
     CoreEvent,
@@ -21,6 +20,7 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
+from edl.core.lease_timeouts import MAX_FED_AHEAD
 from edl.core.ledger import Lease
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
 from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of

@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, RetryableError
-from edl.transport.address import UnixAddress, parse_address
-from edl.transport.bulk_connection import BulkConnection, set_kernel_timeout
-from edl.transport.bulk_frames import MAX_META_BYTES, REPLY_KINDS, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_connection import (
+    MAX_META_BYTES,
+    REPLY_KINDS,
+    BulkConnection,
+    FrameKind,
+    FrameLimits,
+    OutgoingFrame,
+    ReceivedFrame,
+    set_kernel_timeout,
+)
 from edl.transport.bulk_server import BulkServer
 from edl.transport.edl_pb2 import Refusal
+from edl.transport.listener import UnixAddress, parse_address
 from edl.transport.message_validation import parse_message as parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 

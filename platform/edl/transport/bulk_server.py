@@ -10,8 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.transport.bulk_connection import BulkConnection
-from edl.transport.bulk_frames import MAX_META_BYTES, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_connection import (
+    MAX_META_BYTES,
+    BulkConnection,
+    FrameKind,
+    FrameLimits,
+    OutgoingFrame,
+    ReceivedFrame,
+)
 from edl.transport.edl_pb2 import Refusal
 from edl.transport.handshake import MAX_TOKEN_BYTES, check_job_token
 from edl.transport.listener import SocketListener

@@ -25,13 +25,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.transport.address import TcpAddress, UnixAddress, parse_address
-from edl.transport.grpc_options import SERVER_OPTIONS
-from edl.transport.handshake import TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
-from edl.transport.listener import check_socket_unused
+from edl.transport.handshake import SERVER_OPTIONS, TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
+from edl.transport.listener import TcpAddress, UnixAddress, check_socket_unused, parse_address
 from edl.transport.message_validation import check_message
-from edl.transport.peer_errors import PeerRefusedError, refusal_kind, to_sendable_text
-from edl.transport.status_mapping import KIND_KEY
+from edl.transport.peer_errors import KIND_KEY, PeerRefusedError, refusal_kind, to_sendable_text
 
 log = logging.getLogger(__name__)
 

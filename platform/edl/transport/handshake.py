@@ -39,3 +39,47 @@ def check_job_token(theirs: bytes, expected: bytes) -> None:
     """
     if not hmac.compare_digest(theirs, expected):
         raise PeerRefusedError("The job's token is wrong or missing", kind="token")
+
+
+# --------------------------------------------------------------------------------------------------
+# The options of gRPC that both halves of the control plane must agree on.
+
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""Bytes of the largest control message."""
+
+_KEEPALIVE_MS = 2_000  # milliseconds; a vanished pod answers no packet, not even with a reset
+
+_SIZE_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZE_OPTIONS,
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+    (
+        "grpc.http2.ping_timeout_ms",
+        _KEEPALIVE_MS,
+    ),  # measured with 1.85: the answer is awaited this long, 60 s by default
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+    ("grpc.enable_http_proxy", 0),
+)
+
+MAX_CONCURRENT_STREAMS = 100
+"""Calls on one connection at a time; further ones wait in their client. A role has a handful."""
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZE_OPTIONS,
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    ("grpc.so_reuseport", 0),  # two servers must not share a port by accident
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),  # else clients' keepalives look like abuse
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+)

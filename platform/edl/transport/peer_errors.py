@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from edl.api.errors import RefusedError
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from edl.api.errors import EdlError, RefusedError, RetryableError
 from edl.core.strict_json import escape_surrogates
 
 _MAX_TEXT_BYTES = 2048
@@ -47,3 +52,45 @@ def to_sendable_text(text: str) -> str:
         if len(data) <= _MAX_TEXT_BYTES
         else data[:_MAX_TEXT_BYTES].decode(errors="ignore") + _TRUNCATION_MARK
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a gRPC status means for EDL, and the other way round: try again, or refused for good.
+
+
+KIND_KEY = "edl-kind"
+"""Trailing metadata: the kind of a refusal."""
+
+_RETRYABLE_CODES = {
+    grpc.StatusCode.UNAVAILABLE: "The peer is away",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "The peer is busy",
+    grpc.StatusCode.CANCELLED: "The connection ended",  # a server that stops; EDL's own code cancels no call
+}
+_KIND_BY_CODE = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
+
+
+def translate_rpc_error(error: Any, method: str, peer: str, deadline: float) -> EdlError:
+    """Return EDL's error for a failed call.
+
+    Args:
+        error: a ``grpc.RpcError`` that is also a ``grpc.Call``, as unary calls raise it.
+        method: the method's name.
+        peer: its address.
+        deadline: seconds that the call was given.
+    """
+    code, details = error.code(), error.details() or "no details"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RetryableError(f"{method}: no answer within {deadline:g} s", where=peer)
+    if code in _RETRYABLE_CODES and not _is_message_too_large(code, details):
+        return RetryableError(f"{method}: {_RETRYABLE_CODES[code]}: {details}", where=peer)
+    kind = _kind_from_metadata(error.trailing_metadata() or ()) or _KIND_BY_CODE.get(code, "bad")
+    return PeerRefusedError(f"{method}: {details}", kind=kind, where=peer)
+
+
+def _is_message_too_large(code: grpc.StatusCode, details: str) -> bool:
+    """Tell a message above the size limit, which gRPC reports like a server that is busy, from the latter."""
+    return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
+
+
+def _kind_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    return next((str(value) for key, value in metadata if key == KIND_KEY), None)

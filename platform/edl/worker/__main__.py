@@ -11,7 +11,7 @@ import os
 import sys
 
 from edl.api.errors import EdlError
-from edl.worker.process_signals import end_process
+from edl.worker.graceful_shutdown import end_process
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -36,9 +36,7 @@ def _run_local_strategy() -> int:
 
 
 def _run_worker() -> int:
-    from edl.worker.graceful_shutdown import GracefulShutdown
-    from edl.worker.process_signals import on_sigterm
-    from edl.worker.shutdown_gate import ShutdownGate
+    from edl.worker.graceful_shutdown import GracefulShutdown, ShutdownGate, on_sigterm
 
     departure = GracefulShutdown(ShutdownGate(), end_process)
     on_sigterm(departure.go)

@@ -18,10 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from edl.data.reader import Record
+from edl.data.reader import Reader, Record
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
-from edl.worker.corrupt_records import RecordWindow
+from edl.worker.lease_client import LeasedTask
+from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
 
 _EMPTY_DATASET_MESSAGE = "Dataset was empty"  # what get_single_element says
 _CLOSE_POLL_SECONDS = 0.1
@@ -241,3 +242,38 @@ def _describe_spec(spec: Any) -> str:
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key}: {_describe_spec(part)}" for key, part in spec.items()) + "}"
     return f"{spec.dtype.name}{spec.shape}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+
+
+# --------------------------------------------------------------------------------------------------
+# The first minibatch of a data set: a model that is built by its first call needs its features.
+
+
+_TRIES_PER_SOURCE = 8
+"""Minibatches of each source that may be empty, because their records are corrupt or ``feed`` drops them."""
+
+
+def find_first_minibatch(
+    reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int
+) -> tuple[LeasedTask, Minibatch] | None:
+    """The first ``size`` records that ``feed`` keeps some of, and their range as a task; None if there are none.
+
+    Raises:
+        EdlError: records cannot be read, or ``feed`` raises.
+    """
+    for source in reader.sources():
+        for start in range(0, min(source.records, _TRIES_PER_SOURCE * size), size):
+            end = min(source.records, start + size)
+            minibatch = feeder.minibatch(0, corrupt.read(reader, source.name, start, end))
+            if minibatch is not None:
+                return LeasedTask(0, feeder.mode, source.name, start, end, size), minibatch
+    return None
+
+
+def find_first_features(reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int) -> Any:
+    """Features of the first ``size`` records that ``feed`` keeps some of; None if there are none.
+
+    Raises:
+        EdlError: records cannot be read, or ``feed`` raises.
+    """
+    found = find_first_minibatch(reader, feeder, corrupt, size=size)
+    return None if found is None else found[1].features

@@ -3,11 +3,58 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edl.api.errors import EdlError
-from edl.worker.shutdown_gate import ShutdownGate
+
+# --------------------------------------------------------------------------------------------------
+# What must not be cut in two when this worker is told to go: a push on its way, a result being written.
+#
+# Everything else (importing TensorFlow, tracing, waiting for work) may be abandoned at any moment, because a worker
+# holds nothing that cannot be lost. So whoever ends the worker only waits for this gate.
+
+
+class LeavingError(Exception):
+    """The worker was told to go: nothing new begins. Not a failure, hence no EdlError."""
+
+
+class ShutdownGate:
+    """Admits one critical section at a time, and none after ``close``."""
+
+    def __init__(self) -> None:
+        self._section_lock = threading.Lock()
+        self._closed = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the worker was told to go."""
+        return self._closed.is_set()
+
+    @contextmanager
+    def critical_section(self) -> Iterator[None]:
+        """A section that is not abandoned half-way.
+
+        Raises:
+            LeavingError: the gate is closed.
+        """
+        with self._section_lock:
+            if self._closed.is_set():
+                raise LeavingError
+            yield
+
+    def close(self, wait_seconds: float) -> bool:
+        """Let nothing new begin, and wait for what runs; False if it still runs after ``wait_seconds``."""
+        self._closed.set()
+        if not self._section_lock.acquire(timeout=wait_seconds):
+            return False
+        self._section_lock.release()
+        return True
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,3 +100,41 @@ class GracefulShutdown:
         """For the main thread, once it noticed that it was told to go: returns the exit code."""
         self._gone.wait()
         return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Being told to go: SIGTERM, noticed at once also while the main thread is inside TensorFlow.
+#
+# Python runs signal handlers between bytecodes of the main thread, and importing TensorFlow or running a step can keep
+# that thread in C++ for seconds. So the handler of the interpreter's C level writes to a pipe, and a thread reads it.
+
+
+def on_sigterm(act: Callable[[], None]) -> None:
+    """Call ``act`` once, on a thread of its own, when SIGTERM arrives. SIGINT is ignored from now on.
+
+    A terminal's Ctrl-C reaches every process of the job; the supervisor decides what it means.
+    Call from the main thread.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        with reading, writing:
+            while reading.recv(1)[0] != signal.SIGTERM:
+                pass
+            act()
+
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+
+
+def end_process(code: int) -> None:
+    """End this process now, whatever its threads do.
+
+    The one place that does so, for a worker that is told to go and for one that is done. In the first case the main
+    thread may be in C++ for seconds and cannot be interrupted; in the second taking TensorFlow apart would take as
+    long. A worker holds nothing that is lost with it, and logging's handlers write through.
+    """
+    os._exit(code)

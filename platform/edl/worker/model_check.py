@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
 from edl.core.partition import initial_placement, owner_of_name
-from edl.core.shards import minibatch_size_error
-from edl.data.record_blocks import choose_reader_window
+from edl.core.shuffle import minibatch_size_error
+from edl.data.reader_factory import choose_reader_window
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.worker import failure_report
+from edl.worker import task_loop
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader
@@ -50,7 +50,7 @@ def main(spec_file: Path, result_file: Path) -> int:
         for line in _JobCheck(load_job_file(spec_file)).lines():
             result["lines"].append(line)
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
-        failure = failure_report.describe_failure(error)
+        failure = task_loop.describe_failure(error)
         result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
     finally:
         log.removeHandler(warnings)
@@ -83,9 +83,9 @@ class _JobCheck:
 
     def __init__(self, spec: JobSpec) -> None:
         from edl.keras import model_contract
-        from edl.worker.corrupt_records import CorruptRecordSkipper
         from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
         from edl.worker.feed_pipeline import FeedFunction
+        from edl.worker.record_stream import CorruptRecordSkipper
 
         self._spec = spec
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
@@ -133,13 +133,13 @@ class _JobCheck:
         choose_reader_window(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 
     def _find_first(self, kind: str) -> TaskMinibatch | None:
-        from edl.worker.first_minibatch import find_first_minibatch
+        from edl.worker.feed_pipeline import find_first_minibatch
 
         reader, feeder = self._feeder(kind)
         return find_first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
 
     def _callback_params(self) -> Mapping[str, Any]:
-        from edl.keras.callback_params import build_callback_params
+        from edl.keras.user_callbacks import build_callback_params
 
         return build_callback_params(self._spec.train, self._feeder("training")[0])
 
@@ -165,8 +165,7 @@ class _JobCheck:
     def _training(self, network: KerasNetwork, found: TaskMinibatch | None) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
-        from edl.worker.finite_check import find_nonfinite_gradient, is_finite, report_not_finite
-        from edl.worker.record_errors import add_record_range
+        from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
 
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
@@ -190,7 +189,7 @@ class _JobCheck:
 
     def _check_evaluation(self, network: KerasNetwork) -> Iterator[str]:
         from edl.core import evaluation
-        from edl.worker.record_errors import add_record_range
+        from edl.worker.trainer import add_record_range
 
         found = self._find_first("evaluation") if self._spec.data.validation else None
         if found is None:
@@ -206,7 +205,7 @@ class _JobCheck:
         )
 
     def _check_prediction(self, network: KerasNetwork, task: LeasedTask, given: Minibatch) -> Iterator[str]:
-        from edl.worker.record_errors import add_record_range
+        from edl.worker.trainer import add_record_range
 
         with add_record_range(task, 0):
             network.predict(network.initial(), self._rows(network, given), given.features)
@@ -226,7 +225,7 @@ class _JobCheck:
         }
 
     def _check_same_model(self, network: KerasNetwork, sample: Any) -> None:
-        from edl.keras.model_consistency import check_same_model
+        from edl.keras.model_building import check_same_model
 
         again = self._network(sample)
         first, second = (
@@ -240,9 +239,8 @@ class _JobCheck:
     def _check_local(self, found: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
-        from edl.worker.finite_check import report_not_finite
         from edl.worker.local_strategy.local_model import LocalModel
-        from edl.worker.record_errors import add_record_range
+        from edl.worker.trainer import add_record_range, report_not_finite
 
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)

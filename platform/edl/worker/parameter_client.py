@@ -12,12 +12,10 @@ from edl.numerics import aligned_memory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.transport.message_validation import parse_message
-from edl.worker import row_routing
-from edl.worker.gradient_compensation import GradientCompensation
-from edl.worker.gradient_push import GradientPush, PushOutcome, PushSender
-from edl.worker.local_updater import LocalUpdater
+from edl.worker import gradient_push
+from edl.worker.gradient_push import GradientPush, PushOutcome, PushSender, RoutesByTable
+from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
-from edl.worker.row_routing import RoutesByTable
 
 _SCAN_CHUNK_BYTES = 4 << 20
 MAX_VALUE_AGE_SECONDS = 0.05
@@ -152,18 +150,18 @@ class ParameterClient:
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
         routes, dims = self._route_rows(ids), self._layout.dim_by_table
-        flat = {part: row_routing.allocate_rows(where, dims) for part, where in routes.items()}
+        flat = {part: gradient_push.allocate_rows(where, dims) for part, where in routes.items()}
         answers = self._connections(
             {part: _make_rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
         )
         values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
         for part, frame in answers.items():
             _copy_into_buffer(flat[part], frame.body)
-            row_routing.scatter_rows(values, routes[part], dims, flat[part])
+            gradient_push.scatter_rows(values, routes[part], dims, flat[part])
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
     def _route_rows(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
-        return row_routing.route_rows(ids, self._layout.parts, self._directory.placement.ps_of_rows)
+        return gradient_push.route_rows(ids, self._layout.parts, self._directory.placement.ps_of_rows)
 
     def push(self, push: GradientPush) -> PushOutcome:
         """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
@@ -211,8 +209,8 @@ class ParameterClient:
 
 
 def _make_rows_request(ids: Mapping[str, Ids], where: RoutesByTable, pin: int, flat: Floats) -> PsRequest:
-    meta = pb.PullRows(pin=pin, tables=row_routing.table_headers(where)).SerializeToString()
-    buffers = [row_routing.as_wire_buffer(ids[table][route.index]) for table, route in where.items()]
+    meta = pb.PullRows(pin=pin, tables=gradient_push.table_headers(where)).SerializeToString()
+    buffers = [gradient_push.as_wire_buffer(ids[table][route.index]) for table, route in where.items()]
     return PsRequest(FrameKind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
 
 

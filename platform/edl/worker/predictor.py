@@ -8,9 +8,10 @@ reported after every call, so that a killed worker costs at most the call that i
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -19,14 +20,17 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.keras.flat_buffer import Floats
+from edl.keras.model_contract import ModelModule
+from edl.keras.network import KerasNetwork
 from edl.keras.user_code import source_file, user_code
 from edl.storage.durable_files import remove_on_error, translate_os_errors
-from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.graceful_shutdown import ShutdownGate
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, RowSource, pull_needed_rows
-from edl.worker.progress_reporter import ProgressReporter
-from edl.worker.record_errors import add_record_range
 from edl.worker.record_stream import RecordStream
-from edl.worker.shutdown_gate import ShutdownGate
+from edl.worker.runtime import WorkerRuntime
+from edl.worker.stored_weights import PredictionRun, StoredWeights
+from edl.worker.trainer import add_record_range
 
 OutputArray = npt.NDArray[np.generic]
 
@@ -216,3 +220,51 @@ def _stem_with_checksum(source: str) -> str:
 
 def _safe_file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:100] or "source"
+
+
+# --------------------------------------------------------------------------------------------------
+# Puts together a worker that predicts: weights from a file or a checkpoint, no parameter servers.
+
+
+_NO_TABLE_THRESHOLD = sys.maxsize
+"""A threshold that no table reaches: a ``.keras`` file holds every table as a dense variable."""
+
+
+def prepare_prediction(
+    c: WorkerRuntime, module: ModelModule, run: PredictionRun, handlers: dict[str, Callable[[LeasedTask], None]]
+) -> Callable[[], None]:
+    """Build the model with its weights, and say how prediction tasks are done.
+
+    Raises:
+        EdlError: the weights cannot be read or are of another model.
+    """
+    threshold = c.spec.ps.embedding_threshold if run.is_checkpoint else _NO_TABLE_THRESHOLD
+    network = KerasNetwork.build(
+        module,
+        seed=c.spec.train.seed,
+        embedding_threshold=threshold,
+        part=lambda name: 0,
+        parts=1,
+        sample=c.sample("prediction"),
+    )
+    weights = StoredWeights.read(run.weights, network.tables) if run.is_checkpoint else StoredWeights.nothing()
+    slab = weights.slab(network.variables) if run.is_checkpoint else network.load(run.weights)
+    handlers["prediction"] = Predictor(
+        network,
+        slab,
+        weights,
+        _make_output(c, module, run),
+        c.streams["prediction"],
+        c.leases,
+        c.progress,
+        c.gate,
+    ).run
+    c.session.register(ready=True)
+    return lambda: None
+
+
+def _make_output(c: WorkerRuntime, module: ModelModule, run: PredictionRun) -> PredictionOutput:
+    if module.prediction_outputs_processor is None:
+        return NpzOutput(run.output, [source.name for source in c.reader("prediction").sources()])
+    with user_code(module.zoo, "PredictionOutputsProcessor()"):
+        return ProcessorOutput(module.prediction_outputs_processor(), c.identity.index, module.zoo)

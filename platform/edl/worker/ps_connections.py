@@ -15,7 +15,7 @@ from typing import Protocol
 
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, FrameKind, ReceivedFrame
-from edl.worker.ps_placement import PsPlacement
+from edl.worker.master_session import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 

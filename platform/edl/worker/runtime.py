@@ -19,14 +19,11 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.process_identity import ProcessIdentity
-from edl.worker.corrupt_records import CorruptRecordSkipper
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
-from edl.worker.lease_client import LeaseClient, LeasedTask
-from edl.worker.master_session import MasterSession
-from edl.worker.progress_reporter import ProgressReporter
-from edl.worker.ps_placement import PsPlacement
-from edl.worker.record_stream import RecordStream, TaggedWindows
-from edl.worker.shutdown_gate import ShutdownGate
+from edl.worker.graceful_shutdown import ShutdownGate
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.master_session import MasterSession, PsPlacement
+from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
@@ -122,7 +119,7 @@ class WorkerRuntime:
 
     def sample(self, kind: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
-        from edl.worker.first_minibatch import find_first_features
+        from edl.worker.feed_pipeline import find_first_features
 
         size = self.spec.train.minibatch_size
         return find_first_features(

@@ -18,7 +18,7 @@ from edl.api.variables import VariableSpec
 from edl.keras.flat_buffer import Floats, Ids, RowBatch, RowsByTable
 from edl.numerics.initializers import initial_rows
 from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
-from edl.storage.json_files import read_json
+from edl.storage.durable_files import read_json
 
 PREDICT_FILE = "predict.json"
 

@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from edl.api.errors import BadInputError, RefusedError
+from edl.api.errors import BadInputError, EdlError, RefusedError, StorageError
 from edl.transport.peer_errors import refusal_kind
-from edl.worker import failure_report
-from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterLostError, MasterSession
-from edl.worker.progress_reporter import ProgressReporter
-from edl.worker.shutdown_gate import LeavingError, ShutdownGate
+from edl.worker.trainer import NotFiniteError
+
+# --------------------------------------------------------------------------------------------------
+# What goes wrong in a worker, as the master and people are told.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """The content of ``Fail`` and the exit code that goes with it.
+
+    Attributes:
+        kind: ``input``, ``nan``, ``refused``, ``storage`` or ``crash``; all but the last end the job.
+        message: for people: what, where, and what to do about it.
+        detail: a traceback, where it tells people more than the message: the user's own frames where the user's code
+            raised, all frames of an error that nobody foresaw.
+        exit_code: of the worker if the master says that it should end.
+    """
+
+    kind: str
+    message: str
+    detail: str
+    exit_code: int
+
+
+def describe_failure(error: BaseException) -> WorkerFailure:
+    """What an error means."""
+    if isinstance(error, EdlError):
+        # UserCodeError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
+        return WorkerFailure(_failure_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
+    detail = "".join(traceback.format_exception(error))
+    first = (str(error).strip().splitlines() or [""])[0]
+    return WorkerFailure("crash", f"{type(error).__name__}: {first}", detail, 1)
+
+
+def _failure_kind(error: EdlError) -> str:
+    kinds = {NotFiniteError: "nan", BadInputError: "input", StorageError: "storage", RefusedError: "refused"}
+    return next((kind for of, kind in kinds.items() if isinstance(error, of)), "crash")
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +123,7 @@ class TaskLoop:
 
     def fail(self, error: BaseException, lease: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""
-        failure = failure_report.describe_failure(error)
+        failure = describe_failure(error)
         _LOG.error("%s", failure.message, exc_info=error)
         self._progress.drop(lease)
         fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease)

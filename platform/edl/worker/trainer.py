@@ -6,23 +6,282 @@ The parts of a step are methods here; in which order those of several steps happ
 from __future__ import annotations
 
 import logging
+import math
+import queue
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from edl.keras.flat_buffer import RowBatch, RowsByTable
-from edl.worker.finite_check import find_nonfinite_gradient, is_finite, report_not_finite
+import numpy as np
+
+from edl.api.errors import BadInputError, JobFailedError
+from edl.keras.flat_buffer import Floats, RowBatch, RowsByTable
+from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.gradient_push import GradientPush
-from edl.worker.lease_client import LeaseClient, LeasedTask
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
 from edl.worker.parameter_client import ParameterClient
-from edl.worker.progress_reporter import ProgressReporter
-from edl.worker.record_errors import add_record_range
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
-from edl.worker.shutdown_gate import ShutdownGate
-from edl.worker.step_schedule import StepSchedule, StepStages, run_sequentially
-from edl.worker.step_stages import ComputedStep, PreparedStep, ReadyStep
+
+# --------------------------------------------------------------------------------------------------
+# What a step is from part to part: prepared, ready to be computed, done.
+
+
+class PreparedStep(NamedTuple):
+    """A minibatch with the rows of served tables that it needs."""
+
+    loaded: LoadedStep
+    rows: RowsByTable
+
+
+class ReadyStep(NamedTuple):
+    """A minibatch with all that it is computed from.
+
+    Attributes:
+        loaded: the minibatch.
+        number: the global step that it is to be, as far as this worker knows.
+        versions: by PS, of the dense values.
+        slab: the dense values; nothing writes there while the step is computed.
+        rows: of served tables.
+    """
+
+    loaded: LoadedStep
+    number: int
+    versions: tuple[int, ...]
+    slab: Floats
+    rows: RowsByTable
+
+
+class ComputedStep(NamedTuple):
+    """A minibatch's loss, None if it applies nothing, and its push: which lease follows is known when it is sent."""
+
+    loss: float | None
+    push: GradientPush
+
+
+# --------------------------------------------------------------------------------------------------
+# One thread beside the one that computes: it does what it is given, in the order in which it was given.
+
+
+JobResult = TypeVar("JobResult")
+
+
+class SerialExecutor:
+    """Jobs one after another. Its thread begins with the first job and is a daemon: it keeps no process alive.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._job_queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._newest_future: Future[Any] | None = None
+
+    def submit(self, job: Callable[[], JobResult]) -> Future[JobResult]:
+        """Do ``job`` after all that were given before; what it returns or raises comes out of the future.
+
+        To be called by one thread.
+        """
+        if self._newest_future is None:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        future: Future[JobResult] = Future()
+        self._newest_future = future
+        self._job_queue.put((future, job))
+        return future
+
+    def drain(self) -> None:
+        """Wait until nothing is under way, however it ends."""
+        if self._newest_future is not None:
+            wait((self._newest_future,))
+
+    def close(self) -> None:
+        """End the thread once it has done what it was given. No job may follow."""
+        self._job_queue.put(None)
+
+    def _run(self) -> None:
+        while (given := self._job_queue.get()) is not None:
+            future, job = given
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
+                future.set_exception(error)
+            del future, job, given  # a gradient or rows, which nobody needs until the next job comes
+
+
+# --------------------------------------------------------------------------------------------------
+# In which order the parts of the steps of a range happen: one after another, or those of neighbouring steps at once.
+#
+# A step is prepared (its records fed, their rows pulled), gets its dense values, is computed and sent. Sending and
+# pulling wait for parameter servers, computing does not, so that the lane does these while the caller computes:
+#
+#     caller  |          compute n            |            compute n+1          |
+#     lane    | values n | send n-1 prepare n+1 | values n+1 | send n  prepare n+2 | values n+2
+#
+# For its dense values alone a step waits: whatever others push while the step before it is computed is in them. Values
+# that came as early as the rows would lack twice as many pushes of others, and that costs models their accuracy.
+#
+# The lane's order is the whole protocol: a step is sent after the one before it was answered, and prepared after the
+# one
+# before the last was. So there is one push on its way at most, and a step uses values that lack one push of this worker
+# at most, the newest. docs/design/0008-modes.md has what follows from it.
+
+
+PreparedT = TypeVar("PreparedT")
+ReadyT = TypeVar("ReadyT")
+ComputedT = TypeVar("ComputedT")
+
+
+@dataclass(frozen=True, slots=True)
+class StepStages(Generic[PreparedT, ReadyT, ComputedT]):
+    """The parts of the steps of one range. Each is called once for each step, in the order of the steps.
+
+    Attributes:
+        prepare: gives what the next step needs, but for dense values; None after the last one.
+        values: gives it the newest dense values; told of the step before it if that is not sent yet, but will be.
+        compute: gives the outcome of a step; called on the caller's thread.
+        send: puts a step in; False if the rest of the range is not wanted any more.
+        end: tells the user's code that a step is over; on the caller's thread, before the next one is computed.
+    """
+
+    prepare: Callable[[], PreparedT | None]
+    values: Callable[[PreparedT, ComputedT | None], ReadyT]
+    compute: Callable[[ReadyT], ComputedT]
+    send: Callable[[ReadyT, ComputedT], bool]
+    end: Callable[[ReadyT, ComputedT], None]
+
+
+StepSchedule: TypeAlias = Callable[[StepStages[Any, Any, Any]], bool]
+"""Goes through all steps; False if one was not wanted. Nothing is under way when it returns or raises."""
+
+
+def run_sequentially(steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+    """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
+    while (prepared := steps.prepare()) is not None:
+        ready = steps.values(prepared, None)
+        done = steps.compute(ready)
+        if not steps.send(ready, done):
+            return False
+        steps.end(ready, done)
+    return True
+
+
+class OverlappedSchedule:
+    """Sends one step and prepares another while the one between them is computed.
+
+    A step that is computed while the one before it turns out not to be wanted is thrown away.
+
+    Args:
+        lane: sends and prepares.
+    """
+
+    def __init__(self, lane: SerialExecutor) -> None:
+        self._executor = lane
+
+    def __call__(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+        """See :data:`StepSchedule`.
+
+        Raises:
+            Exception: what the steps raise; of two that fail at once, what the computed one does.
+        """
+        try:
+            return self._run_stages(steps)
+        finally:
+            self._executor.drain()
+
+    def _run_stages(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+        prepared = self._executor.submit(steps.prepare)
+        ready = self._executor.submit(partial(_pull_values_for, steps, prepared, None)).result()
+        following = self._executor.submit(steps.prepare)
+        sent: Future[bool] | None = None
+        while ready is not None:
+            done = steps.compute(ready)
+            if sent is not None and not sent.result():
+                return False
+            supplied = self._executor.submit(partial(_pull_values_for, steps, following, done))
+            sent = self._executor.submit(partial(steps.send, ready, done))
+            following = self._executor.submit(partial(_prepare_unless_revoked, sent, steps.prepare))
+            steps.end(ready, done)
+            ready = supplied.result()
+        return sent is None or sent.result()
+
+
+def _pull_values_for(
+    steps: StepStages[PreparedT, ReadyT, ComputedT], prepared: Future[PreparedT | None], before: ComputedT | None
+) -> ReadyT | None:
+    """On the lane, behind ``prepared``: what the step is computed from; None after the last one."""
+    found = prepared.result()
+    return None if found is None else steps.values(found, before)
+
+
+def _prepare_unless_revoked(sent: Future[bool], prepare: Callable[[], PreparedT | None]) -> PreparedT | None:
+    """On the lane, behind ``sent``: prepare a step only if it will be wanted."""
+    return prepare() if sent.result() else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses and gradients that are NaN or infinite: found, and reported by the records that they are of.
+
+
+class NotFiniteError(JobFailedError):
+    """A loss or gradient is NaN or infinite, and ``train.on_nan`` is ``stop``."""
+
+
+def is_finite(result: StepResultLike) -> bool:
+    """Whether loss and all gradients are finite."""
+    return math.isfinite(result.loss) and all(np.isfinite(a).all() for a in (result.slab, *result.rows.values()))
+
+
+def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
+    """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
+    at = 0
+    for variable in network.variables:
+        if not np.isfinite(result.slab[at : at + variable.size]).all():
+            what = "the change of the statistic" if variable.statistic else "the gradient of"
+            return f"{what} '{variable.name}' {list(variable.shape)}"
+        at += variable.size
+    for table in network.tables:
+        if not np.isfinite(result.rows[table.name]).all():
+            return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"
+    return "a gradient"
+
+
+def report_not_finite(
+    task: LeasedTask, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
+) -> None:
+    """Stop, or say what is skipped; ``gradient`` names the one to blame if the loss is finite.
+
+    Raises:
+        NotFiniteError: the job does not skip.
+    """
+    source, records = task.records(step)
+    what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
+    if not skip:
+        raise NotFiniteError(
+            f"{what} from {records}" if not math.isfinite(loss) else f"{what}, from {records}",
+            where=source,
+            hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
+        )
+    place = records if source is None else f"{source}: {records}"
+    _LOG.warning("%s: %s; the step is not applied, %d so far", place, what, count)
+
+
+@contextmanager
+def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
+    """Say of input that cannot be used, and has no other place, which records of a task's source it is of."""
+    try:
+        yield
+    except BadInputError as error:
+        if error.where is None:
+            source, records = task.records(step)
+            error.where = records if source is None else f"{source}, {records}"
+        raise
+
 
 _LOG = logging.getLogger(__name__)
 

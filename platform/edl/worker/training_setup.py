@@ -8,33 +8,126 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from edl.api.errors import BadInputError
 from edl.api.job import Strategy
-from edl.core.callback_decisions import callbacks_to_json
-from edl.core.task_kinds import BEST_MODEL
+from edl.core.evaluation import callbacks_to_json
+from edl.core.ledger import BEST_MODEL
 from edl.keras import user_callbacks
-from edl.keras.callback_params import build_callback_params
-from edl.keras.export_tables import RowChunks
 from edl.keras.flat_buffer import FlatLayout, Floats
-from edl.keras.learning_rate import JobLearningRate
 from edl.keras.model_contract import ModelModule
+from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
 from edl.keras.network import KerasNetwork
+from edl.keras.optimizer_translation import JobLearningRate
+from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport.bulk_client import BulkClient
-from edl.worker.evaluator import Evaluator
-from edl.worker.gradient_compensation import GradientCompensation
-from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
-from edl.worker.local_updater import LocalUpdater
-from edl.worker.model_redeclaration import watch_placement
+from edl.worker.graceful_shutdown import ShutdownGate
+from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.local_updater import GradientCompensation, LocalUpdater
+from edl.worker.master_session import MasterSession
+from edl.worker.model_interface import NetworkLike, RowSource, TrainingCallbacks, pull_needed_rows
 from edl.worker.parameter_client import ParameterClient
+from edl.worker.record_stream import RecordStream
 from edl.worker.runtime import WorkerRuntime
-from edl.worker.serial_executor import SerialExecutor
-from edl.worker.step_schedule import OverlappedSchedule, run_sequentially
 from edl.worker.stored_weights import StoredWeights
-from edl.worker.trainer import Trainer
+from edl.worker.trainer import OverlappedSchedule, SerialExecutor, Trainer, add_record_range, run_sequentially
+
+# --------------------------------------------------------------------------------------------------
+# Evaluating leased ranges at a pinned cut, and turning merged metric states into values.
+
+
+class PinnedParameters(RowSource, Protocol):
+    """Parameters of pinned cuts."""
+
+    def pull(self, pin: int) -> Floats: ...  # noqa: D102
+
+
+class Evaluator:
+    """Does evaluation and metrics tasks; keeps the dense values of the newest pin, for its next task."""
+
+    def __init__(
+        self,
+        network: NetworkLike,
+        parameters: PinnedParameters,
+        stream: RecordStream,
+        leases: LeaseClient,
+        progress: ProgressReporter,
+        gate: ShutdownGate,
+        watcher: TrainingCallbacks,
+    ) -> None:
+        self._network = network
+        self._parameter_client = parameters
+        self._stream = stream
+        self._leases = leases
+        self._progress = progress
+        self._gate = gate
+        self._training_callbacks = watcher
+        self._pinned_values: tuple[int, Floats] | None = None
+
+    def run(self, task: LeasedTask) -> None:
+        """Evaluate every record of the range; the report carries the metric states."""
+        slab = self._slab(task.pin)
+        self._training_callbacks.begin_test()
+        self._network.reset_metrics()
+        for loaded in self._stream.load_steps(task):
+            if self._gate.closed or not self._leases.alive(task.lease):
+                self._progress.drop(task.lease)
+                return
+            if loaded.minibatch is not None:
+                given, features = loaded.minibatch, loaded.minibatch.features
+                with add_record_range(task, loaded.step):
+                    rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
+                    self._network.evaluate(slab, rows, features, given.labels, given.weights)
+            # No step is reported as in: the states exist here only, and all of them go with the report or none.
+            self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
+        self._training_callbacks.end_test()
+        self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
+
+    def metrics(self, task: LeasedTask) -> None:
+        """Turn the states that the master added up into values."""
+        values = self._network.metric_values(task.told())
+        self._progress.finish(task.lease, json.dumps(values).encode())
+
+    def _slab(self, pin: int) -> Floats:
+        if self._pinned_values is None or self._pinned_values[0] != pin:
+            self._pinned_values = None  # two versions of a large model need not be in memory at once
+            self._pinned_values = (pin, self._parameter_client.pull(pin))
+        return self._pinned_values[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameter servers that replace lost ones while this worker has nothing to send them: they, too, are told the model.
+#
+# One that finds no checkpoint to load holds nothing until a worker declares the model to it, and work is handed out
+# only
+# when all hold it. A worker amid a step finds out by the refusal of its push; one that waits for work pushes nothing.
+
+
+def watch_placement(
+    session: MasterSession, leases: LeaseClient, parameters: ParameterClient
+) -> Callable[[LeasedTask], None]:
+    """From now on, have the loop look at every newer placement; returns how it is done.
+
+    Args:
+        session: hears of placements.
+        leases: what the loop waits for.
+        parameters: that this worker has declared once; used on the loop's thread only.
+    """
+
+    def look(_: LeasedTask) -> None:
+        if session.is_placement_outdated:
+            session.register()
+        if parameters.declare_to_replaced_ps():
+            session.register(ready=True)
+
+    session.on_new_placement = leases.schedule_placement_check
+    leases.schedule_placement_check()  # a PS may have been replaced between its declaration and here
+    return look
+
 
 KERAS_FILE, SAVED_MODEL_DIRECTORY = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/reference/optimizers.md"

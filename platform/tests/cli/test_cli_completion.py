@@ -12,8 +12,8 @@ import pytest
 from published_job import put_job
 from small_cluster import SmallCluster
 
-from edl.cli import completion as names_completion
-from edl.cli.completion import complete_jobs
+from edl.cli import options as names_completion
+from edl.cli.options import complete_jobs
 
 
 class Line:

@@ -16,7 +16,7 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.resource_kinds import PODS
-from edl.ops import copy_plan
+from edl.ops import file_transfer
 from edl.ops.file_transfer import VolumeEntry
 
 LARGE = os.urandom(900_000)
@@ -160,13 +160,13 @@ def test_a_path_that_cannot_be_written(desk: Desk, claim: Path) -> None:
 @pytest.mark.parametrize(("target", "there"), [("/d/", "/d/labels"), ("/d", "/d"), ("/", "/labels")])
 def test_where_a_file_goes(desk: Desk, target: str, there: str) -> None:
     kind = "directory" if target == "/" else "missing"
-    (item,) = copy_plan.plan_upload(Path("mnist/labels"), target, kind).items
+    (item,) = file_transfer.plan_upload(Path("mnist/labels"), target, kind).items
     assert item.there == there
 
 
 def test_links_are_left_out(desk: Desk) -> None:
     Path("mnist/link").symlink_to("/etc/passwd")
-    plan = copy_plan.plan_upload(Path("mnist"), "/d", "missing")
+    plan = file_transfer.plan_upload(Path("mnist"), "/d", "missing")
     assert plan.skipped == ("link",)
     assert sorted(item.there for item in plan.items) == ["/d/labels", "/d/train/0.rec"]
 
@@ -177,7 +177,7 @@ NAMES = st.sampled_from(["a", "b", "..", "c/d", "c/../../x", "/etc/x", "a..b"])
 @given(st.lists(st.builds(VolumeEntry, NAMES, st.sampled_from(["file", "directory"]), st.just(1), st.just(0.0))))
 def test_nothing_is_written_outside_the_target(entries: list[VolumeEntry]) -> None:
     try:
-        plan = copy_plan.plan_download("/d", entries, Path("/t"), is_file=False, inside=True)
+        plan = file_transfer.plan_download("/d", entries, Path("/t"), is_file=False, inside=True)
     except BadInputError:
         return
     for path in (*plan.here, *(item.here for item in plan.items)):

@@ -11,7 +11,7 @@ from cli.jobs_desk import jobs_desk
 from wording import unsaid
 
 from edl.cluster.kubernetes.api_client import KubeClient
-from edl.ops.doctor_findings import DoctorFinding, FindingLevel, PriorityClassNames
+from edl.ops.doctor_checks import DoctorFinding, FindingLevel, PriorityClassNames
 
 FINE = DoctorFinding(FindingLevel.OK, "server", "Kubernetes v1.34.1")
 ODD = DoctorFinding(FindingLevel.WARN, "claims", "there is none", "Create one.")

@@ -47,7 +47,7 @@ def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest
         put_job(desk.cluster, told=replace(TOLD, events=(*EVENTS, ended)), status=conditions(Complete=""))
 
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
-    monkeypatch.setattr("edl.ops.polling.poll_repeatedly.__kwdefaults__", defaults)
+    monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("events", "mnist", "-f", "--json") == 0
     kinds = [json.loads(line)["event"] for line in desk.out.splitlines()]
     assert kinds == ["role_started", "role_ended", "job_ended"]

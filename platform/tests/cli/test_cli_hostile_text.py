@@ -26,9 +26,8 @@ from edl.api.events import EvaluationEnded, WarningRaised
 from edl.api.status import Status
 from edl.cli import app
 from edl.reporting.rich_console import make_console
-from edl.reporting.slow_response import SlowResponseNotice
-from edl.reporting.status_line import StatusLine
 from edl.reporting.terminal_text import raw_stream, sanitize_standard_streams, strip_control_characters, to_single_line
+from edl.reporting.text_table import SlowResponseNotice, StatusLine
 from edl.storage.run_directory import RunDirectory
 from edl.worker.local_strategy.local_report import LocalReport
 

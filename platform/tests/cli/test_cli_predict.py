@@ -12,8 +12,8 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.api.status import Status
-from edl.jobfile.json_object import to_json
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.section_type import to_json
 from edl.ops.weights_lookup import TrainedWeights, find_weights
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
 from edl.storage.run_directory import RunDirectory, create_run, write_json

@@ -17,8 +17,8 @@ from wording import unsaid
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
 from edl.cli.status_view import status_lines
-from edl.jobfile.json_object import to_json
 from edl.jobfile.published_status import PublishedStatus, TimelinePoint
+from edl.jobfile.section_type import to_json
 from edl.reporting.worker_plot import column_averages, plot_workers
 
 PICTURE = """\
@@ -92,7 +92,7 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
 
     monkeypatch.setattr("time.sleep", sleep)
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
-    monkeypatch.setattr("edl.ops.polling.poll_repeatedly.__kwdefaults__", defaults)
+    monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     first, last = desk.out.splitlines()
     assert not unsaid(first, "training", "25,800 of 60,000 records")

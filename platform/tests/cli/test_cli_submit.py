@@ -266,7 +266,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
 def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: full."}
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
-    monkeypatch.setattr("edl.ops.master_start.START_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("edl.ops.job_submission.START_TIMEOUT_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
     assert not unsaid(desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist")
     assert len(desk.cluster.of(JOBS)) == 1
@@ -478,7 +478,7 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.ops.master_start.MasterStatusReader.look", interrupted)
+    monkeypatch.setattr("edl.ops.job_submission.MasterStatusReader.look", interrupted)
     assert desk.submit("--yes") == 130
     assert not unsaid(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

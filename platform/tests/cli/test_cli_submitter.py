@@ -26,7 +26,7 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoResponseError, QuotaExceededError, ServerBusyError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, VOLUME_CLAIMS
 from edl.jobfile.published_status import PublishedStatus
-from edl.ops import job_following, polling
+from edl.ops import job_following
 
 INSTANCE = "app.kubernetes.io/instance"
 REQUESTS = 60
@@ -158,7 +158,9 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
 
     desk.time.at(5, end)
     monkeypatch.setattr(
-        job_following, "poll_repeatedly", partial(polling.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
+        job_following,
+        "poll_repeatedly",
+        partial(job_following.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep),
     )
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
@@ -419,7 +421,7 @@ def failing(reason: str, code: int | None = None, message: str = "it says why") 
 @pytest.fixture
 def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterDesk:
     """A release whose master has not published anything yet, in virtual time."""
-    patient = partial(polling.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
+    patient = partial(job_following.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
     monkeypatch.setattr(job_following, "poll_repeatedly", patient)
     desk.install()
     desk.cluster.published, desk.cluster.conditions = {}, []

@@ -15,11 +15,10 @@ from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli import app
-from edl.cli.zoo_template import TEMPLATE_FILES, model_definitions
+from edl.cli.zoo import TEMPLATE_FILES, model_definitions
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.zoo_lookup import find_model_function
-from edl.ops.image_context import DOCKERFILE, IGNORE_FILE, pack_context
-from edl.ops.image_dockerfile import choose_dockerfile, default_base_image
+from edl.ops.image_build import DOCKERFILE, IGNORE_FILE, choose_dockerfile, default_base_image, pack_context
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 

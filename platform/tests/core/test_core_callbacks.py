@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.cluster_port import Role
-from edl.core.callback_decisions import (
+from edl.core.evaluation import (
     BestCheckpoint,
     CallbackState,
     EarlyStopping,

@@ -9,8 +9,8 @@ from core.masters import Masters, alive, killed
 from edl.api.cluster_port import Role
 from edl.api.events import WarningRaised
 from edl.api.journal_entries import CheckpointWritten
+from edl.core.cuts import SavedCheckpoint
 from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
-from edl.core.saved_checkpoint import SavedCheckpoint
 
 BAD = "ps-0.safetensors is damaged"
 

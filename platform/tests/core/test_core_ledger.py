@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edl.core.ledger import Lease, Ledger, RecordRange
-from edl.core.shards import RecordSource, ShardPlan
+from edl.core.shuffle import RecordSource, ShardPlan
 
 Record = tuple[int, str, int]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.oom_policy import NO_MEMORY_RAISE, MemoryRaise, decide_after_oom, ps_oom_reason
+from edl.core.pod_lifecycle import NO_MEMORY_RAISE, MemoryRaise, decide_after_oom, ps_oom_reason
 
 
 def test_each_generation_that_runs_out_gets_more_than_the_one_before() -> None:

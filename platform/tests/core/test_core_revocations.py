@@ -22,8 +22,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobStateMachine
+from edl.core.lease_timeouts import LeaseRevocation, settle_leases
 from edl.core.ledger import Lease, RecordRange
-from edl.core.revocation_settlement import LeaseRevocation, settle_leases
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shards import RecordSource
 from edl.core.shuffle import (
     MAX_BLOCKS,
     MAX_WINDOW_RECORDS,
     BlockLayout,
     RecordPosition,
+    RecordSource,
     ShuffleOrder,
     choose_window,
     describe_ranges,

@@ -17,7 +17,7 @@ from edl.core.job import JobStateMachine
 from edl.core.job_pods import REQUEST_TIMEOUT
 from edl.core.scaling import DELETE_AGAIN_SECONDS, is_starved
 from edl.core.state import JobSettings
-from edl.master.desired_state_events import desired_state_events
+from edl.master.master_process import desired_state_events
 
 SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
 

@@ -14,8 +14,7 @@ from edl.api.cluster_port import MOST_WORKERS, PodPhase, PodStatus, Role
 from edl.api.events import RoleRequested
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
-from edl.core.job_pod import JobPod
-from edl.core.job_pods import JobPods
+from edl.core.job_pods import JobPod, JobPods
 from edl.core.job_settings import JobSettings
 from edl.core.ledger import Lease
 from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH

@@ -11,8 +11,7 @@ from edl.api.errors import BadInputError
 from edl.data.reader import CorruptRecordError
 from edl.data.reader_factory import open_reader
 from edl.data.recordio.chunk import ChunkHeader
-from edl.data.recordio.index import NotRecordIOError
-from edl.data.recordio.reader import RecordFile
+from edl.data.recordio.reader import NotRecordIOError, RecordFile
 from edl.data.recordio.writer import LARGEST_RECORD, NotBytesError, RecordTooLargeError, Writer
 
 RECORDS = [b"Hello", b"World,", b"", b"RecordIO!", b"a" * 40]

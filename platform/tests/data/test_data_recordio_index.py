@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edl.data.reader_factory import open_reader
-from edl.data.recordio.index import ChunkIndex, load_index
+from edl.data.recordio.reader import ChunkIndex, load_index
 from edl.data.recordio.writer import Writer
 
 
@@ -40,7 +40,7 @@ def test_is_kept_in_memory_unless_asked_for(file: Path) -> None:
 
 def test_a_saved_index_spares_the_walk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = load_index(file, save=True)
-    monkeypatch.setattr("edl.data.recordio.index._walk_headers", no_walk)
+    monkeypatch.setattr("edl.data.recordio.reader._walk_headers", no_walk)
     assert load_index(file) == walked
     assert walked.records == 10
 
@@ -61,7 +61,7 @@ def test_another_size_makes_it_stale(file: Path) -> None:
 def test_another_modification_time_makes_it_stale(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_index(file, save=True)
     os.utime(file, ns=(0, 12345))
-    monkeypatch.setattr("edl.data.recordio.index._walk_headers", lambda *_: [])
+    monkeypatch.setattr("edl.data.recordio.reader._walk_headers", lambda *_: [])
     assert load_index(file) == ChunkIndex.of([])
 
 

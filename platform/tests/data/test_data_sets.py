@@ -10,11 +10,18 @@ from typer.testing import CliRunner
 
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.cli.data import app
-from edl.data import dataset_writer, mnist, sample_datasets
-from edl.data.digits import DigitImages, enlarge_digits, load_digits, resize_images, split_digits
-from edl.data.mnist import MnistUnavailableError
+from edl.data import dataset_writer, sample_datasets
 from edl.data.reader_factory import open_reader
-from edl.data.record_tables import DigitTable, IrisTable
+from edl.data.sample_datasets import (
+    DigitImages,
+    DigitTable,
+    IrisTable,
+    MnistUnavailableError,
+    enlarge_digits,
+    load_digits,
+    resize_images,
+    split_digits,
+)
 
 
 def run(*arguments: object) -> str:
@@ -190,7 +197,7 @@ def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(mnist, "_MNIST_URL", "http://127.0.0.1:1/mnist.npz")
+    monkeypatch.setattr(sample_datasets, "_MNIST_URL", "http://127.0.0.1:1/sample_datasets.npz")
     data = sample_datasets.make_mnist_dataset("auto", held_back=0.2, records=None, seed=0)
     assert "MNIST is not available: the network failed" in data.origin
     assert isinstance(data.training, DigitTable)
@@ -199,18 +206,18 @@ def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.M
 
 
 def test_a_keras_that_fails_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mnist, "_is_cached", lambda: True)
-    monkeypatch.setattr(mnist, "_LOAD_SCRIPT", "raise ValueError('no such data')")
+    monkeypatch.setattr(sample_datasets, "_is_cached", lambda: True)
+    monkeypatch.setattr(sample_datasets, "_LOAD_SCRIPT", "raise ValueError('no such data')")
     with pytest.raises(EdlError, match=r"keras\.datasets failed \(ValueError: no such data\)"):
-        mnist.load_mnist()
+        sample_datasets.load_mnist()
 
 
 def test_a_network_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(mnist, "_PROBE_SCRIPT", "import time; time.sleep(60)")
-    monkeypatch.setattr(mnist, "_PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(sample_datasets, "_PROBE_SCRIPT", "import time; time.sleep(60)")
+    monkeypatch.setattr(sample_datasets, "_PROBE_SECONDS", 0.1)
     with pytest.raises(MnistUnavailableError, match="the network did not answer"):
-        mnist.load_mnist()
+        sample_datasets.load_mnist()
 
 
 def test_what_keras_delivers_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,9 +226,9 @@ import sys, numpy
 x, y = numpy.full((5, 28, 28), 9, "uint8"), numpy.arange(5, dtype="uint8")
 numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
 """
-    monkeypatch.setattr(mnist, "_is_cached", lambda: True)
-    monkeypatch.setattr(mnist, "_LOAD_SCRIPT", script)
-    training, test = mnist.load_mnist()
+    monkeypatch.setattr(sample_datasets, "_is_cached", lambda: True)
+    monkeypatch.setattr(sample_datasets, "_LOAD_SCRIPT", script)
+    training, test = sample_datasets.load_mnist()
     assert training.images.shape == (5, 28, 28)
     assert training.images.max() == 9
     assert training.labels.tolist() == [0, 1, 2, 3, 4]

@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shards import permute_index
-from edl.core.shuffle import BlockLayout, ShuffleOrder
+from edl.core.shuffle import BlockLayout, ShuffleOrder, permute_index
 from edl.data.csv_reader import CsvReader
-from edl.data.permuted_positions import fastest_permuted_range, permuted_in_python
 from edl.data.reader import (
     BlockSizes,
     CorruptRange,
@@ -26,11 +24,10 @@ from edl.data.reader import (
     PackedRecords,
     Source,
 )
-from edl.data.reader_factory import open_reader
-from edl.data.record_blocks import read_reader_blocks, shuffled_order
+from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
-from edl.data.shuffled_reader import ShuffledReader
+from edl.data.shuffled_reader import ShuffledReader, fastest_permuted_range, permuted_in_python
 
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 

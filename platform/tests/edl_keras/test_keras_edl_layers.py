@@ -20,7 +20,7 @@ from edl_keras.embedding_stage import check_step, module_of, network_of, rows_fo
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.flat_buffer import RowBatch  # noqa: E402
-from edl.keras.unsupported_embedding import UnsupportedEmbeddingError  # noqa: E402
+from edl.keras.row_binding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 

@@ -17,7 +17,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_stage import network_of, rows_for, write_export  # noqa: E402
 
-from edl.keras.feature_spec import named_component_specs  # noqa: E402
+from edl.keras.model_building import named_component_specs  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 
 TAGS = tf.ragged.constant([[3, 1], [], [2]], tf.int64)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
-from edl.keras.id_tracing import IdTracer  # noqa: E402
+from edl.keras.row_binding import IdTracer  # noqa: E402
 
 FEATURES: dict[str, Any] = {"wide": np.arange(6, dtype=np.int64).reshape(2, 3), "narrow": np.array([7, -1], np.int32)}
 Calls = Callable[[Any], list[list[Any]]]

@@ -20,7 +20,7 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.jobfile.zoo_lookup import find_model_function  # noqa: E402
-from edl.keras.loading_code import format_loading_code  # noqa: E402
+from edl.keras.model_export import format_loading_code  # noqa: E402
 from edl.keras.zoo_import import import_zoo_module  # noqa: E402
 
 MODULE = """

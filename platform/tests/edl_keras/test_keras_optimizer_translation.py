@@ -25,8 +25,10 @@ from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.optimizer_translation import keras_variable_name, refuse_partitioned_lamb, translate_optimizer  # noqa: E402
 from edl.keras.user_callbacks import KerasCallbacks  # noqa: E402
 from edl.numerics.model_declaration import ModelDeclaration  # noqa: E402
-from edl.numerics.numpy_store import NumpyParameterStore  # noqa: E402
-from edl.numerics.parameter_store import PushGradients  # noqa: E402
+from edl.numerics.parameter_store import (  # noqa: E402
+    NumpyParameterStore,
+    PushGradients,
+)
 
 CLASSES = {
     name: kind

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 
-from edl.keras.row_initializer import to_row_initializer  # noqa: E402
+from edl.keras.ps_embedding import to_row_initializer  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
 
 CLASSES = {

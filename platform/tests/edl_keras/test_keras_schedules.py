@@ -15,8 +15,10 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.learning_rate import LearningRate  # noqa: E402
-from edl.keras.optimizer_translation import translate_optimizer  # noqa: E402
+from edl.keras.optimizer_translation import (  # noqa: E402
+    LearningRate,
+    translate_optimizer,
+)
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
 

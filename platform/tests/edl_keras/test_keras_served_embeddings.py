@@ -19,7 +19,7 @@ from edl_keras.embedding_stage import check_step, network_of, rows_for  # noqa: 
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.tables import TableSpec  # noqa: E402
-from edl.keras.unsupported_embedding import UnsupportedEmbeddingError  # noqa: E402
+from edl.keras.row_binding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding as AnyId  # noqa: E402
 
 RNG = np.random.default_rng(0)

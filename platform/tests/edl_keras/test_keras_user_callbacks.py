@@ -20,9 +20,12 @@ import keras  # noqa: E402
 from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.callback_params import build_callback_params  # noqa: E402
-from edl.keras.unsupported_callbacks import refuse_unsupported_callbacks  # noqa: E402
-from edl.keras.user_callbacks import NoCallbacks, make_callbacks  # noqa: E402
+from edl.keras.monitor_callbacks import refuse_unsupported_callbacks  # noqa: E402
+from edl.keras.user_callbacks import (  # noqa: E402
+    NoCallbacks,
+    build_callback_params,
+    make_callbacks,
+)
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
 CALLBACKS = keras.callbacks

@@ -11,7 +11,7 @@ import pytest
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
 from edl.keras.user_code import UserCodeError, user_code
-from edl.worker import failure_report
+from edl.worker import task_loop
 
 GRAPH = """Graph execution error:
 
@@ -107,7 +107,7 @@ def test_errors_of_edl_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "kind"), [(StorageError("full"), "storage"), (JobFailedError("over"), "crash")])
 def test_an_error_that_says_all_has_no_traceback(error: EdlError, kind: str) -> None:
-    told = failure_report.describe_failure(error)
+    told = task_loop.describe_failure(error)
     assert (told.kind, told.message, told.detail, told.exit_code) == (kind, error.message, "", 1)
 
 
@@ -115,6 +115,6 @@ def test_an_error_that_nobody_foresaw_has_one() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        told = failure_report.describe_failure(error)
+        told = task_loop.describe_failure(error)
     assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
     assert "Traceback" in told.detail

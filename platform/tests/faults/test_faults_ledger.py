@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
-from edl.core.shards import RecordSource, ShardPlan
+from edl.core.shuffle import RecordSource, ShardPlan
 from edl.storage.journal import Journal
 from edl.testing.journal_bytes import MalformedJournalError, read_entries
 from edl.testing.ledger import LedgerError, Recount, problems

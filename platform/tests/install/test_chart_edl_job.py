@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.security_context import container_security_context, pod_security_context
+from edl.cluster.kubernetes.pod_template import container_security_context, pod_security_context
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import dump_job_spec, load_job_file, load_job_text

@@ -15,8 +15,8 @@ from install.flow_table import Flow, Table, read
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.job_manifests import render_pod
 from edl.jobfile.pod_spec import RunAsSpec
+from edl.ops.cluster_capacity import matches_expression
 from edl.ops.helper_pod import HelperPodSpec, render_helper_pod
-from edl.ops.node_matching import matches_expression
 
 pytestmark = pytest.mark.install
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from wording import unsaid
 
-from edl.jobfile.elasticdl_aliases import FIELD_ALIASES, FUNCTION_ALIASES, suggest_replacement
-from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.job_spec import FIELD_ALIASES, FUNCTION_ALIASES, JobSpec, suggest_replacement
 from edl.jobfile.section_type import field_options
 
 

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from edl.api.events import RoleStarted
 from edl.api.status import Summary
 from edl.jobfile import event_json
-from edl.jobfile.json_object import section_of, to_json
 from edl.jobfile.json_schema import JOB_SCHEMA, generate_schema_files, read_published_schema
+from edl.jobfile.section_type import section_of, to_json
 
 
 @pytest.mark.parametrize("name", sorted(generate_schema_files()))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
+from edl.jobfile.document_tree import SpecError, closest_match
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.problems import SpecError, closest_match
 
 _FILE = Path(__file__).with_name("bad_jobs.txt")
 _CASES = _FILE.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
-from edl.jobfile.pod_paths import POD_ZOO_DIR, resolve_pod_paths
+from edl.jobfile.path_resolution import POD_ZOO_DIR, resolve_pod_paths
 from edl.jobfile.pod_spec import StorageSpec, VolumeSpec
 
 SPEC = JobSpec(

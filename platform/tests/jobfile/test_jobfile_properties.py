@@ -13,24 +13,34 @@ from jsonschema import Draft202012Validator
 
 from edl.api.events import EVENTS, JobEvent
 from edl.api.status import RoleStatus, Status, Summary
-from edl.jobfile import consistency_rules, event_json
-from edl.jobfile.composite_types import (
+from edl.jobfile import event_json, loader
+from edl.jobfile.document_tree import ReadContext, SpecProblem, build_tree
+from edl.jobfile.job_spec import JOB_SECTION, JobSpec
+from edl.jobfile.json_schema import build_job_schema
+from edl.jobfile.loader import diff_job_specs, dump_job_spec, load_job_file
+from edl.jobfile.quantities import QuantityType
+from edl.jobfile.scalar_types import (
     AnyJsonType,
+    BooleanType,
+    ChoiceType,
+    IntegerType,
     ListType,
     MappingType,
     NullableType,
+    NumberType,
     PathListType,
     TextOrMappingType,
+    TextType,
 )
-from edl.jobfile.document_tree import ReadContext, build_tree
-from edl.jobfile.job_spec import JOB_SECTION, JobSpec
-from edl.jobfile.json_object import from_json, section_of, to_json
-from edl.jobfile.json_schema import build_job_schema
-from edl.jobfile.loader import diff_job_specs, dump_job_spec, load_job_file
-from edl.jobfile.problems import SpecProblem
-from edl.jobfile.quantities import QuantityType
-from edl.jobfile.scalar_types import BooleanType, ChoiceType, IntegerType, NumberType, TextType
-from edl.jobfile.section_type import FieldOption, SectionType, field_defaults, field_options
+from edl.jobfile.section_type import (
+    FieldOption,
+    SectionType,
+    field_defaults,
+    field_options,
+    from_json,
+    section_of,
+    to_json,
+)
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(
@@ -91,7 +101,7 @@ PUBLISHED = Draft202012Validator(build_job_schema())
 
 
 def usable(spec: JobSpec) -> bool:
-    return not consistency_rules.find_rule_violations(spec)
+    return not loader.find_rule_violations(spec)
 
 
 @settings(_PATIENT, max_examples=20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
 from edl.api.job import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
-from edl.jobfile.problems import SpecError
+from edl.jobfile.document_tree import SpecError
 from edl.jobfile.published_status import (
     MAX_EVENTS,
     MAX_EVENTS_BYTES,

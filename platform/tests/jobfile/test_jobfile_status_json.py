@@ -11,8 +11,8 @@ from wording import unsaid
 from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json
-from edl.jobfile.json_object import from_json, to_json
-from edl.jobfile.problems import SpecError
+from edl.jobfile.document_tree import SpecError
+from edl.jobfile.section_type import from_json, to_json
 
 
 def test_an_event_is_one_line() -> None:

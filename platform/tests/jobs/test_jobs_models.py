@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 from edl.data.reader import Metadata
 from edl.data.recordio.reader import RecordIOReader
-from edl.core.shards import RecordSource
+from edl.core.shuffle import RecordSource
 from model_zoo.mnist.mnist_subclass import CustomModel
 from model_zoo.mnist.records import eval_metrics_fn, loss
 

@@ -26,8 +26,8 @@ from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.control_service import PsControlService
-from edl.ps.master_registration import keep_registered
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.server_process import keep_registered
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.sync_rounds import PushId
 from edl.storage.journal import Journal

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edl.api.job import Strategy
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
-from edl.jobfile.json_object import from_json, to_json
+from edl.jobfile.section_type import from_json, to_json
 from edl.master.ps_metrics import PsMetrics
 from edl.transport import edl_pb2 as pb
 

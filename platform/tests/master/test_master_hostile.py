@@ -25,10 +25,10 @@ from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError
 from edl.api.status import Status
 from edl.core import events as ev
-from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, callbacks_to_json
+from edl.core.evaluation import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, callbacks_to_json
 from edl.core.job import JobStateMachine
-from edl.jobfile import json_object
-from edl.master.message_conversion import lease_to_task
+from edl.jobfile import section_type
+from edl.master.master_service import lease_to_task
 from edl.master.status_reporter import StatusReporter
 from edl.storage.run_directory import RunDirectory
 from edl.testing import promises
@@ -197,8 +197,8 @@ class Job(Stage):
         if self.state.main is not None:
             assert self.reporter.summary().records_lost == 0
         with self.shell.lock:
-            status = json_object.to_json(self.reporter.status())
-        assert json_object.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
+            status = section_type.to_json(self.reporter.status())
+        assert section_type.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
 
     def close(self) -> None:
         self.shell.stop_waiting()

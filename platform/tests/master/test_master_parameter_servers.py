@@ -36,10 +36,8 @@ from edl.core.events import (
 )
 from edl.core.partition import initial_placement
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.ps_client import PsControlClient
-from edl.master.ps_requests import RESTORE_DEADLINE, ControlRequestBuilder
-from edl.storage.checkpoint_commit import commit_checkpoint
-from edl.storage.checkpoint_manifest import CheckpointManifest, cut_directory
+from edl.master.ps_client import RESTORE_DEADLINE, ControlRequestBuilder, PsControlClient
+from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 

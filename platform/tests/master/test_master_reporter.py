@@ -59,9 +59,15 @@ from edl.core.events import (
     TrainingStalled,
 )
 from edl.jobfile.event_json import parse_event_line
-from edl.jobfile.json_object import from_json, to_json
-from edl.master.status_reporter import StatusReporter, count_total_records, find_run_start, restore_throughput
-from edl.master.throughput import WINDOW_SECONDS, ThroughputMeter
+from edl.jobfile.section_type import from_json, to_json
+from edl.master.status_reporter import (
+    WINDOW_SECONDS,
+    StatusReporter,
+    ThroughputMeter,
+    count_total_records,
+    find_run_start,
+    restore_throughput,
+)
 from edl.storage.run_directory import RunDirectory, append_json_line, read_json
 
 # ---------------------------------------------------------------------------------------------- rates

@@ -28,9 +28,8 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
-from edl.master.master_service import MasterService
-from edl.master.message_conversion import parse_lease_progress, parse_result
-from edl.master.ps_connection import PsConnection
+from edl.master.master_service import MasterService, parse_lease_progress, parse_result
+from edl.master.ps_client import PsConnection
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 

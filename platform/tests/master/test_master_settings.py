@@ -13,8 +13,7 @@ import pytest
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
-from edl.master.dataset_description import describe_dataset
-from edl.master.spec_settings import may_define_reader, settings_from_spec
+from edl.master.master_process import describe_dataset, may_define_reader, settings_from_spec
 
 
 def spec_of(folder: Path, **sections: Any) -> JobSpec:

@@ -24,9 +24,8 @@ from edl.core.events import LeaseRequested, PodChanged, Tick
 from edl.jobfile.published_status import PublishedStatus
 from edl.master import status_publication, status_reporter
 from edl.master.backend import LocalMasterBackend, choose_backend
-from edl.master.fenced_clock import FencedClock
 from edl.master.master_process import BEGINS_ANEW_MESSAGE, serve_job
-from edl.master.shell import MasterEndsError, MasterFrozenError
+from edl.master.shell import FencedClock, MasterEndsError, MasterFrozenError
 from edl.storage.run_directory import read_json
 
 EPOCHS = 20

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edl.cluster.status_port import DesiredState
+from edl.core.cuts import STOPPED
 from edl.core.events import DesiredStateInvalid, ScaleRequested, StopRequested
-from edl.core.saved_checkpoint import STOPPED
-from edl.master.desired_state_events import STOP_CHECKPOINT_SECONDS, desired_state_events
+from edl.master.master_process import STOP_CHECKPOINT_SECONDS, desired_state_events
 
 
 def test_a_stop_takes_a_checkpoint_first_and_is_the_last_wish() -> None:

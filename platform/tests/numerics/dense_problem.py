@@ -9,9 +9,8 @@ from table_contract import Table
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 
 STEPS = 200
 ROWS, DIM = 12, 3

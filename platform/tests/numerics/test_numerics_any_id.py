@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
-from edl.numerics.model_declaration import ModelDeclaration
+from edl.numerics.model_declaration import MAX_TABLE_ROWS, ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import make_rule
-from edl.numerics.table_limits import MAX_TABLE_ROWS
-from edl.ps import request_parsing
+from edl.ps import bulk_handler
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 
@@ -45,9 +44,9 @@ def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
 def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
     ids = array(EXTREMES)
     asked = [pb.TableRows(name="emb", count=len(ids))]
-    np.testing.assert_array_equal(request_parsing.parse_row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
+    np.testing.assert_array_equal(bulk_handler.parse_row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
     with pytest.raises(PeerRefusedError, match=r"'emb'.* 0 to 7, not "):
-        request_parsing.parse_row_ids(model(8), asked, ids.data.cast("B"))
+        bulk_handler.parse_row_ids(model(8), asked, ids.data.cast("B"))
 
 
 @pytest.mark.parametrize("rows", [-1, MAX_TABLE_ROWS + 1])

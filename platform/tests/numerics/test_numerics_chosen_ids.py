@@ -13,9 +13,9 @@ from numerics.chosen_ids import alike_in_a_product, with_hashes
 from table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import splitmix64
+from edl.numerics.embedding_table import RowRetention
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizers import make_rule
-from edl.numerics.row_retention import RowRetention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable

@@ -17,14 +17,12 @@ from table_contract import PATIENT, array, declared
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.flat_parameters import FlatParameters
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 from edl.numerics.initializers import initial_rows
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
-from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.numerics.optimizers import make_rule
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import FlatParameters, PushGradients
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_kernels import NATIVE_OPTIMIZERS, make_flat_rule

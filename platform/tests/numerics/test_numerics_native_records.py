@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.shards import permute_index
-from edl.data.gather import fastest_gather, gather_in_python
+from edl.core.shuffle import permute_index
+from edl.data.shuffled_reader import fastest_gather, gather_in_python
 
 if importlib.util.find_spec("edl.data._records") is not None:
     from edl.data import _records

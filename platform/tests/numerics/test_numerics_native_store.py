@@ -11,9 +11,9 @@ from store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
 from table_contract import OPTIMIZERS
 
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.store_factory import StoreFactory
+from edl.numerics.parameter_store import NumpyParameterStore
+from edl.ps.model_state import StoreFactory
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_store import NativeParameterStore

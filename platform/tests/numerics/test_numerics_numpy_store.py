@@ -13,10 +13,9 @@ from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
+from edl.numerics.model_declaration import ModelDeclaration, check_table_shape
 from edl.numerics.numpy_table import sum_duplicates
-from edl.numerics.table_limits import check_table_shape
+from edl.numerics.parameter_store import NumpyParameterStore
 
 
 class TestNumpyStore(StoreContract):

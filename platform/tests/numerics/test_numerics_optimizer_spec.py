@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from wording import unsaid
 
 from edl.api.errors import BadInputError
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS, HyperparameterSpec, HyperparameterValue
-from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, HyperparameterSpec, HyperparameterValue, OptimizerSpec
 
 
 def values_of(parameter: HyperparameterSpec) -> st.SearchStrategy[HyperparameterValue]:

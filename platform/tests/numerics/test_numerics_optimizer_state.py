@@ -15,11 +15,10 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_rule
 from edl.numerics.optimizers.adam import momentum_product
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
 from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
 

@@ -10,11 +10,9 @@ from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, clos
 from numerics.lazy_reference import FORMULAS, LazyReference
 from numerics.optimizer_cases import CASES, KERAS
 
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 
 
 @pytest.fixture(params=CASES)

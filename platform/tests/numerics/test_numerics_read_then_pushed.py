@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared, dyadic
 
 from edl.numerics.array_types import Ids
-from edl.numerics.embedding_table import EmbeddingTable
+from edl.numerics.embedding_table import EmbeddingTable, RowRetention
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import make_rule
-from edl.numerics.row_retention import RowRetention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable

@@ -17,14 +17,14 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import PinError, TableSnapshot
 from edl.numerics.parameter_store import PushGradients, RowGradients
 from edl.ps.messages import MasterAttachment
+from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_restore import CutSnapshot
 from edl.ps.shard_writer import SavedShard, ShardWriter
-from edl.ps.store_factory import StoreFactory
-from edl.storage.safetensors_file import read_array_file
+from edl.storage.safetensors_writer import read_array_file
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
-    from edl.numerics import native_snapshot
+    from edl.numerics import native_table
     from edl.numerics.native_store import NativeParameterStore
     from edl.numerics.native_table import NativeTable
 
@@ -58,7 +58,7 @@ def same(rows: TableSnapshot, copy) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch):
-    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 50_000)
+    monkeypatch.setattr(native_table, "CHUNK_BYTES", 50_000)
     table, moment, done = filled(20_000, threads), threading.Lock(), threading.Event()
 
     def pushing(number: int) -> None:
@@ -104,7 +104,7 @@ def test_memory_of_a_snapshot_is_what_pushes_change_and_no_more_than_the_rows():
 
 
 def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
-    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 100 * ROW_BYTES)
+    monkeypatch.setattr(native_table, "CHUNK_BYTES", 100 * ROW_BYTES)
     table = filled(2000)
     alone, shared = table.snapshot(), table.snapshot()
     shared.hold()
@@ -144,7 +144,7 @@ def trained() -> tuple[NativeParameterStore, PushGradients]:
 def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_with_the_last_holder(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(native_snapshot, "CHUNK_BYTES", 7 * ROW_BYTES)
+    monkeypatch.setattr(native_table, "CHUNK_BYTES", 7 * ROW_BYTES)
     store, gradients = trained()
     cut = CutSnapshot(3, store.snapshot(), 1, {})
     expected, meta = shard_arrays(CutSnapshot(3, store.snapshot(), 1, {}))

@@ -24,13 +24,12 @@ from edl.api.variables import VariableSpec
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.embedding_table import EmbeddingTable
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays
 from edl.numerics.optimizers import make_rule as rule_of
 from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot, join_rows
-from edl.numerics.parameter_store import ParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, RowGradients
 
 HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:

@@ -14,9 +14,8 @@ from distinct_contract import IDS, DistinctContract, Make, check
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.numerics import numpy_unique_ids
-from edl.numerics.numpy_unique_ids import NumpyUniqueFinder
-from edl.numerics.unique_ids import UniqueIdFinder, make_fastest_finder, positions_in
+from edl.numerics import unique_ids
+from edl.numerics.unique_ids import NumpyUniqueFinder, UniqueIdFinder, make_fastest_finder, positions_in
 
 
 class TestNumpyDistinct(DistinctContract):
@@ -35,7 +34,7 @@ def test_positions_follow_ids_that_are_given_in_another_order(ids: Any, random: 
 
 def test_ids_that_always_meet_in_the_hash_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number times zero is in the same slot."""
-    monkeypatch.setattr(numpy_unique_ids, "_HASH_MULTIPLIERS", (np.uint64(0),) * numpy_unique_ids._HASH_ROUNDS)
+    monkeypatch.setattr(unique_ids, "_HASH_MULTIPLIERS", (np.uint64(0),) * unique_ids._HASH_ROUNDS)
     ids = np.random.default_rng(0).integers(0, 40, 200)
     check(UniqueIdFinder(NumpyUniqueFinder).of(ids), ids)
 

@@ -12,8 +12,7 @@ from wording import unsaid
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
-from edl.ops.job_forecast import PodGroup, forecast_job
-from edl.ops.namespace_quotas import NamespaceQuotas
+from edl.ops.job_forecast import NamespaceQuotas, PodGroup, forecast_job
 
 HIGH, LOW = 1000, 100
 

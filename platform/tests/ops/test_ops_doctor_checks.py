@@ -14,8 +14,13 @@ from wording import unsaid
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import ApiResponse
-from edl.cluster.kubernetes.api_errors import RbacDeniedError, permission_hint
-from edl.cluster.kubernetes.install_hints import HELM_ADD_TEAM_COMMAND, helm_install_command, install_hint
+from edl.cluster.kubernetes.api_errors import (
+    HELM_ADD_TEAM_COMMAND,
+    RbacDeniedError,
+    helm_install_command,
+    install_hint,
+    permission_hint,
+)
 from edl.cluster.kubernetes.resource_kinds import (
     NAMESPACES,
     PRIORITY_CLASSES,
@@ -24,11 +29,13 @@ from edl.cluster.kubernetes.resource_kinds import (
     Manifest,
 )
 from edl.cluster.kubernetes.service_account import connect_service_account
-from edl.ops.doctor_checks import check_image_pull, check_uninstall, examine_cluster
-from edl.ops.doctor_findings import (
+from edl.ops.doctor_checks import (
     DoctorFinding,
     FindingLevel,
     PriorityClassNames,
+    check_image_pull,
+    check_uninstall,
+    examine_cluster,
     judge_claims,
     judge_pod_security,
     judge_priorities,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.ops.image_check import ENTRY_POINT, IMAGE_LABEL
+from edl.ops.image_build import ENTRY_POINT, IMAGE_LABEL
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"

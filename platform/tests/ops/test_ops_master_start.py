@@ -7,7 +7,7 @@ from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoResponseError
 from edl.cluster.kubernetes.resource_kinds import EVENTS, PODS, Manifest
-from edl.ops.master_start import (
+from edl.ops.job_submission import (
     START_TIMEOUT_SECONDS,
     MasterPodStatus,
     MasterStage,

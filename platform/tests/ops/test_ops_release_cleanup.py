@@ -10,7 +10,7 @@ from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
 from edl.ops.job_deletion import JobObjects
-from edl.ops.release.release_cleanup import ReleaseCleanup, select_departing
+from edl.ops.release.release_view import ReleaseCleanup, select_departing
 from edl.ops.release.submitter_decision import MasterJob
 
 OLD = MasterJob("mnist", "old", "submitter-a")

@@ -4,8 +4,8 @@ import pytest
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_errors import NoResponseError, RbacDeniedError, ServerBusyError
-from edl.ops.master_start import SETTLE_SECONDS, MasterPodStatus, MasterStage
-from edl.ops.release.submitter_timeouts import (
+from edl.ops.job_submission import SETTLE_SECONDS, MasterPodStatus, MasterStage
+from edl.ops.release.submitter_decision import (
     API_AWAY_SECONDS,
     CLEANUP_TIMEOUT_SECONDS,
     FAILED_START_SECONDS,

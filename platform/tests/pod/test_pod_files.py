@@ -24,10 +24,10 @@ from edl.storage.copy_protocol import (
     CopyFrame,
     encode_frame,
     encode_json_frame,
+    partial_upload_path,
     read_frame,
 )
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.partial_upload import partial_upload_path
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -15,11 +15,10 @@ from edl.api.events import RunStarted
 from edl.api.status import Status
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec
-from edl.jobfile.json_object import to_json
 from edl.jobfile.loader import load_job_file
-from edl.pod.run_selection import LATEST_RUN, RequestedRun, check_writable, open_run
-from edl.storage.checkpoint_commit import commit_checkpoint
-from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, cut_directory
+from edl.jobfile.section_type import to_json
+from edl.pod.role_preparation import LATEST_RUN, RequestedRun, check_writable, open_run
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
 from edl.storage.run_directory import RunDirectory, write_json

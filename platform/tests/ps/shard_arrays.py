@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edl.ps.shard_content import make_shard_content
 from edl.ps.shard_restore import CutSnapshot
+from edl.ps.shard_writer import make_shard_content
 
 
 def shard_arrays(cut: CutSnapshot) -> tuple[dict[str, np.ndarray], dict[str, str]]:

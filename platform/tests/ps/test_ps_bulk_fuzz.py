@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError
-from edl.numerics.table_limits import MAX_ROW_VALUES
+from edl.numerics.model_declaration import MAX_ROW_VALUES
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import MasterAttachment
+from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.bulk_server import refusal_frame

@@ -10,7 +10,7 @@ import pytest
 
 from edl.api.errors import RetryableError, StorageError
 from edl.numerics.parameter_snapshot import PinError
-from edl.numerics.table_store import TableParameterStore
+from edl.numerics.parameter_store import TableParameterStore
 from edl.ps.cut_state import MAX_CUTS_AHEAD, MAX_PAUSE_SECONDS, CutError, CutState
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb

@@ -17,9 +17,8 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
 from edl.storage.checkpoint_shards import (
     CheckpointManifest,

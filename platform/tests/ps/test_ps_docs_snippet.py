@@ -13,9 +13,8 @@ import numpy as np
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 from edl.ps.shard_restore import CutSnapshot
 from edl.ps.shard_writer import write_cut_shard
 

@@ -18,18 +18,17 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics import numpy_table
-from edl.numerics.flat_parameters import FlatParameters
 from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, PartialUpdateError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import FlatParameters, PushGradients, RowGradients
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import MasterAttachment
+from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.sync_rounds import PushId
 from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
@@ -212,7 +211,7 @@ REAL = """
 import resource, sys
 import numpy as np
 from edl.api.errors import RefusedError
-from edl.ps.store_factory import StoreFactory
+from edl.ps.model_state import StoreFactory
 from edl.numerics.parameter_store import PushGradients, RowGradients
 from edl.ps.model_state import ModelState
 from edl.api.tables import TableSpec

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from edl.api.errors import JobFailedError, RetryableError
-from edl.ps.master_registration import keep_registered
+from edl.ps.server_process import keep_registered
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 

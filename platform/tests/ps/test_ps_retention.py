@@ -13,20 +13,20 @@ from wording import unsaid
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
+from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients, RowGradients
-from edl.numerics.row_retention import RowRetention, TableFullError
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.messages import MasterAttachment
+from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part, merge_cuts
 from edl.ps.shard_writer import ShardWriter, write_cut_shard
-from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory
 from edl.ps.sync_rounds import PushId
 from edl.storage.checkpoint_contents import read_checkpoint_contents
 from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
-from edl.storage.safetensors_file import read_array_file
+from edl.storage.safetensors_writer import read_array_file
 
 SMALL, LARGE = (TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
 DECLARED = ModelDeclaration((VariableSpec("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.ps.store_factory import StoreFactory
+from edl.ps.model_state import StoreFactory
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import open_control_channel, start_control_server
 from edl.transport.control_methods import PsControlMethods

@@ -16,9 +16,8 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, merge_cuts, select_owned
 from edl.transport.bulk_client import BulkRefusedError
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients, RowGradients
-from edl.numerics.row_retention import RowRetention, TableFullError
 from edl.ps.messages import MasterAttachment, PushOrigin
+from edl.ps.model_state import NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.push_counts import PushCounter, PushCounts
+from edl.ps.push_updates import PushCounter, PushCounts
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.statistics_collector import MAX_REPORTED_TABLES, PsStatisticsCollector, TableSizes
-from edl.ps.store_factory import NUMPY_STORE, StoreFactory
 from edl.ps.sync_rounds import PendingRound, PushId, SyncRounds, WaitingPush
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError

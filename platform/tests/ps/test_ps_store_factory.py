@@ -13,12 +13,11 @@ from edl.api.tables import TableSpec
 from edl.jobfile.job_spec import ParameterServerSpec
 from edl.jobfile.pod_spec import ResourceSpec
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.numpy_store import NumpyParameterStore
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps import store_factory
-from edl.ps.model_state import ModelState
+from edl.numerics.parameter_store import NumpyParameterStore
+from edl.ps import model_state
+from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, ModelState, NativeExtension, StoreFactory, choose_store
 from edl.ps.server_process import count_available_cores, table_thread_count
-from edl.ps.store_factory import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory, choose_store
 from edl.transport.peer_errors import PeerRefusedError
 
 BUILT = NativeExtension(("sgd", "adam"))
@@ -80,7 +79,7 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
 
     monkeypatch.delitem(sys.modules, "edl.numerics.native_table", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    found = store_factory.find_extension()
+    found = model_state.find_extension()
     assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
     assert type(StoreFactory(found=found).make(declared(ADAM), NOTHING)) is NumpyParameterStore
 

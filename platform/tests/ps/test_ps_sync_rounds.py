@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_theatre import Theatre
 
-from edl.ps.follower_rounds import FollowerPush, FollowerRounds
-from edl.ps.sync_rounds import PushId, SyncRounds, WaitingPush
+from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PushId, SyncRounds, WaitingPush
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from edl.api.events import EvaluationEnded, RecordsRequeued, RoleEnded, RoleStarted, WarningRaised
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
-from edl.reporting.live_screen import render_screen
-from edl.reporting.live_view import LiveRenderer
+from edl.reporting.live_view import LiveRenderer, render_screen
 from edl.reporting.run_progress import RunProgress
 
 BEGAN = 1_700_000_000.0
@@ -53,7 +52,7 @@ def drawn(progress: RunProgress, width: int = 80, height: int = 24, notice: str 
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> RunProgress:
-    monkeypatch.setattr("edl.reporting.live_screen.format_local_time", lambda moment: "TIME")
+    monkeypatch.setattr("edl.reporting.live_view.format_local_time", lambda moment: "TIME")
     known = RunProgress(began=BEGAN).at(STATUS)
     for event in (
         RoleStarted("master", 0, 4102, time=BEGAN),

@@ -30,10 +30,16 @@ from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary
 from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
-from edl.reporting.event_text import describe_event, status_headline
-from edl.reporting.run_outcome import INTERRUPTED_EXIT, SIGTERM_EXIT, RunFailure, decide_outcome, explain_missing_end
-from edl.reporting.run_progress import RECENT_EVENTS, RunProgress
-from edl.reporting.summary_text import format_duration
+from edl.reporting.event_text import describe_event, format_duration, status_headline
+from edl.reporting.run_progress import (
+    INTERRUPTED_EXIT,
+    RECENT_EVENTS,
+    SIGTERM_EXIT,
+    RunFailure,
+    RunProgress,
+    decide_outcome,
+    explain_missing_end,
+)
 
 SUMMARY = Summary(records_total=10, records_done=4)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.reporting.slow_response import SlowResponseNotice
+from edl.reporting.text_table import SlowResponseNotice
 
 HOST = "https://cluster.test"
 

@@ -11,11 +11,10 @@ from wording import unsaid
 from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobStateMachine
 from edl.core.job_settings import JobSettings
-from edl.storage.checkpoint_commit import commit_checkpoint
-from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, cut_directory
-from edl.storage.checkpoint_restart import explain_journal_damage, plan_restart, restart_journal
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_truncation import explain_journal_damage, plan_restart, restart_journal
 from edl.storage.run_directory import RunDirectory, make_run_directory
 
 SETTINGS = JobSettings(minibatch=4, task_records=16)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
+from edl.storage.checkpoint_manifest import prune_for_full_disk
 from edl.storage.checkpoint_shards import (
     CheckpointManifest,
     SkippedCheckpoint,
@@ -28,7 +29,6 @@ from edl.storage.checkpoint_shards import (
     verify_checkpoint,
     write_shard,
 )
-from edl.storage.disk_full_pruning import prune_for_full_disk
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from edl.api.errors import StorageError
-from edl.storage.free_space import ensure_free_space
+from edl.storage.safetensors_writer import ensure_free_space
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, *, blocks: int, free: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from edl.api.errors import BadInputError, RefusedError, RetryableError, StorageError
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
-from edl.storage.segment_format import encode_record
+from edl.storage.segment_chain import encode_record
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
-from edl.storage.segment_format import HEADER_STRUCT, SegmentId, encode_record, encode_segment_header, find_record_end
+from edl.storage.segment_chain import HEADER_STRUCT, SegmentId, encode_record, encode_segment_header, find_record_end
 
 Entry = dict[str, Any]
 

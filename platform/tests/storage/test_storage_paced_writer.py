@@ -8,10 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edl.storage import safetensors_file, safetensors_writer
-from edl.storage.paced_writer import PacedWriter
-from edl.storage.safetensors_file import write_byte_stream
-from edl.storage.safetensors_writer import ArrayShape, write_array_parts
+from edl.storage import safetensors_writer
+from edl.storage.safetensors_writer import ArrayShape, PacedWriter, write_array_parts, write_byte_stream
 
 PART = memoryview(bytes(range(256)) * 4)
 
@@ -79,7 +77,7 @@ def test_a_disk_that_fails_on_the_way_is_told_at_once(tmp_path, monkeypatch):
 
 
 def test_checkpoints_and_exports_are_written_so(tmp_path, disk, monkeypatch):
-    for module in (safetensors_file, safetensors_writer):
+    for module in (safetensors_writer,):
         monkeypatch.setattr(module, "PacedWriter", partial(PacedWriter, step=3 * len(PART)))
     values = np.zeros((12, len(PART)), np.uint8)
 

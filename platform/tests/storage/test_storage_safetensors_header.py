@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
-from edl.storage.array_statistics import compute_statistics, map_stored_array
-from edl.storage.safetensors_file import write_array_file
+from edl.storage.checkpoint_export import compute_statistics, map_stored_array
 from edl.storage.safetensors_header import StoredArray, read_safetensors_header
+from edl.storage.safetensors_writer import write_array_file
 
 ARRAYS = {
     "scalar": np.array(7, np.int64),
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_statistics_are_of_finite_values_and_count_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.storage.array_statistics.PIECE_ELEMENTS", 3)
+    monkeypatch.setattr("edl.storage.checkpoint_export.PIECE_ELEMENTS", 3)
     values = np.array([[1, np.nan, -4], [np.inf, 9, -np.inf], [0, np.nan, 2]], np.float32)
     write_array_file(tmp_path / "a.safetensors", {"a": values, "none": np.array([np.nan]), "empty": np.empty(0)}, {})
     arrays = read_safetensors_header(tmp_path / "a.safetensors").arrays

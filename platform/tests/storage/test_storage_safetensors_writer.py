@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.storage.crc32_combine import combine_crc32
-from edl.storage.safetensors_file import read_array_file, write_array_file
-from edl.storage.safetensors_writer import ArrayShape, write_array_parts
+from edl.storage.safetensors_writer import (
+    ArrayShape,
+    combine_crc32,
+    read_array_file,
+    write_array_file,
+    write_array_parts,
+)
 
 PATIENT = settings(deadline=None, max_examples=40)
 

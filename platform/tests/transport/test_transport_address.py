@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.transport.address import UNIX_PATH_MAX, TcpAddress, UnixAddress, parse_address
+from edl.transport.listener import UNIX_PATH_MAX, TcpAddress, UnixAddress, parse_address
 
 hosts = st.sampled_from(["localhost", "127.0.0.1", "edl-job-ps-0.default.svc", "::1", "fe80::2"])
 

@@ -23,8 +23,7 @@ import pytest
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport import bulk_server
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
-from edl.transport.bulk_connection import BulkConnection
-from edl.transport.bulk_frames import MAX_META_BYTES, encode_frame_head
+from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, encode_frame_head
 from edl.transport.edl_pb2 import Refusal
 from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError

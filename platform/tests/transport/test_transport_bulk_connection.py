@@ -13,14 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_connection import BulkConnection, remaining_views, send_buffers
-from edl.transport.bulk_frames import (
+from edl.transport.bulk_connection import (
     HEAD_SIZE,
     MAX_META_BYTES,
+    BulkConnection,
     FrameKind,
     FrameLimits,
     OutgoingFrame,
     encode_frame_head,
+    remaining_views,
+    send_buffers,
 )
 from edl.transport.peer_errors import PeerRefusedError
 

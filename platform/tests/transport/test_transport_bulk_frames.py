@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.transport.bulk_frames import (
+from edl.transport.bulk_connection import (
     HEAD_SIZE,
     MAX_META_BYTES,
     FrameKind,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edl.api.errors import EdlError
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
-from edl.transport.bulk_frames import FRAME_MAGIC, HEAD_SIZE, MAX_META_BYTES, encode_frame_head
+from edl.transport.bulk_connection import FRAME_MAGIC, HEAD_SIZE, MAX_META_BYTES, encode_frame_head
 from edl.transport.handshake import PROTOCOL_VERSION
 
 TOKEN = "the-token-of-these-tests"

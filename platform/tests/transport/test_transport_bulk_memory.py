@@ -11,8 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_connection import READ_AHEAD_BYTES, BulkConnection
-from edl.transport.bulk_frames import MAX_META_BYTES, FrameKind, FrameLimits, encode_frame_head
+from edl.transport.bulk_connection import (
+    MAX_META_BYTES,
+    READ_AHEAD_BYTES,
+    BulkConnection,
+    FrameKind,
+    FrameLimits,
+    encode_frame_head,
+)
 
 LIMITS = FrameLimits(MAX_META_BYTES, 1 << 34)
 SLACK = 1 << 20

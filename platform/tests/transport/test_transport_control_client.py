@@ -29,8 +29,7 @@ from edl.transport.control_client import (
 )
 from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.transport.grpc_options import MAX_MESSAGE_BYTES
-from edl.transport.handshake import PROTOCOL_VERSION
+from edl.transport.handshake import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.retry import RetryTiming
 

@@ -12,9 +12,8 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport import listener as listening
-from edl.transport.address import UnixAddress, parse_address
 from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
-from edl.transport.listener import SocketListener
+from edl.transport.listener import SocketListener, UnixAddress, parse_address
 
 TOKEN = "0123456789abcdef" * 4
 BURST = 800

@@ -28,17 +28,13 @@ from edl.ps.parameter_server import AttachResult, MasterAttachment, ParameterSer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer
-from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
-from edl.worker.gradient_compensation import GradientCompensation
-from edl.worker.lease_client import LeaseClient, LeasedTask
-from edl.worker.local_updater import LocalUpdater
+from edl.worker.graceful_shutdown import ShutdownGate
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.master_session import MasterSession
 from edl.worker.parameter_client import ParameterClient
-from edl.worker.progress_reporter import ProgressReporter
-from edl.worker.record_stream import RecordStream
-from edl.worker.shutdown_gate import ShutdownGate
-from edl.worker.step_schedule import StepSchedule, run_sequentially
-from edl.worker.trainer import Trainer
+from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
+from edl.worker.trainer import StepSchedule, Trainer, run_sequentially
 
 TOKEN = "the-token-of-these-tests"
 MEMBER = pb.Member(role="worker", index=0, uid="uid-0")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edl.data.reader import CorruptRecordError
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
-from edl.worker.corrupt_records import CorruptRecordSkipper
+from edl.worker.record_stream import CorruptRecordSkipper
 
 CHUNK, CHUNKS, WINDOW = 5, 4, 3
 RECORDS = CHUNK * CHUNKS

@@ -13,7 +13,7 @@ from wording import unsaid
 
 import edl.data
 from edl.api.errors import BadInputError
-from edl.core.shards import RecordSource
+from edl.core.shuffle import RecordSource
 from edl.data.reader import BlockSizes
 from edl.jobfile.job_spec import DataSpec
 from edl.keras.user_code import UserCodeError

@@ -21,8 +21,8 @@ from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.worker.corrupt_records import RecordWindow  # noqa: E402
 from edl.worker.feed_pipeline import FeedError, feed_minibatches  # noqa: E402
+from edl.worker.record_stream import RecordWindow  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RECORDS = [serialize_example({"x": [float(i), i + 0.5], "y": i}) for i in range(20)]

@@ -11,8 +11,8 @@ from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.worker.finite_check import NotFiniteError, find_nonfinite_gradient, is_finite, report_not_finite
 from edl.worker.lease_client import LeasedTask
+from edl.worker.trainer import NotFiniteError, find_nonfinite_gradient, is_finite, report_not_finite
 
 NETWORK: Any = SimpleNamespace(
     variables=[

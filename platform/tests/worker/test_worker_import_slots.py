@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.worker.import_slots import ImportSlot, acquire_import_slot
+from edl.worker.worker_process import ImportSlot, acquire_import_slot
 
 HOLD = """
 import sys
 from pathlib import Path
-from edl.worker.import_slots import acquire_import_slot
+from edl.worker.worker_process import acquire_import_slot
 turn = acquire_import_slot(Path(sys.argv[1]), 1)
 print(turn.held, flush=True)
 sys.stdin.read()

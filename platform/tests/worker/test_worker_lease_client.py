@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from worker.loop_stage import LEASE, MEMBER, ScriptedMaster, task
 
 from edl.transport import edl_pb2 as pb
-from edl.worker.graceful_shutdown import GracefulShutdown
+from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError, ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask
 from edl.worker.master_session import MasterLostError, MasterSession
-from edl.worker.shutdown_gate import LeavingError, ShutdownGate
 
 
 def session(master: ScriptedMaster) -> MasterSession:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from wording import unsaid
 
-from edl.core import shards
+from edl.core import shuffle
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.storage.checkpoint_shards import newest_intact_checkpoint, read_shard, shard_path
@@ -224,13 +224,13 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[...
     job = local()
     run, _ = job.run(max_steps=1)
     spec = load_job_file(run.spec)
-    sources = [shards.RecordSource("a", 30), shards.RecordSource("b", 7)]
+    sources = [shuffle.RecordSource("a", 30), shuffle.RecordSource("b", 7)]
     planned = list(steps(spec, sources))
     for epoch in range(2):
         windows = [(p.task.source, *p.task.window(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
-        order = [(s.source, s.start) for s in shards.plan_epoch(sources, 12, spec.train.seed, epoch)]
+        order = [(s.source, s.start) for s in shuffle.plan_epoch(sources, 12, spec.train.seed, epoch)]
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
 
 

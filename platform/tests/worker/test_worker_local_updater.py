@@ -11,13 +11,11 @@ from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
-from edl.numerics.hyperparameters import OPTIMIZER_DEFINITIONS
-from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.worker.gradient_push import GradientPush
-from edl.worker.serial_executor import SerialExecutor
-from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, run_sequentially
+from edl.worker.trainer import OverlappedSchedule, SerialExecutor, StepSchedule, run_sequentially
 
 STEPS = 3
 

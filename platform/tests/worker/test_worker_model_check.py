@@ -24,7 +24,7 @@ from edl.storage.run_directory import create_run
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.process_identity import ProcessIdentity
-from edl.worker.shutdown_gate import ShutdownGate
+from edl.worker.graceful_shutdown import ShutdownGate
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -155,9 +155,8 @@ class Deciding(ScriptedMaster):
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """A worker with parameter servers, up to its first minibatch."""
     from edl.worker import training_setup
-    from edl.worker.import_slots import ImportSlot
     from edl.worker.runtime import WorkerRuntime
-    from edl.worker.worker_process import _run_tasks
+    from edl.worker.worker_process import ImportSlot, _run_tasks
 
     spec = load_job_file(folder / "spec.json")
     servers, master = Servers(spec.ps.count), Deciding(spec)

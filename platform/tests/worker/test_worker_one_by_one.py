@@ -21,13 +21,11 @@ from worker.loop_stage import (
     task,
 )
 
-from edl.core.crashing_ranges import MAX_FED_AHEAD
+from edl.core.lease_timeouts import MAX_FED_AHEAD
 from edl.worker import feed_pipeline
-from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
 from edl.worker.lease_client import LeasedTask
-from edl.worker.record_stream import RecordStream
-from edl.worker.serial_executor import SerialExecutor
-from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, run_sequentially
+from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
+from edl.worker.trainer import OverlappedSchedule, SerialExecutor, StepSchedule, run_sequentially
 
 pytestmark = pytest.mark.tensorflow
 

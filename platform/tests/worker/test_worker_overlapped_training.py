@@ -18,12 +18,10 @@ from edl.keras.user_callbacks import NoCallbacks
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
-from edl.worker.finite_check import NotFiniteError
+from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.gradient_push import GradientPush
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
-from edl.worker.serial_executor import SerialExecutor
-from edl.worker.shutdown_gate import LeavingError
-from edl.worker.step_schedule import OverlappedSchedule
+from edl.worker.trainer import NotFiniteError, OverlappedSchedule, SerialExecutor
 
 RATE = 0.01
 

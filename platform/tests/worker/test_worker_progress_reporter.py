@@ -9,9 +9,8 @@ from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
-from edl.worker.lease_client import LeasedTask
+from edl.worker.lease_client import LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterLostError, MasterSession
-from edl.worker.progress_reporter import ProgressReporter
 
 
 class Talk:

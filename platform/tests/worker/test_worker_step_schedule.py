@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.worker.serial_executor import SerialExecutor
-from edl.worker.step_schedule import OverlappedSchedule, StepSchedule, StepStages, run_sequentially
+from edl.worker.trainer import OverlappedSchedule, SerialExecutor, StepSchedule, StepStages, run_sequentially
 
 
 class ScriptedError(Exception):

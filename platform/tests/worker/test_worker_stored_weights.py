@@ -19,8 +19,8 @@ from edl.numerics.initializers import initial_rows
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage import checkpoint_shards
-from edl.worker.failure_report import describe_failure
 from edl.worker.stored_weights import StoredWeights
+from edl.worker.task_loop import describe_failure
 
 UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
 USERS = TableSpec("users", 10, 2, UNIFORM, 7)

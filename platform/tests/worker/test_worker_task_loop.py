@@ -15,12 +15,11 @@ from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, ta
 from edl.api.errors import BadInputError, RefusedError
 from edl.keras.user_callbacks import NoCallbacks
 from edl.transport import edl_pb2 as pb
-from edl.worker.evaluator import Evaluator
-from edl.worker.finite_check import NotFiniteError
+from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
-from edl.worker.model_redeclaration import watch_placement
-from edl.worker.shutdown_gate import LeavingError
 from edl.worker.task_loop import TaskLoop
+from edl.worker.trainer import NotFiniteError
+from edl.worker.training_setup import Evaluator, watch_placement
 
 
 @pytest.fixture

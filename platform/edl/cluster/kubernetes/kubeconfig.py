@@ -20,9 +20,8 @@ from urllib3.exceptions import MaxRetryError
 from urllib3.exceptions import TimeoutError as SilenceError
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
-from edl.cluster.kubernetes.api_client import KubeClient, KubeConnection, RequestHook
+from edl.cluster.kubernetes.api_client import KEEPALIVE_OPTIONS, KubeClient, KubeConnection, RequestHook
 from edl.cluster.kubernetes.api_errors import ClusterConfigError, NoKubeconfigError, NoResponseError
-from edl.cluster.kubernetes.socket_options import KEEPALIVE_OPTIONS
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _KUBECONFIG_ERRORS = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)

@@ -11,15 +11,147 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
-from edl.cluster.kubernetes import names, security_context, volume_mounts
+from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes.strategic_merge import apply_strategic_merge
 from edl.core import worker_priority
 from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpec
-from edl.jobfile.path_resolution import pod_storage_path
-from edl.jobfile.pod_spec import ResourceSpec, SecretKeyRef
+from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
+from edl.jobfile.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.jobfile.quantities import format_cores, format_size
+
+# --------------------------------------------------------------------------------------------------
+# What a pod sees beside its image: spec and token, folders of its own to write in, the job's volumes.
+
+
+SCRATCH_DIRS = {"home": names.HOME_DIR, "run": names.RUNTIME_DIR, "tmp": "/tmp"}  # noqa: S108 (a pod's own)
+"""Folders that a pod may write, by their volume's name: its root filesystem is read-only."""
+RESERVED_MOUNTS = (*SCRATCH_DIRS.values(), names.SPEC_DIR, names.TOKEN_DIR)
+"""Where no volume of the spec may be mounted."""
+
+
+def pod_volumes(spec: JobSpec, token_secret: str) -> list[Manifest]:
+    """The volumes of a pod; a claim that is mounted twice is one volume."""
+    shared = {_volume_name(volume, spec): _volume_source(volume) for volume in shared_volumes(spec)}
+    return [
+        {"name": "spec", "configMap": {"name": names.spec_configmap(spec.name)}},
+        # readable by the pod's group, which is fsGroup, and by nobody else
+        {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
+        *({"name": name, "emptyDir": {}} for name in scratch_dirs(spec)),
+        *({"name": name, **source} for name, source in shared.items()),
+    ]
+
+
+def container_mounts(spec: JobSpec) -> list[Manifest]:
+    """Where the container sees them."""
+    return [
+        {"name": "spec", "mountPath": names.SPEC_DIR, "readOnly": True},
+        {"name": "token", "mountPath": names.TOKEN_DIR, "readOnly": True},
+        *({"name": name, "mountPath": path} for name, path in scratch_dirs(spec).items()),
+        *({"name": _volume_name(volume, spec), "mountPath": volume.mount} for volume in shared_volumes(spec)),
+    ]
+
+
+def scratch_dirs(spec: JobSpec) -> dict[str, str]:
+    """Folders that are the pod's own and go with it, by their volume's name."""
+    return SCRATCH_DIRS | ({} if has_shared_storage(spec) else {"storage": UNSHARED_STORAGE_DIR})
+
+
+def shared_volumes(spec: JobSpec) -> tuple[VolumeSpec, ...]:
+    """The spec's volumes, and that of ``storage.claim`` when it is not one of them."""
+    claim = spec.storage.claim
+    if claim is None or any(volume.claim == claim for volume in spec.volumes):
+        return spec.volumes
+    return (*spec.volumes, VolumeSpec(mount=pod_storage_path(spec), claim=claim))
+
+
+def _volume_name(volume: VolumeSpec, spec: JobSpec) -> str:
+    """One name for volumes of the same content: that of the first of them."""
+    return f"volume-{[_volume_source(each) for each in shared_volumes(spec)].index(_volume_source(volume))}"
+
+
+def _volume_source(volume: VolumeSpec) -> Manifest:
+    if volume.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    return {"hostPath": {"path": volume.host_path, "type": "Directory"}}
+
+
+# --------------------------------------------------------------------------------------------------
+# What the ``restricted`` Pod Security Standard asks of a pod, and a root filesystem that cannot be written.
+#
+# Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+
+
+def pod_security_context(run_as: RunAsSpec) -> Manifest:
+    """Security context of a pod: one user for all of it, which owns what its volumes let it own."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": run_as.user,
+        "runAsGroup": run_as.group,
+        "fsGroup": run_as.group,
+        # a volume of millions of files would be walked at the start of every pod
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security_context() -> Manifest:
+    """Security context of a container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# ``pod.overrides``: what the spec does not model, merged into a pod last, as a strategic merge patch would be.
+
+
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+}
+"""Lists that are merged item by item, and what tells their items apart. Other lists are replaced.
+
+Source: patchMergeKey in the API's types, https://github.com/kubernetes/api/blob/master/core/v1/types.go
+"""
+
+
+def apply_strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
+    """``base`` with ``patch`` in it: mappings are merged, null takes a field away, anything else is replaced.
+
+    Args:
+        field: the name under which both stand, which says how lists are merged.
+    """
+    if isinstance(patch, Mapping):
+        old = base if isinstance(base, Mapping) else {}
+        merged = {**old, **{name: apply_strategic_merge(old.get(name), value, name) for name, value in patch.items()}}
+        return {name: value for name, value in merged.items() if value is not None}
+    key = MERGE_KEYS.get(field)
+    if key is not None and has_unique_keys(patch, key):  # an annotation may have such a name, and any value
+        return _merge_items(base if has_unique_keys(base, key) else [], patch, key)
+    return patch
+
+
+def _merge_items(base: list[Any], patch: list[Any], key: str) -> list[Any]:
+    items = {item[key]: item for item in base}
+    for item in patch:
+        items[item[key]] = apply_strategic_merge(items.get(item[key]), item)
+    return list(items.values())
+
+
+def has_unique_keys(value: Any, key: str) -> bool:
+    """Whether a list's items are mappings, each with its own text under ``key``."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return False
+    keys = [item.get(key) for item in value]
+    return all(isinstance(each, str) for each in keys) and len(set(keys)) == len(keys)
+
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -28,7 +160,10 @@ DISK_RESOURCE, DISK_REQUEST_BYTES = "ephemeral-storage", 256 << 20
 """Kubernetes' name for a node's own disk, and the bytes of it that a pod asks for, unless its limit is lower."""
 _UNHEALTHY_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_LOST_SECONDS: Mapping[Role, int | None] = {Role.MASTER: 30, Role.PS: 120, Role.WORKER: 10}
-"""The master deletes a PS of which nobody hears (``edl.core.unreachable_ps``), and one that answers is to be kept."""
+"""The master deletes a PS of which nobody hears (``edl.core.parameter_servers``).
+
+And one that answers is to be kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +229,9 @@ def _pod_spec(spec: JobSpec, place: PodIdentity, wish: PodOptions) -> Manifest:
         "serviceAccountName": spec.security.master_account if master else spec.security.pod_account,
         "automountServiceAccountToken": master,
         "enableServiceLinks": False,
-        "securityContext": security_context.pod_security_context(spec.security.run_as),
+        "securityContext": pod_security_context(spec.security.run_as),
         "containers": [_render_container(spec, place, section.resources, wish)],
-        "volumes": volume_mounts.pod_volumes(spec, place.token_secret),
+        "volumes": pod_volumes(spec, place.token_secret),
         "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[place.role]),
     }
     return found | _optional_fields(spec)
@@ -121,9 +256,9 @@ def _render_container(spec: JobSpec, place: PodIdentity, resources: ResourceSpec
         "env": container_environment(spec, place),
         "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(place.role)],
         "resources": resource_requirements(resources, wish.memory_factor),
-        "securityContext": security_context.container_security_context(),
+        "securityContext": container_security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": volume_mounts.container_mounts(spec),
+        "volumeMounts": container_mounts(spec),
     }
 
 

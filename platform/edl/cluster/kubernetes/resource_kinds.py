@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 Manifest = dict[str, Any]
@@ -85,3 +86,17 @@ KIND_BY_NAME = {
 def manifest_kind(manifest: Manifest) -> ResourceKind:
     """The kind of a manifest that EDL rendered."""
     return KIND_BY_NAME[manifest["kind"]]
+
+
+# --------------------------------------------------------------------------------------------------
+# Kubernetes' times as unix seconds.
+
+
+def parse_timestamp(text: str | None) -> float | None:
+    """Unix seconds of ``2026-01-31T12:00:00Z``, with or without parts of a second; None for nothing."""
+    return datetime.fromisoformat(text).timestamp() if text else None
+
+
+def creation_time(manifest: Manifest) -> float:
+    """When an object was created, in unix seconds; 0.0 for one that never was."""
+    return parse_timestamp(manifest.get("metadata", {}).get("creationTimestamp")) or 0.0

@@ -13,11 +13,9 @@ from pathlib import Path
 import urllib3
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes.api_client import KubeConnection
-from edl.cluster.kubernetes.api_errors import NoResponseError
-from edl.cluster.kubernetes.install_hints import install_hint
+from edl.cluster.kubernetes.api_client import NO_LINGER_OPTIONS, KubeConnection
+from edl.cluster.kubernetes.api_errors import NoResponseError, install_hint
 from edl.cluster.kubernetes.names import MASTER_ACCOUNT
-from edl.cluster.kubernetes.socket_options import NO_LINGER_OPTIONS
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_CACHE_SECONDS = 60.0

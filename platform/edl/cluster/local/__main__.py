@@ -13,11 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edl.cluster.local.event_loop import EventLoop
 from edl.cluster.local.parent_death import die_with_parent
-from edl.cluster.local.role_environment import RoleCommand, role_command
-from edl.cluster.local.runtime_directory import RuntimeDirectory
-from edl.cluster.local.supervisor import Supervisor
+from edl.cluster.local.role_process import RoleCommand, role_command
+from edl.cluster.local.supervisor import RuntimeDirectory, Supervisor
+from edl.cluster.local.supervisor_server import EventLoop
 
 
 def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:

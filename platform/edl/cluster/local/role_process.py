@@ -5,17 +5,117 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from edl.api.cluster_port import Role
-from edl.cluster.local.exit_status import ExitStatus
+from edl.api.cluster_port import PodPhase, Role
 from edl.cluster.local.parent_death import parent_death_hook
-from edl.cluster.local.role_environment import RoleEnvironment
+
+# --------------------------------------------------------------------------------------------------
+# How a role process is started: its command line and the environment that tells it who it is.
+#
+# Every role is ``python -m edl.<role>`` with the variables below and no arguments; what the job is stands in
+# ``<run>/spec.json``. The token is a file that only the user can read: it is never in argv or in the environment.
+#
+# ====================== ========================================================================================
+# ``EDL_RUN_DIR``        the run directory: ``spec.json``, ``journal/``, ``logs/``, ``events.jsonl``
+# ``EDL_ROLE``           ``master``, ``ps`` or ``worker``
+# ``EDL_INDEX``          the pod's index within its role, from 0
+# ``EDL_UID``            this incarnation's uid, unique over the run
+# ``EDL_RUNTIME_DIR``    a short private folder for Unix sockets; it vanishes with the supervisor
+# ``EDL_TOKEN_FILE``     the file that holds the job's token (hex, mode 0600)
+# ``EDL_CLUSTER_SOCKET`` the supervisor's socket, read by ``edl.cluster.local.local_cluster``
+# ``EDL_MASTER_ADDRESS`` where the master listens: ``unix:<path>``
+# ====================== ========================================================================================
+#
+# All but ``EDL_CLUSTER_SOCKET`` are the same for pods; roles read them with ``edl.transport.process_identity``.
+
+
+RoleCommand = Callable[[Role, int], Sequence[str]]
+"""Builds the argument list that starts a role; tests put small fake roles here."""
+
+
+def role_command(role: Role, index: int) -> Sequence[str]:
+    """Return the command of a real role; ``index`` travels in the environment.
+
+    ``-P`` keeps the current folder from the front of ``sys.path``: its modules must not stand for EDL's.
+    """
+    del index
+    return [sys.executable, "-P", "-m", f"edl.{role}"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnvironment:
+    """Who a role process is and where it finds what it needs."""
+
+    role: Role
+    index: int
+    uid: str
+    run_dir: Path
+    runtime_dir: Path
+    token_file: Path
+    cluster_socket: Path
+    master_address: str
+
+    def to_variables(self) -> dict[str, str]:
+        """Return the environment variables that carry these values."""
+        return {
+            "EDL_ROLE": self.role.value,
+            "EDL_INDEX": str(self.index),
+            "EDL_UID": self.uid,
+            "EDL_RUN_DIR": str(self.run_dir),
+            "EDL_RUNTIME_DIR": str(self.runtime_dir),
+            "EDL_TOKEN_FILE": str(self.token_file),
+            "EDL_CLUSTER_SOCKET": str(self.cluster_socket),
+            "EDL_MASTER_ADDRESS": self.master_address,
+        }
+
+
+# --------------------------------------------------------------------------------------------------
+# How a process ended, in the words that users and the master read.
+
+
+_SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """The end of a process: its exit code as a shell reports it (0-255; 128 + n for signal n) and the reason."""
+
+    exit_code: int
+    reason: str
+
+    @property
+    def phase(self) -> PodPhase:
+        """The pod phase that the ending means."""
+        return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
+
+    @classmethod
+    def of(cls, returncode: int) -> ExitStatus:
+        """Describe a return code of ``subprocess``, in which a signal is negative.
+
+        A role that catches SIGTERM and exits 143 itself was terminated just the same.
+        """
+        exit_code = _SIGNAL_BASE - returncode if returncode < 0 else returncode
+        return cls(exit_code, _exit_reason(exit_code))
+
+
+def _exit_reason(exit_code: int) -> str:
+    if exit_code == 0:
+        return "Completed"
+    if exit_code <= _SIGNAL_BASE:
+        return "Error"
+    try:
+        name = signal.Signals(exit_code - _SIGNAL_BASE).name
+    except ValueError:
+        return "Error"
+    return f"{'Terminated' if name == 'SIGTERM' else 'Killed'} ({name})"
 
 
 class RoleProcess:

@@ -2,25 +2,249 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import secrets
+import shutil
 import signal
-from collections.abc import Iterable
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from edl.api.cluster_port import PodStatus, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import parent_death
-from edl.cluster.local.event_loop import EventLoop
-from edl.cluster.local.exit_status import ExitStatus
 from edl.cluster.local.orphan_reaper import OrphanReaper
-from edl.cluster.local.pod_table import PodTable
-from edl.cluster.local.restart_policy import RestartPolicy
-from edl.cluster.local.role_environment import RoleCommand, RoleEnvironment
-from edl.cluster.local.role_process import RoleProcess
-from edl.cluster.local.run_log import RunLog
-from edl.cluster.local.runtime_directory import RuntimeDirectory
-from edl.cluster.local.supervisor_server import SupervisorServer
+from edl.cluster.local.role_process import ExitStatus, RoleCommand, RoleEnvironment, RoleProcess
+from edl.cluster.local.supervisor_server import EventLoop, SupervisorServer
+
+# --------------------------------------------------------------------------------------------------
+# When is a master that died started again?
+#
+# At once the first times; when it keeps dying young, after a delay that doubles; and when it never lives long, not at
+# all: the user then needs its log more than another try.
+
+
+YOUNG_SECONDS = 5.0
+"""A master that dies before this age died young; an older one starts a new count."""
+FREE_RESTARTS = 3
+FIRST_DELAY_SECONDS = 0.2
+MAX_DELAY_SECONDS = 5.0
+MAX_YOUNG_DEATHS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Counts deaths at a young age in a row."""
+
+    young_deaths: int = 0
+
+    def after_death(self, age: float) -> RestartPolicy:
+        """Return the policy after a death at ``age`` seconds."""
+        return RestartPolicy(self.young_deaths + 1 if age < YOUNG_SECONDS else 1)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether another try makes no sense."""
+        return self.young_deaths >= MAX_YOUNG_DEATHS
+
+    @property
+    def delay_seconds(self) -> float:
+        """Seconds to wait before the next start."""
+        late = self.young_deaths - FREE_RESTARTS
+        if late <= 0:
+            return 0.0
+        return float(min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (late - 1)))
+
+
+# --------------------------------------------------------------------------------------------------
+# The pods that a supervisor knows: the live ones, and the ended ones until they are deleted or too many.
+#
+# Ended pods are remembered so that a master that was away learns how they ended.
+
+
+MAX_ENDED_PODS = 1000
+
+
+class PodTable:
+    """What was started, by uid; decides what each change means, does nothing itself."""
+
+    def __init__(self) -> None:
+        self._live_pods: dict[str, PodStatus] = {}
+        self._names: dict[tuple[Role, int], PodStatus] = {}
+        self._ended: dict[str, PodStatus] = {}
+        self._deleting: set[str] = set()
+
+    def __iter__(self) -> Iterator[PodStatus]:
+        return iter([*self._ended.values(), *self._live_pods.values()])
+
+    def live(self, role: Role, index: int) -> PodStatus | None:
+        """Return the live pod of that name."""
+        return self._names.get((role, index))
+
+    def started(self, uid: str, role: Role, index: int, pid: int) -> PodStatus:
+        """Enter a pod that runs since now."""
+        pod = PodStatus(uid, role, index, PodPhase.RUNNING, reason="Started", pid=pid)
+        self._live_pods[uid] = self._names[role, index] = pod
+        return pod
+
+    def delete(self, uid: str) -> bool:
+        """Note that a pod was told to go; return whether it is alive. An ended pod is forgotten."""
+        self._ended.pop(uid, None)
+        if uid in self._live_pods:
+            self._deleting.add(uid)
+        return uid in self._live_pods
+
+    def ended(self, uid: str, ending: ExitStatus) -> PodStatus:
+        """Enter a live pod's end and return its last state: ``GONE`` when it was deleted."""
+        pod = self._live_pods.pop(uid)
+        del self._names[pod.role, pod.index]
+        if uid in self._deleting:
+            self._deleting.remove(uid)
+            return replace(pod, phase=PodPhase.GONE, exit_code=ending.exit_code, reason="Deleted")
+        last = replace(pod, phase=ending.phase, exit_code=ending.exit_code, reason=ending.reason)
+        self._ended[uid] = last
+        if len(self._ended) > MAX_ENDED_PODS:
+            del self._ended[next(iter(self._ended))]
+        return last
+
+
+# --------------------------------------------------------------------------------------------------
+# What the supervisor writes into the run directory.
+#
+# ``logs/supervisor.log`` has a line for each start and end. ``events.jsonl`` gets the ends of the master, which nobody
+# else can know; all other events are the master's to write.
+
+
+class RunLog:
+    """Appends to the files of one run.
+
+    A full disk does not end a job: what could not be written is counted, and the log says so when it can.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._log_path = run_dir / "logs" / "supervisor.log"
+        self._events = run_dir / "events.jsonl"
+        self._lost = 0
+        self._log_path.parent.mkdir(exist_ok=True)
+
+    def line(self, text: str) -> None:
+        """Append a line to the supervisor's log."""
+        gap = f"{self._lost} lines and events before this could not be written\n" if self._lost else ""
+        line = f"{gap}{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
+        if self._append(self._log_path, line):
+            self._lost = 0
+
+    def ended(self, process: RoleProcess, ending: ExitStatus) -> None:
+        """Note a process's end."""
+        self.line(f"{process.uid} (pid {process.pid}) ended: {ending.reason}, exit code {ending.exit_code}")
+        if process.role == "master":
+            self._append(self._events, json.dumps(_role_ended_event(process, ending)) + "\n")
+
+    def _append(self, path: Path, text: str) -> bool:
+        try:
+            _append_text(path, text)
+        except OSError:
+            self._lost += 1
+            return False
+        return True
+
+
+def _role_ended_event(process: RoleProcess, ending: ExitStatus) -> dict[str, object]:
+    return {
+        "event": "role_ended",
+        "time": time.time(),
+        "role": process.role.value,
+        "index": process.index,
+        "pid": process.pid,
+        "reason": ending.reason,
+        "exit_code": ending.exit_code,
+    }
+
+
+def _append_text(path: Path, text: str) -> None:
+    # One write of a short line to a file opened with O_APPEND never mixes with another process's line.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# The private folder of a running job: its sockets and its token.
+#
+# It lies under the system's temporary folder because the path of a Unix socket has at most 103 bytes. A supervisor that
+# was killed leaves its folder behind; the next one of the same user sweeps those whose lock nobody holds.
+
+
+MAX_SOCKET_PATH = 103
+_LONGEST_NAME = len("/worker-0000000.sock")
+_PREFIX = "edl-"
+_LOCK = "lock"
+
+
+class RuntimeDirectory:
+    """A fresh folder (mode 0700) with a fresh token; removed by ``close``."""
+
+    def __init__(self) -> None:
+        parent = _short_parent()
+        _remove_abandoned(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock = _hold_lock(self.path)
+        self.token = secrets.token_hex(32)
+        self.token_file = self.path / "token"
+        self.cluster_socket = self.path / "cluster.sock"
+        self.master_socket = self.path / "master.sock"
+        descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(self.token)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _short_parent() -> Path:
+    parent = Path(tempfile.gettempdir())
+    longest = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") + _LONGEST_NAME
+    return parent if longest <= MAX_SOCKET_PATH else Path("/tmp")  # noqa: S108 - mkdtemp makes it private
+
+
+def _hold_lock(folder: Path) -> int:
+    # Locked before it has its name, so that no other supervisor can find it unlocked.
+    unnamed = folder / f"{_LOCK}.new"
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unnamed.rename(folder / _LOCK)
+    return descriptor
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        if _is_abandoned(lock):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _is_abandoned(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:  # another user's, or just swept
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # its supervisor lives
+        return False
+    else:
+        return os.fstat(descriptor).st_uid == os.getuid()
+    finally:
+        os.close(descriptor)
+
 
 DONE_GRACE_SECONDS = 2.0
 """What roles get to leave when the master is done."""

@@ -72,3 +72,101 @@ def _lion(
     np.multiply(mean, beta_2, out=mean)
     np.multiply(update.gradient, one_minus_float32(beta_2), out=share)
     np.add(mean, share, out=mean)
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps divided by the root of what the squared gradients add up to (Adagrad) or average (RMSprop, Adadelta).
+
+
+def adagrad(optimizer: OptimizerSpec) -> UpdateRule:
+    """``a += g²``, then ``w -= lr * g / sqrt(a + epsilon)``."""
+    return partial(_adagrad, optimizer.number("epsilon"))
+
+
+def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
+    """``v = rho * v + (1 - rho) * g²``, then ``w -= lr * g / sqrt(v + epsilon)``.
+
+    ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
+    """
+    momentum, centered = optimizer.number("momentum"), optimizer.get_flag("centered")
+    return partial(_rmsprop, optimizer.number("rho"), optimizer.number("epsilon"), momentum, centered)
+
+
+def adadelta(optimizer: OptimizerSpec) -> UpdateRule:
+    """Like RMSprop, with the root mean square of the steps so far in place of a rate; times ``lr``."""
+    return partial(_adadelta, optimizer.number("rho"), optimizer.number("epsilon"))
+
+
+def _adagrad(
+    epsilon: float, values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays
+) -> None:
+    (accumulator,) = slots
+    root, step = scratch.first, scratch.second
+    np.multiply(update.gradient, update.gradient, out=root)
+    np.add(accumulator, root, out=accumulator)
+    np.add(accumulator, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.multiply(update.gradient, update.learning_rate, out=step)
+    np.divide(step, root, out=step)
+    np.subtract(values, step, out=values)
+
+
+def _rmsprop(
+    rho: float,
+    epsilon: float,
+    momentum: float,
+    centered: bool,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: ParameterUpdate,
+    scratch: ScratchArrays,
+) -> None:
+    velocity, *others = slots
+    root, step = scratch.first, scratch.second
+    _update_mean_square(velocity, update.gradient, rho, root)
+    if centered:
+        _update_mean(others[-1], update.gradient, rho, root)
+        np.multiply(others[-1], others[-1], out=root)
+        np.subtract(velocity, root, out=root)
+        np.maximum(root, 0, out=root)  # a variance; rounding must not make it negative
+        np.add(root, epsilon, out=root)
+    else:
+        np.add(velocity, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.multiply(update.gradient, update.learning_rate, out=step)
+    np.divide(step, root, out=step)
+    if momentum:
+        np.multiply(others[0], momentum, out=others[0])
+        np.add(others[0], step, out=others[0])
+        step = others[0]
+    np.subtract(values, step, out=values)
+
+
+def _adadelta(
+    rho: float, epsilon: float, values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays
+) -> None:
+    squares, steps = slots
+    root, step = scratch.first, scratch.second
+    _update_mean_square(squares, update.gradient, rho, root)
+    np.add(steps, epsilon, out=step)
+    np.sqrt(step, out=step)
+    np.multiply(step, update.gradient, out=step)
+    np.add(squares, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.divide(step, root, out=step)
+    _update_mean_square(steps, step, rho, root)
+    np.multiply(step, update.learning_rate, out=step)
+    np.subtract(values, step, out=values)
+
+
+def _update_mean(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+    """``mean = rho * mean + (1 - rho) * sample``."""
+    np.multiply(sample, 1 - rho, out=scratch)
+    np.multiply(mean, rho, out=mean)
+    np.add(mean, scratch, out=mean)
+
+
+def _update_mean_square(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+    """``mean = rho * mean + (1 - rho) * sample²``."""
+    np.multiply(sample, sample, out=scratch)
+    _update_mean(mean, scratch, rho, scratch)

@@ -10,10 +10,9 @@ import numpy as np
 
 from edl.api.variables import VariableSpec
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.numerics.optimizers.adam import adam, adamax, nadam
 from edl.numerics.optimizers.ftrl import ftrl, uses_row_groups
-from edl.numerics.optimizers.gradient_descent import lion, momentum, sgd
+from edl.numerics.optimizers.gradient_descent import adadelta, adagrad, lion, momentum, rmsprop, sgd
 from edl.numerics.optimizers.lamb import lamb
 from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
 

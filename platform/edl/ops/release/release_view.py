@@ -2,15 +2,90 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
 from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
-from edl.cluster.kubernetes.api_errors import NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.cluster.kubernetes.timestamps import creation_time
+from edl.cluster.kubernetes.api_errors import ConflictError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest, ResourceKind, creation_time
+from edl.ops.job_deletion import JobObjects, is_deletion_stuck, list_job_objects
 from edl.ops.job_submission import is_begun
 from edl.ops.release.submitter_decision import MasterJob, ReleaseView, SubmitterJob
-from edl.ops.release.submitter_identity import SubmitterIdentity
+
+# --------------------------------------------------------------------------------------------------
+# Who a submitter is, as its pod is told, and what its job is called.
+
+
+_CRON_MINUTES = re.compile(r"[0-9]{1,8}")
+"""What the CronJob controller puts behind the last dash of a Job's name: minutes since 1970."""
+_DIGEST_CHARS = 8
+_BOOLEAN_WORDS = {"": False, "false": False, "true": True}
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitterIdentity:
+    """A submitter, as its environment names it; see the package's docstring.
+
+    Attributes:
+        release: of the chart.
+        job: name of the submitter Job.
+        uid: of the submitter Job; also the name of its one submission.
+        scheduled: whether a CronJob made it.
+        resume: the run to go on with: its id, or ``latest``; None for a new one.
+    """
+
+    release: str
+    job: str
+    uid: str
+    scheduled: bool = False
+    resume: str | None = None
+
+    @property
+    def submission_id(self) -> str:
+        """What all pods of this submitter call their one submission."""
+        return self.uid
+
+    def derive_job_name(self, name: str) -> str:
+        """The name of the job: that of its spec; of a scheduled one, another for each date."""
+        if not self.scheduled:
+            return name
+        tail = self.job.rpartition("-")[2]
+        if not _CRON_MINUTES.fullmatch(tail):  # kubectl create job --from=cronjob/…
+            tail = hashlib.sha256(self.job.encode()).hexdigest()[:_DIGEST_CHARS]
+        return f"{name}-{tail}"
+
+
+def read_identity(variables: Mapping[str, str]) -> SubmitterIdentity | None:
+    """The submitter that the environment names; None if it names no release.
+
+    Raises:
+        BadInputError: something is missing, or contradicts itself.
+    """
+    release = variables.get("EDL_RELEASE", "")
+    if not release:
+        return None
+    names = ("EDL_SUBMITTER_JOB", "EDL_SUBMITTER_UID")
+    if missing := [name for name in names if not variables.get(name)]:
+        raise _environment_error(f"the environment of a submitter lacks {' and '.join(missing)}")
+    flag = variables.get("EDL_SCHEDULED", "")
+    if flag not in _BOOLEAN_WORDS:
+        raise _environment_error(f"EDL_SCHEDULED is true or false, not {flag!r}")
+    resume = variables.get("EDL_RESUME") or None
+    if resume is not None and _BOOLEAN_WORDS[flag]:
+        raise _environment_error("each date of a schedule is a job of its own, which has no earlier run to go on with")
+    job, uid = (variables[name] for name in names)
+    return SubmitterIdentity(release, job, uid, _BOOLEAN_WORDS[flag], resume)
+
+
+def _environment_error(message: str) -> BadInputError:
+    return BadInputError(message, where="edl-role submit", hint="The chart edl-job makes such pods as they must be.")
+
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 SUBMITTER_ROLE = "submitter"
@@ -70,3 +145,102 @@ def _read_own_submitter(api: KubeClient, me: SubmitterIdentity) -> SubmitterJob 
 
 def _list_release_jobs(api: KubeClient, release: str, role: str) -> tuple[Manifest, ...]:
     return api.list(JOBS, labels=f"{names.ROLE_LABEL}={role},{INSTANCE_LABEL}={release}").items
+
+
+# --------------------------------------------------------------------------------------------------
+# What makes a job one of a release: its Job's label and owner, and the note about it on the submitter Job.
+
+
+def add_release_labels(manifests: Sequence[Manifest], me: SubmitterIdentity) -> list[Manifest]:
+    """Manifests of a job, the Job last, with the Job as the release's and owned by its submitter Job."""
+    *parts, job = manifests
+    meta = job["metadata"]
+    labels = {**meta["labels"], INSTANCE_LABEL: me.release}
+    return [*parts, {**job, "metadata": {**meta, "labels": labels, "ownerReferences": [_submitter_reference(me)]}}]
+
+
+def mark_submitted(api: KubeClient, me: SubmitterIdentity, uid: str) -> None:
+    """Note on the submitter Job which master Job it has, so that none is submitted again once that is deleted."""
+    api.patch(JOBS, me.job, {"metadata": {"uid": me.uid, "annotations": {SUBMITTED_ANNOTATION: uid}}})
+
+
+def _submitter_reference(me: SubmitterIdentity) -> Manifest:
+    return {
+        "apiVersion": JOBS.api_version,
+        "kind": JOBS.name,
+        "name": me.job,
+        "uid": me.uid,
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Removes what an earlier submitter of the release has left, and never anything that a later one has made.
+#
+# Unlike ``edl delete``, which means a name, this means Jobs by uid: deleting something twice, or late, harms nobody.
+# What
+# such a Job owns goes with it; pods that a dead node holds are taken from it.
+
+
+class ReleaseCleanup:
+    """Round by round, until nothing is left of jobs that are going.
+
+    Args:
+        job: the name that is wanted: what still goes of an earlier job of that name is waited for, too.
+    """
+
+    def __init__(self, api: KubeClient, job: str) -> None:
+        self._api, self._job_names = api, [job]
+        self._deleted_uids: set[str] = set()
+        self._asked: set[tuple[str, int | None]] = set()
+
+    def round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
+        """Ask for the deletion of ``masters``, and of what nobody has asked for yet; returns what still goes."""
+        for master in masters:
+            self._deleted_uids.add(master.uid)
+            self._delete(JOBS, names.master_name(master.job), master.uid)
+            if master.job not in self._job_names:
+                self._job_names.append(master.job)
+        left = [select_departing(list_job_objects(self._api, job), self._deleted_uids) for job in self._job_names]
+        for there in left:
+            for pod in there.of(PODS):
+                self._force_delete(pod, there.now)
+        return replace(left[0], objects=tuple(thing for there in left for thing in there.objects))
+
+    def _force_delete(self, pod: Manifest, now: float) -> None:
+        meta = pod["metadata"]
+        if "deletionTimestamp" not in meta:
+            # the others follow their Job; a master that lived on would ask for new ones
+            if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._deleted_uids:
+                self._delete(PODS, meta["name"], meta["uid"])
+        elif is_deletion_stuck(pod, None, now):
+            self._delete(PODS, meta["name"], meta["uid"], grace=0)
+
+    def _delete(self, kind: ResourceKind, name: str, uid: str, grace: int | None = None) -> None:
+        if (uid, grace) in self._asked:
+            return
+        with suppress(NotFoundError, ConflictError):  # it is gone already, or another has its name
+            self._api.delete(kind, name, uid=uid, grace=grace)
+        self._asked.add((uid, grace))
+
+
+def select_departing(there: JobObjects, going: Iterable[str] = ()) -> JobObjects:
+    """What of a job's objects goes away: deleted, owned by one of the Jobs ``going``, or by none that is there.
+
+    An object that was made after the Jobs were listed looks as if its owner were gone; who only waits does no harm.
+    """
+    gone = frozenset(going)
+    alive = {job["metadata"]["uid"] for job in there.of(JOBS)} - gone
+
+    def goes(thing: Manifest) -> bool:
+        meta, owners = thing["metadata"], _owner_uids(thing)
+        if "deletionTimestamp" in meta or meta["uid"] in gone:
+            return True
+        return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
+
+    return replace(there, objects=tuple(thing for thing in there.objects if goes(thing)))
+
+
+def _owner_uids(thing: Manifest) -> set[str]:
+    return {owner["uid"] for owner in thing["metadata"].get("ownerReferences") or ()}

@@ -21,7 +21,7 @@ from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import JobLock, RunDirectory
-from edl.worker import failure_report
+from edl.worker import task_loop
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 
@@ -63,7 +63,7 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
             report.say(f"It was {stopped.reason}.", f"Go on with: {go_on}")
         return stopped.exit_code
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
-        failure = failure_report.describe_failure(error)
+        failure = task_loop.describe_failure(error)
         print(strip_control_characters(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)
         return failure.exit_code
@@ -81,14 +81,13 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
 def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest) -> LocalTraining:
     import_tensorflow()
     from edl.keras import model_contract, user_callbacks
-    from edl.keras.callback_params import build_callback_params
     from edl.keras.monitor_callbacks import check_monitors
-    from edl.worker.corrupt_records import CorruptRecordSkipper
+    from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
-    from edl.worker.feed_pipeline import FeedFunction
-    from edl.worker.first_minibatch import find_first_features
+    from edl.worker.feed_pipeline import FeedFunction, find_first_features
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
+    from edl.worker.record_stream import CorruptRecordSkipper
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)

@@ -14,11 +14,9 @@ import tensorflow as tf
 from edl.api.errors import BadInputError
 from edl.core import evaluation
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
-from edl.keras.loss_scaling import uses_dynamic_loss_scaling, warn_if_loss_unscaled
-from edl.keras.model_building import build_model
+from edl.keras.model_building import ModelVariables, build_model
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import ModelLoss
-from edl.keras.model_variables import ModelVariables
+from edl.keras.model_loss import ModelLoss, uses_dynamic_loss_scaling, warn_if_loss_unscaled
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
 

@@ -12,8 +12,8 @@ from typing import Any
 from edl.api.events import JobEnded, JobEvent, RoleEnded, RoleStarted
 from edl.api.status import Status, Summary
 from edl.jobfile.event_json import line
-from edl.jobfile.json_object import to_json
-from edl.reporting import summary_text
+from edl.jobfile.section_type import to_json
+from edl.reporting import event_text
 from edl.reporting.event_text import describe_event, format_local_time
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import RunDirectory, append_json_line, write_json
@@ -105,8 +105,8 @@ class LocalReport:
         else:
             self._print(
                 "\n".join(
-                    summary_text.format_block(
-                        summary_text.summary_heading(phase, summary), summary_text.summary_rows(summary)
+                    event_text.format_block(
+                        event_text.summary_heading(phase, summary), event_text.summary_rows(summary)
                     )
                 )
             )

@@ -25,25 +25,24 @@ from edl.api.events import (
     ModelExported,
     WarningRaised,
 )
-from edl.core import shards
-from edl.core.saved_checkpoint import STOPPED
+from edl.core import shuffle
+from edl.core.cuts import STOPPED
 from edl.core.shuffle import SHUFFLED_SOURCE
 from edl.data.reader import Reader
-from edl.data.record_blocks import choose_reader_window, shuffled_order
+from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import ShuffledReader
 from edl.jobfile.job_spec import JobSpec
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_shards
 from edl.storage.run_directory import RunDirectory
-from edl.worker.corrupt_records import CorruptRecordSkipper, RecordWindow
 from edl.worker.feed_pipeline import FeedFunction, feed_in_background
-from edl.worker.finite_check import report_not_finite
 from edl.worker.lease_client import LeasedTask, PositionDescriber
 from edl.worker.local_strategy.local_model import LocalModel
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
-from edl.worker.record_errors import add_record_range
+from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
+from edl.worker.trainer import add_record_range, report_not_finite
 from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
 
 _LOG = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class Planned:
 
 
 def steps(
-    spec: JobSpec, sources: list[shards.RecordSource], window: int = 0, named: PositionDescriber | None = None
+    spec: JobSpec, sources: list[shuffle.RecordSource], window: int = 0, named: PositionDescriber | None = None
 ) -> Iterator[Planned]:
     """All steps of a job, lazily.
 
@@ -71,10 +70,10 @@ def steps(
     """
     train, seed = spec.train, None if window else spec.train.seed
     if window:
-        sources = [shards.RecordSource(SHUFFLED_SOURCE, sum(source.records for source in sources))]
+        sources = [shuffle.RecordSource(SHUFFLED_SOURCE, sum(source.records for source in sources))]
     size = train.minibatch_size * train.minibatches_per_task
     for epoch in range(train.epochs):
-        for shard in shards.plan_epoch(sources, size, seed, epoch):
+        for shard in shuffle.plan_epoch(sources, size, seed, epoch):
             task = LeasedTask(
                 0,
                 "training",
@@ -181,9 +180,9 @@ class LocalTraining:
             BadInputError: an epoch has fewer records than a minibatch.
         """
         reader = self._readers("training")
-        sources = [shards.RecordSource(s.name, s.records) for s in reader.sources()]
+        sources = [shuffle.RecordSource(s.name, s.records) for s in reader.sources()]
         epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
-        if not self._step and (why := shards.minibatch_size_error(self._spec.train.minibatch_size, records)):
+        if not self._step and (why := shuffle.minibatch_size_error(self._spec.train.minibatch_size, records)):
             raise BadInputError(why)
         self._choose_order(reader, records)
         total = self._all = epochs * records
@@ -219,7 +218,7 @@ class LocalTraining:
         if self._window:
             self._shuffled = ShuffledReader(reader, shuffled_order(reader, self._window, train.seed))
 
-    def _train(self, sources: list[shards.RecordSource]) -> None:
+    def _train(self, sources: list[shuffle.RecordSource]) -> None:
         train, every = self._spec.train, self._spec.checkpoint
 
         def rest() -> Iterator[Planned]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
+from edl.core.cuts import FINAL_SECONDS, STOPPED
 
 _STOPPING = (
     f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."

@@ -12,9 +12,9 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import NoRateLimiter, RateLimiter
 from edl.cluster.kubernetes.api_errors import ForbiddenError
+from edl.cluster.kubernetes.kube_cluster import KEPT_ENDED_PODS
 from edl.cluster.kubernetes.lease_fence import LeaseFence
 from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
-from edl.cluster.kubernetes.pod_garbage_collector import KEPT_ENDED_PODS
 from edl.cluster.kubernetes.pod_watch import WatchSettings
 from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff, TokenBucketLimiter
 from edl.jobfile.job_spec import JobSpec, ModelSpec

@@ -10,7 +10,7 @@ from small_cluster import SmallCluster
 from wording import unsaid
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes import desired_state, names
+from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_errors import error_from_response
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState
@@ -22,7 +22,7 @@ DESIRED = st.builds(DesiredState, COUNTS, st.none() | st.integers(1, 100), st.bo
 
 @given(DESIRED)
 def test_a_wish_survives_the_way(desired: DesiredState) -> None:
-    assert desired_state.parse_desired_state(desired_state.format_desired_state(desired)) == desired
+    assert status_publisher.parse_desired_state(status_publisher.format_desired_state(desired)) == desired
 
 
 @pytest.mark.parametrize(
@@ -40,36 +40,36 @@ def test_a_wish_survives_the_way(desired: DesiredState) -> None:
     ],
 )
 def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
-    found = desired_state.parse_desired_state(text)
+    found = status_publisher.parse_desired_state(text)
     assert (found.min, found.max, found.stop) == (None, None, False)
     assert not unsaid(found.unreadable, names.DESIRED_ANNOTATION, "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:
-    assert desired_state.parse_desired_state("") == DesiredState()
+    assert status_publisher.parse_desired_state("") == DesiredState()
 
 
 def test_who_wants_it_to_stop_is_heard_whatever_else_is_wrong() -> None:
-    assert desired_state.parse_desired_state('{"max": "4", "stop": true}').stop
+    assert status_publisher.parse_desired_state('{"max": "4", "stop": true}').stop
 
 
 def test_a_wish_stands_in_for_one_that_could_not_be_read() -> None:
-    assert desired_state.merge_desired_state(
-        desired_state.parse_desired_state("{"), DesiredState(max=3), (1, 4)
+    assert status_publisher.merge_desired_state(
+        status_publisher.parse_desired_state("{"), DesiredState(max=3), (1, 4)
     ) == DesiredState(max=3)
 
 
 @pytest.mark.parametrize("wanted", [DesiredState(max=10_001), DesiredState(min=10_001, max=10_000)])
 def test_more_workers_than_a_job_may_have_are_refused(wanted: DesiredState) -> None:
     with pytest.raises(BadInputError, match=r"10001: .*10000 workers"):
-        desired_state.merge_desired_state(DesiredState(), wanted, (1, 4))
+        status_publisher.merge_desired_state(DesiredState(), wanted, (1, 4))
 
 
 @given(DESIRED, DESIRED, st.integers(0, 10), st.integers(1, 10))
 def test_wishes_never_contradict_themselves(known: DesiredState, wanted: DesiredState, low: int, more: int) -> None:
     spec = (low, low + more)
     try:
-        found = desired_state.merge_desired_state(known, wanted, spec)
+        found = status_publisher.merge_desired_state(known, wanted, spec)
     except BadInputError:
         return
     assert (spec[0] if found.min is None else found.min) <= (spec[1] if found.max is None else found.max)
@@ -87,14 +87,14 @@ def test_wishes_never_contradict_themselves(known: DesiredState, wanted: Desired
 )
 def test_more_than_max_is_refused_with_what_is_missing(known: DesiredState, wanted: DesiredState, hint: str) -> None:
     with pytest.raises(BadInputError, match="more than max") as refused:
-        desired_state.merge_desired_state(known, wanted, (1, 4))
+        status_publisher.merge_desired_state(known, wanted, (1, 4))
     assert hint in (refused.value.hint or "")
 
 
 def test_a_wish_is_added_to_those_before() -> None:
     cluster = SmallCluster()
     put_job(cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 2}', "other": "stays"})
-    assert desired_state.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
+    assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
     found = find_job(cluster, "mnist")
     assert found.desired == DesiredState(2, 6)
     assert found.job["metadata"]["annotations"]["other"] == "stays"
@@ -110,5 +110,7 @@ def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPa
 
     put_job(cluster)
     monkeypatch.setattr(SmallCluster, "patch", once)
-    assert desired_state.update_desired_state(cluster, "mnist", DesiredState(stop=True), desired_state.ANY_BOUNDS).stop
+    assert status_publisher.update_desired_state(
+        cluster, "mnist", DesiredState(stop=True), status_publisher.ANY_BOUNDS
+    ).stop
     assert find_job(cluster, "mnist").desired.stop

@@ -27,11 +27,11 @@ from edl.cluster.kubernetes.job_manifests import (
     render_pod,
 )
 from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
+from edl.jobfile.document_tree import SpecError
 from edl.jobfile.job_spec import JobSpec, WorkerSpec
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import pod_storage_path
 from edl.jobfile.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
-from edl.jobfile.problems import SpecError
 
 _PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 

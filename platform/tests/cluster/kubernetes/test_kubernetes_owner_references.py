@@ -11,7 +11,7 @@ from wording import unsaid
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NoResponseError, RbacDeniedError
 from edl.cluster.kubernetes.job_manifests import owner_reference
-from edl.cluster.kubernetes.owner_references import adopt_objects, delete_unowned_token, dependent_objects
+from edl.cluster.kubernetes.master_backend import adopt_objects, delete_unowned_token, dependent_objects
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, ResourceKind
 
 JOB, UID = "digits", "job-uid"

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import RetryableError
-from edl.cluster.kubernetes.pod_cache import PodCache, PodRecord
-from edl.cluster.kubernetes.pod_garbage_collector import (
+from edl.cluster.kubernetes.kube_cluster import (
     KEPT_ENDED_PODS,
     PodGarbageCollector,
     excess_pods,
     stuck_deletions,
 )
+from edl.cluster.kubernetes.pod_watch import PodCache, PodRecord
 
 
 def body(

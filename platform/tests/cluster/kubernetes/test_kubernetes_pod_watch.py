@@ -16,8 +16,7 @@ from edl.api.cluster_port import DEFAULT_OPTIONS, PodStatus, Role
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_client import KubeClient, ResourceList
 from edl.cluster.kubernetes.api_errors import NoResponseError, ResourceExpiredError, ServerBusyError, UnauthorizedError
-from edl.cluster.kubernetes.pod_cache import PodCache
-from edl.cluster.kubernetes.pod_watch import PodWatch, WatchSettings
+from edl.cluster.kubernetes.pod_watch import PodCache, PodWatch, WatchSettings
 from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 
 PODS = 4

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RefusedError
-from edl.cluster.local import orphan_reaper, restart_policy, supervisor_protocol
-from edl.cluster.local.exit_status import ExitStatus
+from edl.cluster.local import orphan_reaper, supervisor, supervisor_protocol
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.cluster.local.pod_table import MAX_ENDED_PODS, PodTable
-from edl.cluster.local.restart_policy import RestartPolicy
-from edl.cluster.local.role_environment import RoleEnvironment
+from edl.cluster.local.role_process import ExitStatus, RoleEnvironment
+from edl.cluster.local.supervisor import MAX_ENDED_PODS, PodTable, RestartPolicy
 from edl.cluster.watch_cache import WatchCache
 from edl.transport.process_identity import ProcessIdentity
 
@@ -44,11 +42,11 @@ def test_restarts_are_free_then_slower_then_pointless() -> None:
         policy = policy.after_death(age=0.1)
         delays.append(policy.delay_seconds)
     assert delays[:9] == [0, 0, 0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
-    assert set(delays[9:]) == {restart_policy.MAX_DELAY_SECONDS}
+    assert set(delays[9:]) == {supervisor.MAX_DELAY_SECONDS}
 
 
 def test_long_life_forgives_early_deaths() -> None:
-    policy = RestartPolicy(young_deaths=9).after_death(age=restart_policy.YOUNG_SECONDS)
+    policy = RestartPolicy(young_deaths=9).after_death(age=supervisor.YOUNG_SECONDS)
     assert policy.delay_seconds == 0
 
 

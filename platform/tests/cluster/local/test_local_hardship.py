@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.cluster.local import restart_policy
-from edl.cluster.local.event_loop import EventLoop
-from edl.cluster.local.run_log import RunLog
-from edl.cluster.local.runtime_directory import RuntimeDirectory
-from edl.cluster.local.supervisor import Supervisor
+from edl.cluster.local import supervisor
+from edl.cluster.local.supervisor import RunLog, RuntimeDirectory, Supervisor
+from edl.cluster.local.supervisor_server import EventLoop
 
 
 def supervise(run_dir: Path, command: Sequence[str]) -> int:
@@ -35,7 +33,7 @@ def supervise(run_dir: Path, command: Sequence[str]) -> int:
 def test_master_that_never_lives_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str], line: str
 ) -> None:
-    monkeypatch.setattr(restart_policy, "MAX_YOUNG_DEATHS", 3)
+    monkeypatch.setattr(supervisor, "MAX_YOUNG_DEATHS", 3)
     assert supervise(tmp_path, command) == 1
     log = (tmp_path / "logs" / "supervisor.log").read_text()
     assert log.count(line) == 3

@@ -14,8 +14,7 @@ import pytest
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.cluster.local import supervisor_protocol
 from edl.cluster.local import supervisor_server as server_module
-from edl.cluster.local.event_loop import EventLoop
-from edl.cluster.local.supervisor_server import SupervisorServer
+from edl.cluster.local.supervisor_server import EventLoop, SupervisorServer
 
 POD = PodStatus("worker-0-u", Role.WORKER, 0, PodPhase.RUNNING, reason="Started", pid=1)
 
