@@ -1,11 +1,9 @@
 """The whole job as one state: events in, commands out.
 
-Parts: ``grants`` (what a worker gets), ``staffing`` (which pods are asked for and which are told to go), ``recovery``
-(pods that are lost), ``reclaim`` (leases that are taken back),
-``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``handover`` (PS that are told to go),
-``unreachable_ps`` (those on nodes that are lost), ``stall`` (what people hear of a job that stands),
-``phases`` (what the job does next). Each is a
-set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
+Parts: ``grants`` (what a worker gets), ``scaling`` (which pods are asked for and which are told to go), ``pod_events``
+(what a pod's change means), ``revocation`` (leases that are taken back), ``parameter_servers`` (who holds the
+parameters, planned handovers, lost nodes), ``snapshots`` (cuts and checkpoints), ``stall`` (what people hear of a job
+that stands). Each is a set of functions over ``state.JobState``; nothing here waits, logs or reads a clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether training stands, and what it waits for: for people.
 
 Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
-whose checkpoints cannot be written hands out no step after a while (``checkpoint_failures``). The status says either at
+whose checkpoints cannot be written hands out no step after a while (``snapshots``). The status says either at
 once (``find_missing_ps``, ``unsaved_checkpoint_reason``); an event tells of its beginning, of its end, and of a PS
 that turns out to be missing too, or to be on a lost node (``advance``).
 """

@@ -56,7 +56,7 @@ INCARNATION_SHIFT = 32
 
 @dataclass(slots=True)
 class PendingStop:
-    """A final checkpoint is to be taken, and then the job ends (module ``final_checkpoint``).
+    """A final checkpoint is to be taken, and then the job ends (module ``snapshots``).
 
     Attributes:
         reason: why the job ends.
