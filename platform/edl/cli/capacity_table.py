@@ -1,4 +1,4 @@
-"""How much of a job would run at once, in words: a table of its pods, who waits for what, who gives way."""
+"""How much of a job would run at once, in words: a table of its pods, who waits for what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edl.reporting.text_table import align_columns
 
 _COLUMNS = ("role", "pods", "priority", "each")
 _ROLE_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}
-_VICTIMS_SHOWN = 3
 
 
 def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
@@ -30,7 +29,7 @@ def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
 
 
 def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
-    """What can never start on today's nodes, what will not start at once, by reason, who gives way; a sentence each."""
+    """What can never start on today's nodes, and what will not start at once, by reason; a sentence each."""
     yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
     for role, found in groupby((fit for fit in forecast.placements if not fit.never), key=lambda fit: fit.group.role):
@@ -41,10 +40,6 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
         yield f"{_join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
-    if victims := [name for fit in forecast.placements for name in fit.victims]:
-        pods = "1 pod" if len(victims) == 1 else f"{len(victims)} pods"
-        more = " …" if len(victims) > _VICTIMS_SHOWN else ""
-        yield f"{pods} of lower priority would give way: {', '.join(victims[:_VICTIMS_SHOWN])}{more}"
 
 
 def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
@@ -66,7 +61,7 @@ def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
         "requests": amounts_json(fit.requests_per_pod),
         "allowed_by_quota": fit.allowed,
         "at_once": fit.placed,
-        "gives_way": list(fit.victims),
+        "may_preempt": fit.may_preempt,
         "can_never_start": fit.never,
     }
 
@@ -98,7 +93,8 @@ def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
     if fit.at_once == fit.allowed and fit.refusal is not None:
         return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
     if fit.lacking:
-        return f"for room ({', '.join(fit.lacking)})"
+        preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""
+        return f"for room ({', '.join(fit.lacking)}){preemption}"
     return "for a node that takes such pods (taints, node selector, affinity)"
 
 

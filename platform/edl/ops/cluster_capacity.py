@@ -1,8 +1,9 @@
 """What a cluster has free now, and how many pods of a job would find room: arithmetic over lists of nodes and pods.
 
 It answers as the scheduler would, as far as requests, taints, node selectors and node affinity go: pods are placed one
-after the other where most is free, and one of higher priority takes the place of lower ones. It is a forecast: others
-submit too, and what a node's own affinity rules between pods forbid only the scheduler knows.
+after the other where most is free. It is a forecast: others submit too, and what a node's own affinity rules between
+pods forbid only the scheduler knows. Nor does it say which pods Kubernetes would preempt: only that there are some of
+lower priority.
 """
 
 from __future__ import annotations
@@ -99,35 +100,25 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class RunningPod:
-    """A pod that has a place."""
-
-    name: str
-    node: str
-    requests: ResourceAmounts
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
 class PodPlacement:
     """Where one pod of a forecast goes.
 
     Attributes:
         node: None when there is no room for it now.
-        victims: pods of lower priority that give way to it.
         lacking: of which resources there is too little, where it would come closest; empty when no node admits it.
+        may_preempt: nodes that admit the pod run pods of lower priority, which Kubernetes may preempt for it.
     """
 
     node: str | None
-    victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    may_preempt: bool = False
 
 
 @dataclass
 class _NodeCapacity:
     manifest: Manifest
     free: dict[str, Fraction]
-    running_pods: list[RunningPod] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)  # of the pods that run here
 
     @property
     def name(self) -> str:
@@ -176,14 +167,13 @@ class ClusterCapacity:
         nodes = [node for node in self._nodes.values() if node_admits_pod(node.manifest, pod)]
         roomy = [node for node in nodes if not lacking_resources(node.free, wanted)]
         if roomy:
-            return self._take(max(roomy, key=_free_share), wanted, priority, ())
-        if pod["spec"].get("preemptionPolicy") != "Never":
-            yielding = [(found, node) for node in nodes if (found := _find_victims(node, wanted, priority)) is not None]
-            if yielding:
-                victims, node = min(yielding, key=lambda choice: len(choice[0]))
-                return self._take(node, wanted, priority, victims)
+            node = max(roomy, key=_free_share)
+            node.free = subtract_resources(node.free, wanted)
+            node.priorities.append(priority)
+            return PodPlacement(node.name)
         closest = min((lacking_resources(node.free, wanted) for node in nodes), key=len, default=[])
-        return PodPlacement(None, lacking=tuple(closest))
+        lower = any(running < priority for node in nodes for running in node.priorities)
+        return PodPlacement(None, tuple(closest), may_preempt=lower and pod["spec"].get("preemptionPolicy") != "Never")
 
     def never_fits_reason(self, pod: Manifest) -> str:
         """Why ``pod`` can never start on the nodes that there are today, were they all empty; empty if it can.
@@ -206,23 +196,12 @@ class ClusterCapacity:
         ]
         return "; ".join(missing)
 
-    def _take(
-        self, node: _NodeCapacity, wanted: ResourceAmounts, priority: int, victims: Sequence[RunningPod]
-    ) -> PodPlacement:
-        for victim in victims:
-            node.running_pods.remove(victim)
-        node.free = subtract_resources(sum_resources([node.free, *(victim.requests for victim in victims)]), wanted)
-        node.running_pods.append(RunningPod("", node.name, wanted, priority))
-        return PodPlacement(node.name, tuple(victim.name for victim in victims))
-
     def _add_running_pod(self, pod: Manifest) -> None:
         node = self._nodes.get(pod["spec"].get("nodeName") or "")
         if node is None or pod.get("status", {}).get("phase") in _ENDED_PHASES:
             return
-        meta, wanted = pod["metadata"], pod_requests(pod)
-        name = f"{meta.get('namespace', '')}/{meta['name']}"
-        node.running_pods.append(RunningPod(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
-        node.free = subtract_resources(node.free, wanted)
+        node.priorities.append(int(pod["spec"].get("priority") or 0))
+        node.free = subtract_resources(node.free, pod_requests(pod))
 
 
 def _without_transient_taints(node: Manifest) -> Manifest:
@@ -260,28 +239,3 @@ def _free_share(node: _NodeCapacity) -> tuple[Fraction, str]:
     whole = parse_resources(node.manifest["status"].get("allocatable"))
     shares = [node.free[name] / whole[name] for name in ("cpu", "memory") if whole.get(name)]
     return sum(shares, Fraction()), node.name
-
-
-def _find_victims(node: _NodeCapacity, wanted: ResourceAmounts, priority: int) -> list[RunningPod] | None:
-    """The fewest, lowest tenants without whom there is room; None when all lower ones together are too few."""
-    chosen: list[RunningPod] = []
-    free = node.free
-    for tenant in sorted(node.running_pods, key=lambda tenant: tenant.priority):
-        if tenant.priority >= priority:
-            break
-        chosen.append(tenant)
-        free = sum_resources([free, tenant.requests])
-        if not lacking_resources(free, wanted):
-            return _spare_victims(chosen, free, wanted)
-    return None
-
-
-def _spare_victims(chosen: Sequence[RunningPod], free: ResourceAmounts, wanted: ResourceAmounts) -> list[RunningPod]:
-    """``chosen`` without those that can stay after all, the highest first."""
-    needed = list(chosen)
-    for tenant in sorted(chosen, key=lambda tenant: -tenant.priority):
-        without = subtract_resources(free, tenant.requests)
-        if not lacking_resources(without, wanted):
-            needed.remove(tenant)
-            free = without
-    return needed

@@ -9,7 +9,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.cluster_capacity import PODS_RESOURCE, ClusterCapacity, matches_expression, pod_requests
+from edl.ops.cluster_capacity import PODS_RESOURCE, ClusterCapacity, PodPlacement, matches_expression, pod_requests
 from edl.ops.resource_quantities import (
     ResourceAmounts,
     parse_quantity,
@@ -150,8 +150,8 @@ class GroupPlacement:
         requests_per_pod: requests of one pod.
         allowed: how many of its pods the quotas let in.
         placed: how many of these find room now; None when the nodes are not known.
-        victims: pods of lower priority that would give way.
         lacking: what the nodes have too little of, for the first that waits.
+        may_preempt: Kubernetes may preempt pods of lower priority for the first that waits.
         refusal: which quota refuses the first that is not let in.
         never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
     """
@@ -160,8 +160,8 @@ class GroupPlacement:
     requests_per_pod: ResourceAmounts
     allowed: int
     placed: int | None
-    victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    may_preempt: bool = False
     refusal: QuotaRefusal | None = None
     never: str | None = None
 
@@ -209,10 +209,8 @@ def forecast_job(crowds: Sequence[PodGroup], room: ClusterCapacity | None, quota
 def _place_group(crowd: PodGroup, room: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
     never = None if room is None else room.never_fits_reason(crowd.pod)
     allowed, placed = 0, 0
-    victims: tuple[str, ...] = ()
-    lacking: tuple[str, ...] = ()
+    waiting: PodPlacement | None = None
     refusal = None
-    waiting = False
     for _ in range(crowd.count):
         refusal = quotas.admit_pod(crowd.pod)
         if refusal is not None:
@@ -221,17 +219,21 @@ def _place_group(crowd: PodGroup, room: ClusterCapacity | None, quotas: Namespac
         if room is None or waiting:  # pods of one kind: where one finds no room, the next finds none
             continue
         place = room.place(crowd.pod)
-        waiting, lacking = place.node is None, place.lacking
-        placed, victims = placed + (not waiting), victims + place.victims
+        if place.node is None:
+            waiting = place
+        else:
+            placed += 1
     each = {name: amount for name, amount in pod_requests(crowd.pod).items() if name != _HIDDEN_RESOURCE}
     return GroupPlacement(
-        crowd, each, allowed, None if room is None else placed, _named_pods(victims), lacking, refusal, never
+        group=crowd,
+        requests_per_pod=each,
+        allowed=allowed,
+        placed=None if room is None else placed,
+        lacking=waiting.lacking if waiting else (),
+        may_preempt=waiting is not None and waiting.may_preempt,
+        refusal=refusal,
+        never=never,
     )
-
-
-def _named_pods(victims: Iterable[str]) -> tuple[str, ...]:
-    """Without pods of the job itself, which have no name yet."""
-    return tuple(name for name in victims if name)
 
 
 def _relevant_resources(free: ResourceAmounts, crowds: Sequence[PodGroup]) -> dict[str, Fraction]:

@@ -108,7 +108,7 @@ def test_a_job_that_can_never_start_on_todays_nodes_is_warned_of(desk: Desk) -> 
     assert not unsaid(desk.out, "never", "1 nvidia.com/gpu", "0 nvidia.com/gpu")
 
 
-def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
+def test_a_full_cluster_with_pods_of_lower_priority_is_warned_of(desk: Desk) -> None:
     tenant = {
         "kind": "Pod",
         "metadata": {"name": "idle", "namespace": "others"},
@@ -117,7 +117,8 @@ def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
     desk.cluster.put(tenant)
     desk.cluster.objects.pop(("nodes", "", "n2"))
     assert desk.submit("--dry-run=server") == 0
-    assert not unsaid(desk.out, "warning", "1 pod", "others/idle")
+    assert not unsaid(desk.out, "warning", "wait", "room", "preempts", "lower priority")
+    assert "others/idle" not in desk.out
 
 
 def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_quota(desk: Desk) -> None:

@@ -130,17 +130,21 @@ def test_devices_are_counted_like_everything() -> None:
     assert fill(room, pod(more={"nvidia.com/gpu": "1"})) == ["a", "a"]
 
 
-def test_a_higher_priority_takes_the_fewest_lower_pods_and_never_equal_ones() -> None:
-    tenants = [pod("1", on="a", name="small"), pod("3", on="a", name="big"), pod("4", priority=HIGH, on="b")]
-    room = ClusterCapacity([node("a"), node("b")], tenants)
-    place = room.place(pod("2", priority=HIGH))
-    assert (place.node, place.victims) == ("a", ("other/big",))
-    assert room.place(pod("2", priority=LOW)).node is None
-
-
-def test_a_priority_that_preempts_nobody_waits() -> None:
-    room = ClusterCapacity([node("a")], [pod("4", on="a")])
-    assert room.place(pod(priority=HIGH, preemptionPolicy="Never")).node is None
+@pytest.mark.parametrize(
+    ("running", "wanted", "may_preempt"),
+    [
+        (LOW, pod(priority=HIGH), True),
+        (HIGH, pod(priority=HIGH), False),
+        (HIGH, pod(priority=LOW), False),
+        (LOW, pod(priority=HIGH, preemptionPolicy="Never"), False),
+        (LOW, pod(priority=HIGH, nodeSelector={"disk": "ssd"}), False),
+    ],
+)
+def test_a_pod_without_room_says_whether_kubernetes_may_preempt(
+    running: int, wanted: Manifest, may_preempt: bool
+) -> None:
+    place = ClusterCapacity([node("a")], [pod("4", priority=running, on="a")]).place(wanted)
+    assert (place.node, place.may_preempt) == (None, may_preempt)
 
 
 def test_requests_count_init_containers_sidecars_limits_and_overhead() -> None:
@@ -187,8 +191,8 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
         crowds(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
     (ps, workers) = found.placements
-    assert (ps.placed, ps.victims) == (1, ("other/idle",))
-    assert (workers.placed, workers.at_once, workers.lacking) == (2, 2, ("cpu",))
+    assert (ps.placed, ps.lacking, ps.may_preempt) == (0, ("cpu",), True)
+    assert (workers.placed, workers.at_once, workers.lacking, workers.may_preempt) == (0, 0, ("cpu",), False)
     assert found.requested == {"cpu": 5, "memory": 5 << 30}
     assert (found.free, found.nodes) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
 
