@@ -169,7 +169,6 @@ class ClusterCapacity:
         if roomy:
             node = max(roomy, key=_free_share)
             node.free = subtract_resources(node.free, wanted)
-            node.priorities.append(priority)
             return PodPlacement(node.name)
         closest = min((lacking_resources(node.free, wanted) for node in nodes), key=len, default=[])
         lower = any(running < priority for node in nodes for running in node.priorities)

@@ -119,6 +119,13 @@ def test_a_full_cluster_with_pods_of_lower_priority_is_warned_of(desk: Desk) -> 
     assert desk.submit("--dry-run=server") == 0
     assert not unsaid(desk.out, "warning", "wait", "room", "preempts", "lower priority")
     assert "others/idle" not in desk.out
+    assert desk.submit("--dry-run=server", "--json") == 0
+    (plan,) = desk.events()
+    assert [(pods["role"], pods["at_once"], pods["may_preempt"]) for pods in plan["pods"]] == [
+        ("master", 1, False),
+        ("ps", 0, True),
+        ("worker", 0, True),
+    ]
 
 
 def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_quota(desk: Desk) -> None:

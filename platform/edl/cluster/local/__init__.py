@@ -2,8 +2,8 @@
 
 The supervisor (``python -m edl.cluster.local``) is to processes what kubelet and Job controller are
 to pods. ``local_cluster`` is the cluster port that a master uses: it talks to the supervisor in the
-protocol of ``supervisor_protocol``. ``supervisor`` decides which processes run; ``role_process`` starts
-one, ``supervisor_server`` answers masters, ``orphan_reaper`` ends what is left over.
+protocol of ``supervisor_protocol``. ``supervisor`` decides which processes run; ``role_process``
+starts one, ``supervisor_server`` answers masters, ``orphan_reaper`` ends what is left over.
 
 May import: edl.api, edl.core, the standard library. It starts in a tenth of a second.
 """
