@@ -54,7 +54,7 @@ def serve_bulk(address: str, pipe: Connection) -> None:
         _, back = META.unpack(frame.meta)
         return OutgoingFrame(FrameKind.PUSHED, frame.meta, [slab[:back]])
 
-    server = BulkServer(address, TOKEN, handle, max_body=LARGE)
+    server = BulkServer(address, TOKEN, handle, max_body_bytes=LARGE)
     server.start()
     pipe.send(server.address)
     pipe.recv()

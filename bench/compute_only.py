@@ -50,7 +50,7 @@ class Limit:
             SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params)
         )
         self._network = KerasNetwork.build(
-            module, seed=0, embedding_threshold=2 << 20, part=lambda _: 0, parts=1, sample=None
+            module, seed=0, embedding_threshold=2 << 20, ps_of_variable=lambda _: 0, ps_count=1, sample=None
         )
         self._batch, self._slab = batch, _as_pulled(self._network.initial())
         self._feeder = FeedFunction(module.feed, "training", None)

@@ -119,7 +119,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     settings = JobSettings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
     servers = PlayedServers()
     shell = servers.shell = MasterShell(
-        JobStateMachine(settings), journal, pods=NoPods(), ps=servers, tell=lambda what: None
+        JobStateMachine(settings), journal, pods=NoPods(), ps_client=servers, emit_event=lambda what: None
     )
     shell.begin(journal.incarnation)
     populate(shell)
@@ -183,7 +183,7 @@ def timed(
     channel: ControlChannel, method: ControlMethod[RequestT, ReplyT], request: RequestT, took: list[float]
 ) -> ReplyT:
     began = time.perf_counter()
-    reply = channel.call(method, request, deadline=DEADLINE)
+    reply = channel.call(method, request, timeout=DEADLINE)
     took.append(time.perf_counter() - began)
     return reply
 

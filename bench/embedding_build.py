@@ -44,7 +44,7 @@ def build(model: str, rows: int) -> Built:
     )
     sample = tf.zeros([2, 26], tf.int64)
     network = KerasNetwork.build(
-        module, seed=0, embedding_threshold=THRESHOLD, part=lambda _: 0, parts=1, sample=sample
+        module, seed=0, embedding_threshold=THRESHOLD, ps_of_variable=lambda _: 0, ps_count=1, sample=sample
     )
     seconds, memory = time.perf_counter() - began, status("VmHWM") - before
     return {"seconds": seconds, "megabytes": memory / 1e6, "tables": len(network.tables)}

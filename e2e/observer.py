@@ -127,7 +127,11 @@ class Observer:
                 listing = self._api.list(kind, namespace=self._namespace)
                 self._relist(kind, listing.items)
                 with self._api.watch(
-                    kind, resource_version=listing.resource_version, namespace=self._namespace, seconds=60, silence=75
+                    kind,
+                    resource_version=listing.resource_version,
+                    namespace=self._namespace,
+                    timeout_seconds=60,
+                    idle_timeout=75,
                 ) as stream:
                     self._streams[kind.name] = stream
                     for change, found in stream.events():

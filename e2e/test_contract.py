@@ -61,7 +61,7 @@ class PodStand:
         self.cluster = self.connect()
 
     def connect(self) -> KubeCluster:
-        api = KubeClient(load_connection(namespace=self.place.name), pace=TokenBucketLimiter())
+        api = KubeClient(load_connection(namespace=self.place.name), rate_limiter=TokenBucketLimiter())
         self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.place.name, self._render))
         return self._clusters[-1]
 

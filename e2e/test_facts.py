@@ -426,7 +426,7 @@ def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare: Namespace
 
 
 def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
-    with pytest.raises(ResourceExpiredError), bare.api.watch(PODS, resource_version="1", seconds=10) as stream:
+    with pytest.raises(ResourceExpiredError), bare.api.watch(PODS, resource_version="1", timeout_seconds=10) as stream:
         for _ in stream.events():
             pass
 

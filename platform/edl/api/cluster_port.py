@@ -109,7 +109,7 @@ class WatchSynced:
 class JobCluster(Protocol):
     """Start, delete and watch the pods of one job."""
 
-    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+    def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
         """Ask for a pod and return its uid. Asking again for a live (role, index) returns the uid it has.
 
         Raises:

@@ -83,8 +83,8 @@ def edl(
     """Train Keras models with a varying number of workers, on this machine and on Kubernetes."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version  # costs 20 ms, and only this option needs it
 
         typer.echo(f"edl {version('edl-platform')}")

@@ -60,20 +60,20 @@ def ls(
     """
     from edl.ops.checkpoint_lookup import checkpoint_table, list_checkpoints, newest_usable
 
-    place = find_checkpoints(run)
+    location = find_checkpoints(run)
     with storage_errors_as_bad_input():
-        found = list_checkpoints(place.directory, verified=verify)
-    best = newest_usable(found)
+        checkpoints = list_checkpoints(location.directory, read_all_bytes=verify)
+    best = newest_usable(checkpoints)
     if as_json:
-        print(json.dumps([{**each.to_json(), "newest_usable": each is best} for each in found]))
-    elif found:
-        print(f"{place.name[0].upper()}{place.name[1:]}, {place.directory}\n")
-        print("\n".join(checkpoint_table(found, time.time())))
+        print(json.dumps([{**each.to_json(), "newest_usable": each is best} for each in checkpoints]))
+    elif checkpoints:
+        print(f"{location.name[0].upper()}{location.name[1:]}, {location.directory}\n")
+        print("\n".join(checkpoint_table(checkpoints, time.time())))
         if not verify:
             print("\nOnly manifests and sizes were looked at; --verify reads every byte.")
     else:
-        print(f"{place.name} has no checkpoint yet, {place.directory}")
-    if found and best is None:
+        print(f"{location.name} has no checkpoint yet, {location.directory}")
+    if checkpoints and best is None:
         raise typer.Exit(2)
 
 
@@ -86,18 +86,18 @@ def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption =
 
     Exit codes: 0 done, 2 bad input or a damaged checkpoint.
     """
-    place = find_checkpoints(run)
+    location = find_checkpoints(run)
     manifest, contents = _open_checkpoint(run, number)
     with _numpy_required(), storage_errors_as_bad_input():
         from edl.cli.checkpoint_view import bytes_to_read, inspect_checkpoint, inspection_json, inspection_lines
 
         with _byte_progress_bar("Reading", bytes_to_read(contents)) as advance:
-            seen = inspect_checkpoint(manifest, contents, advance)
+            inspection = inspect_checkpoint(manifest, contents, advance)
     if as_json:
-        print(json.dumps(inspection_json(seen)))
+        print(json.dumps(inspection_json(inspection)))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-        print("\n".join(inspection_lines(seen, place.name, width)))
+        print("\n".join(inspection_lines(inspection, location.name, width)))
 
 
 @app.command()
@@ -122,7 +122,7 @@ def export(
         from edl.storage import checkpoint_export
 
         with storage_errors_as_bad_input():
-            columns = checkpoint_export.export_columns(contents, slots=slots)
+            columns = checkpoint_export.export_columns(contents, include_slots=slots)
         strings = {
             "checkpoint": str(manifest.cut),
             "version": str(manifest.version),

@@ -56,9 +56,9 @@ def bytes_to_read(contents: CheckpointContents) -> int:
     return sum(array.nbytes for array in (*(each.values for each in contents.variables), *parts))
 
 
-def inspection_json(seen: CheckpointInspection) -> dict[str, Any]:
+def inspection_json(inspection: CheckpointInspection) -> dict[str, Any]:
     """For programs."""
-    manifest, contents = seen.manifest, seen.contents
+    manifest, contents = inspection.manifest, inspection.contents
     return {
         "checkpoint": manifest.cut,
         "path": str(manifest.directory),
@@ -75,7 +75,7 @@ def inspection_json(seen: CheckpointInspection) -> dict[str, Any]:
                 "dtype": each.values.dtype,
                 "statistic": each.spec.statistic,
                 "slots": sorted(each.slots),
-                **_statistics_json(seen.variables[each.spec.name]),
+                **_statistics_json(inspection.variables[each.spec.name]),
             }
             for each in contents.variables
         ],
@@ -88,7 +88,7 @@ def inspection_json(seen: CheckpointInspection) -> dict[str, Any]:
                 "dtype": each.parts[0].values.dtype,
                 "slots": list(each.slots),
                 "initializer": each.described_initializer,
-                **_statistics_json(seen.tables[each.name]),
+                **_statistics_json(inspection.tables[each.name]),
             }
             for each in contents.tables
         ],
@@ -96,22 +96,22 @@ def inspection_json(seen: CheckpointInspection) -> dict[str, Any]:
     }
 
 
-def inspection_lines(seen: CheckpointInspection, run: str, width: int) -> Iterator[str]:
+def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> Iterator[str]:
     """For people; facts are within ``width`` characters, tables may be wider."""
-    yield f"Checkpoint {seen.manifest.cut} of {run}, {seen.manifest.directory}"
-    for name, text in _fact_rows(seen, time.time()):
+    yield f"Checkpoint {inspection.manifest.cut} of {run}, {inspection.manifest.directory}"
+    for name, text in _fact_rows(inspection, time.time()):
         yield from wrap_labelled(name, text, width)
-    if seen.contents.variables:
+    if inspection.contents.variables:
         yield ""
-        yield from _variable_lines(seen)
-    if seen.contents.tables:
+        yield from _variable_lines(inspection)
+    if inspection.contents.tables:
         yield ""
         yield from align_columns(
-            [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_STATISTICS_COLUMNS], *_table_rows(seen)],
+            [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_STATISTICS_COLUMNS], *_table_rows(inspection)],
             right=(1, 2, 3, *range(6, 10)),
         )
-    if seen.contents.others:
-        many = len(seen.contents.others)
+    if inspection.contents.others:
+        many = len(inspection.contents.others)
         yield f"\nand {many} arrays of strategy Local: its optimizer's variables (slot/…), random generators (state/…)."
 
 
@@ -120,8 +120,8 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _fact_rows(seen: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:
-    manifest = seen.manifest
+def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:
+    manifest = inspection.manifest
     taken = parse_created(manifest.created)
     ago = "" if taken is None else f" ({format_age(now - taken)} ago)"
     created = manifest.created.replace("T", " ").replace("+00:00", " UTC")
@@ -132,7 +132,7 @@ def _fact_rows(seen: CheckpointInspection, now: float) -> Iterator[tuple[str, st
         yield "position", ", ".join(_position_parts(manifest))
     except (ValueError, TypeError):  # right checksum, but no ledger of a master
         yield "position", f"not known: {manifest.ledger}"
-    yield "optimizer", _optimizer_text(seen.contents)
+    yield "optimizer", _optimizer_text(inspection.contents)
 
 
 def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
@@ -154,8 +154,11 @@ def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
 def _optimizer_text(contents: CheckpointContents) -> str:
     if contents.optimizer is None:
         return "not known: Keras' own, of strategy Local"
-    given = dict(contents.optimizer.get("hyperparameters") or {})
-    settings = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in given.items()]
+    hyperparameters = dict(contents.optimizer.get("hyperparameters") or {})
+    settings = [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in hyperparameters.items()
+    ]
     slots = sorted(
         {name for each in contents.variables for name in each.slots}.union(*(t.slots for t in contents.tables))
     )
@@ -163,21 +166,27 @@ def _optimizer_text(contents: CheckpointContents) -> str:
     return f"{text}, slots {', '.join(slots)}" if slots else f"{text}, no slots"
 
 
-def _variable_lines(seen: CheckpointInspection) -> Sequence[str]:
+def _variable_lines(inspection: CheckpointInspection) -> Sequence[str]:
     rows = []
-    for each in seen.contents.variables:
+    for each in inspection.contents.variables:
         shape = "x".join(map(str, each.spec.shape)) or "scalar"
         kind = "statistic" if each.spec.statistic else "trained"
         rows.append(
-            [each.spec.name, shape, each.values.dtype, kind, *_statistics_cells(seen.variables[each.spec.name])]
+            [each.spec.name, shape, each.values.dtype, kind, *_statistics_cells(inspection.variables[each.spec.name])]
         )
     return align_columns([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_STATISTICS_COLUMNS], *rows], right=range(4, 8))
 
 
-def _table_rows(seen: CheckpointInspection) -> Iterator[list[str]]:
-    for each in seen.contents.tables:
+def _table_rows(inspection: CheckpointInspection) -> Iterator[list[str]]:
+    for each in inspection.contents.tables:
         kind = [str(each.width), each.parts[0].values.dtype, ", ".join(each.slots) or "-"]
-        yield [each.name, f"{each.rows:,}", _vocabulary_text(each), *kind, *_statistics_cells(seen.tables[each.name])]
+        yield [
+            each.name,
+            f"{each.rows:,}",
+            _vocabulary_text(each),
+            *kind,
+            *_statistics_cells(inspection.tables[each.name]),
+        ]
 
 
 def _vocabulary_text(table: StoredTable) -> str:

@@ -40,8 +40,8 @@ def clean(
     """
     import time
 
-    chosen = _select_runs(jobs or [], keep)
-    if not chosen:
+    surplus_runs = _select_runs(jobs or [], keep)
+    if not surplus_runs:
         typer.echo(f"There is nothing to remove: {_explain_nothing_to_remove(jobs or [], keep)}.")
         return
     now = time.time()
@@ -53,26 +53,32 @@ def clean(
             format_bytes(_directory_size(run.run.path)),
             format_age(now - run.created),
         ]
-        for run in chosen
+        for run in surplus_runs
     ]
     typer.echo("\n".join(align_columns([["RUN", "PHASE", "MODEL", "SIZE", "AGE"], *rows], right=(3, 4))))
-    if not confirm_action(f"Remove {'it' if len(chosen) == 1 else 'them'} for good?", yes=yes, command="edl clean"):
+    if not confirm_action(
+        f"Remove {'it' if len(surplus_runs) == 1 else 'them'} for good?", yes=yes, command="edl clean"
+    ):
         typer.echo("Nothing was removed.")
         raise typer.Exit(1)
-    for run in chosen:
+    for run in surplus_runs:
         _remove_run(run)
-    typer.echo(f"{len(chosen)} {'run' if len(chosen) == 1 else 'runs'} removed.")
+    typer.echo(f"{len(surplus_runs)} {'run' if len(surplus_runs) == 1 else 'runs'} removed.")
 
 
 def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
-    named = [find_local_run(name) for name in names if "/" in name]
-    for run in named:
+    named_runs = [find_local_run(name) for name in names if "/" in name]
+    for run in named_runs:
         if not run.ended:
             raise BadInputError(f"run {run.uid} of {run.name} goes on", hint="Stop it first: Ctrl-C where it runs.")
     jobs = [find_local_run(name).name for name in names if "/" not in name]
-    there = [run for run in list_local_runs() if run.ended and (not names or run.name in jobs)]
-    surplus = [run for job in dict.fromkeys(run.name for run in there) for run in _find_surplus_runs(job, there, keep)]
-    return [*named, *(run for run in surplus if run.run not in [each.run for each in named])]
+    ended_runs = [run for run in list_local_runs() if run.ended and (not names or run.name in jobs)]
+    surplus_runs = [
+        run
+        for job in dict.fromkeys(run.name for run in ended_runs)
+        for run in _find_surplus_runs(job, ended_runs, keep)
+    ]
+    return [*named_runs, *(run for run in surplus_runs if run.run not in [each.run for each in named_runs])]
 
 
 def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
@@ -83,9 +89,9 @@ def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
     return f"of each job the newest {many} and the newest with a model stay; `{command}` removes them too"
 
 
-def _find_surplus_runs(job: str, there: Sequence[LocalRun], keep: int) -> list[LocalRun]:
+def _find_surplus_runs(job: str, ended_runs: Sequence[LocalRun], keep: int) -> list[LocalRun]:
     """A run that failed at once, or only predicted, must not push out the one that was trained."""
-    runs = [run for run in there if run.name == job]
+    runs = [run for run in ended_runs if run.name == job]
     newest = (_newest_runs(runs, keep), _newest_runs([run for run in runs if _model_kind(run)], keep))
     kept = {run.uid for some in newest for run in some}
     return [run for run in runs if run.uid not in kept]

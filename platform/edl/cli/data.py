@@ -67,7 +67,7 @@ def mnist(
     def load() -> GeneratedDataset:
         from edl.data import sample_datasets
 
-        return sample_datasets.make_mnist_dataset(source, held_back=validation, records=records, seed=seed)
+        return sample_datasets.make_mnist_dataset(source, validation_share=validation, records=records, seed=seed)
 
     _make_data_set(load, out, file_format, compression, records_per_file, force)
 
@@ -87,7 +87,7 @@ def iris(
     def load() -> GeneratedDataset:
         from edl.data import sample_datasets
 
-        return sample_datasets.make_iris_dataset(held_back=validation, seed=seed)
+        return sample_datasets.make_iris_dataset(validation_share=validation, seed=seed)
 
     _make_data_set(load, out, file_format, compression, records_per_file, force)
 
@@ -116,7 +116,7 @@ def clicks(
         from edl.data.synthetic_clicks import ClickModel
 
         return sample_datasets.make_click_dataset(
-            ClickModel(vocabulary, exponent, seed), records=records, held_back=validation
+            ClickModel(vocabulary, exponent, seed), records=records, validation_share=validation
         )
 
     _make_data_set(load, out, file_format, compression, records_per_file, force)

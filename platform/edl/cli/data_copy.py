@@ -64,22 +64,24 @@ def cp(
     """
     from edl.ops.helper_pod import parse_claim_path
 
-    outward, inward = parse_claim_path(target), parse_claim_path(source)
-    if (outward is None) == (inward is None):
+    upload_target, download_source = parse_claim_path(target), parse_claim_path(source)
+    if (upload_target is None) == (download_source is None):
         raise BadInputError(
             "exactly one of the two must be on a claim",
             where=f"edl data cp {source} {target}",
             hint="Such as: edl data cp mnist/ fileserver-claim:/mnist",
         )
     api = connect_api(context, namespace)
-    there = outward or inward
-    assert there is not None
-    if outward is not None and not Path(source).exists():
+    volume_path = upload_target or download_source
+    assert volume_path is not None
+    if upload_target is not None and not Path(source).exists():
         raise BadInputError("no such file or directory", where=source)
-    visit = _helper_pod_options(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
-    with open_volume(api, visit) as reached:
-        plan = reached.run_with_retries(lambda files: _plan_copy(files, source, target, outward, inward))
-        travelled = reached.copy_files(plan, upload=outward is not None)
+    pod_options = _helper_pod_options(
+        volume_path.claim, image, (uid, gid), minutes, priority, read_only=upload_target is None
+    )
+    with open_volume(api, pod_options) as session:
+        plan = session.run_with_retries(lambda files: _plan_copy(files, source, target, upload_target, download_source))
+        travelled = session.copy_files(plan, upload=upload_target is not None)
     _print_result(plan, travelled, source, target, as_json=as_json)
 
 
@@ -97,12 +99,12 @@ def ls(
     """List the files of a volume claim: edl data ls CLAIM:/path."""
     from edl.ops.helper_pod import ClaimPath, parse_claim_path
 
-    there = parse_claim_path(where) or (ClaimPath(where, "/") if where and "/" not in where else None)
-    if there is None:
+    volume_path = parse_claim_path(where) or (ClaimPath(where, "/") if where and "/" not in where else None)
+    if volume_path is None:
         raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
-    visit = _helper_pod_options(there.claim, image, (uid, gid), 10, priority, read_only=True)
-    with open_volume(connect_api(context, namespace), visit) as reached:
-        entries = reached.run_with_retries(lambda files: _list_entries(files, there, recursive=recursive))
+    pod_options = _helper_pod_options(volume_path.claim, image, (uid, gid), 10, priority, read_only=True)
+    with open_volume(connect_api(context, namespace), pod_options) as session:
+        entries = session.run_with_retries(lambda files: _list_entries(files, volume_path, recursive=recursive))
     if as_json:
         keys = ("path", "kind", "size", "modified")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
@@ -114,19 +116,23 @@ def ls(
 
 
 def _plan_copy(
-    files: VolumeFiles, source: str, target: str, outward: ClaimPath | None, inward: ClaimPath | None
+    files: VolumeFiles, source: str, target: str, upload_target: ClaimPath | None, download_source: ClaimPath | None
 ) -> CopyPlan:
     from edl.ops import file_transfer
 
-    if outward is not None:
-        return file_transfer.plan_upload(Path(source), outward.path, files.stat(outward.path).kind)
-    assert inward is not None
-    found = files.stat(inward.path)
+    if upload_target is not None:
+        return file_transfer.plan_upload(Path(source), upload_target.path, files.stat(upload_target.path).kind)
+    assert download_source is not None
+    found = files.stat(download_source.path)
     if found.kind == "missing":
-        raise BadInputError("no such file or directory", where=source, hint=f"Look with: edl data ls {inward.claim}:/")
-    entries = files.entries(inward.path, recursive=True)
+        raise BadInputError(
+            "no such file or directory", where=source, hint=f"Look with: edl data ls {download_source.claim}:/"
+        )
+    entries = files.entries(download_source.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
-    return file_transfer.plan_download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
+    return file_transfer.plan_download(
+        download_source.path, entries, Path(target), is_file=found.kind == "file", into_directory=inside
+    )
 
 
 def _helper_pod_options(
@@ -140,11 +146,11 @@ def _helper_pod_options(
     return HelperPodSpec(claim, image, RunAsSpec(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
 
 
-def _list_entries(files: VolumeFiles, there: ClaimPath, *, recursive: bool) -> list[VolumeEntry]:
-    if files.stat(there.path).kind == "missing":
-        above = f"{there.claim}:{PurePosixPath(there.path).parent}"
-        raise BadInputError("there is no such path", where=str(there), hint=f"Look with: edl data ls {above}")
-    return list(files.entries(there.path, recursive=recursive))
+def _list_entries(files: VolumeFiles, volume_path: ClaimPath, *, recursive: bool) -> list[VolumeEntry]:
+    if files.stat(volume_path.path).kind == "missing":
+        above = f"{volume_path.claim}:{PurePosixPath(volume_path.path).parent}"
+        raise BadInputError("there is no such path", where=str(volume_path), hint=f"Look with: edl data ls {above}")
+    return list(files.entries(volume_path.path, recursive=recursive))
 
 
 def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:

@@ -46,34 +46,34 @@ def delete(
     if bool(jobs) == bool(phases):
         raise BadInputError("Name the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
     api = connect_api(context, namespace, jobs[0] if jobs else None)
-    chosen = list(dict.fromkeys(jobs)) if jobs else jobs_in_phases(api, phases or [])
-    if not chosen:
+    names = list(dict.fromkeys(jobs)) if jobs else jobs_in_phases(api, phases or [])
+    if not names:
         return
     if jobs:
-        _require_known_jobs(api, chosen)
-    for job in chosen:
+        _require_known_jobs(api, names)
+    for job in names:
         typer.echo("\n".join(deletion_outline(job, list_job_objects(api, job))))
     if not confirm_action("Delete all of it?", yes=yes, command="edl delete"):
         typer.echo("Nothing was deleted.")
         raise typer.Exit(1)
-    if not wait or len(chosen) > 1:  # all of them go at the same time, and each is waited for afterwards
-        for job in chosen:
+    if not wait or len(names) > 1:  # all of them go at the same time, and each is waited for afterwards
+        for job in names:
             JobDeletion(api, job).round()
     if not wait:
         typer.echo("Being deleted. Whether it is gone: edl list")
         return
-    for job in chosen:
+    for job in names:
         began = time.monotonic()
         remove_job(api, job, timeout)
         typer.echo(f"Job {job} is gone, after {time.monotonic() - began:.0f} s.")
 
 
-def _require_known_jobs(api: KubeClient, chosen: list[str]) -> None:
+def _require_known_jobs(api: KubeClient, names: list[str]) -> None:
     """Nothing is deleted where one of the names is wrong."""
     from edl.ops import job_view
     from edl.ops.job_deletion import list_job_objects, token_secret_exists
 
-    for job in chosen:
+    for job in names:
         if not list_job_objects(api, job) and not token_secret_exists(api, job):
             job_view.find_job(api, job)  # says which there are
 
@@ -98,17 +98,17 @@ def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
     return found
 
 
-def deletion_outline(job: str, there: JobObjects) -> list[str]:
+def deletion_outline(job: str, leftovers: JobObjects) -> list[str]:
     """What there is of the job; nothing that can be seen: its token."""
     from edl.ops.job_deletion import count_by_kind
     from edl.ops.job_view import find_existing_job, format_submit_time
 
-    known = find_existing_job(there)
-    if known is None:
+    job_view = find_existing_job(leftovers)
+    if job_view is None:
         head = f"{job}: the Job itself is gone; this is left:"
     else:
-        head = f"{job}: {known.phase}, submitted {format_submit_time(known)}"
-    lines = [head, f"  {count_by_kind(there.objects) or '1 Secret'}"]
-    if known is not None and known.status is not None and not known.ended and known.phase != "Deleting":
+        head = f"{job}: {job_view.phase}, submitted {format_submit_time(job_view)}"
+    lines = [head, f"  {count_by_kind(leftovers.objects) or '1 Secret'}"]
+    if job_view is not None and job_view.status is not None and not job_view.ended and job_view.phase != "Deleting":
         lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
     return lines

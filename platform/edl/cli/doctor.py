@@ -81,12 +81,12 @@ def _check_before_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFin
     yield from check_uninstall(api, release)
 
 
-def _finding_line(found: DoctorFinding, *, as_json: bool) -> str:
+def _finding_line(finding: DoctorFinding, *, as_json: bool) -> str:
     if as_json:
-        told = {"level": found.level.value, "about": found.about, "text": found.text, "remedy": found.remedy}
+        told = {"level": finding.level.value, "about": finding.about, "text": finding.text, "remedy": finding.remedy}
         return json.dumps(told)
-    head = f"{found.level.value:<4}  {found.about:<10}  {found.text}"
-    return f"{head}\n{'':18}-> {found.remedy}" if found.remedy else head
+    head = f"{finding.level.value:<4}  {finding.about:<10}  {finding.text}"
+    return f"{head}\n{'':18}-> {finding.remedy}" if finding.remedy else head
 
 
 def _closing_line(levels: Counter[str]) -> str:

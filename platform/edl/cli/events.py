@@ -66,24 +66,24 @@ def events(
     from edl.cli.local_runs import job_lookup
     from edl.ops.job_following import poll_repeatedly
 
-    look, shown = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
-    for seen in poll_repeatedly(look, _FOLLOW_SECONDS):
-        happened = () if seen.here else _list_kubernetes_events(connect_api(context, namespace, job), job)
-        for each in merge_events(seen, happened):
-            if each.key not in shown:
-                shown.add(each.key)
+    look, shown_keys = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
+    for job_view in poll_repeatedly(look, _FOLLOW_SECONDS):
+        kubernetes_events = () if job_view.here else _list_kubernetes_events(connect_api(context, namespace, job), job)
+        for each in merge_events(job_view, kubernetes_events):
+            if each.key not in shown_keys:
+                shown_keys.add(each.key)
                 print(json.dumps(each.value) if as_json else each.line(), flush=True)
-        if not follow or seen.ended:
+        if not follow or job_view.ended:
             break
-    if not shown and not as_json:
-        forgotten = "" if seen.here else "; Kubernetes forgets its events after an hour"
+    if not shown_keys and not as_json:
+        forgotten = "" if job_view.here else "; Kubernetes forgets its events after an hour"
         print(f"Nothing is known to have happened yet{forgotten}.")
 
 
-def merge_events(seen: JobView, happenings: Iterable[KubernetesEvent]) -> list[EventLine]:
+def merge_events(job_view: JobView, kubernetes_events: Iterable[KubernetesEvent]) -> list[EventLine]:
     """Both in the order of their time."""
-    own = [_job_event_line(event) for event in seen.told.events]
-    return sorted([*own, *(_kubernetes_event_line(each) for each in happenings)], key=lambda told: told.time)
+    own = [_job_event_line(event) for event in job_view.told.events]
+    return sorted([*own, *(_kubernetes_event_line(each) for each in kubernetes_events)], key=lambda told: told.time)
 
 
 def _job_event_line(event: Any) -> EventLine:

@@ -30,7 +30,7 @@ class ResumeCheck:
     warnings: Sequence[str] = ()
 
 
-def check_resumable(there: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
+def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
     """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
 
     Args:
@@ -44,19 +44,19 @@ def check_resumable(there: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
     from edl.ops.job_view import find_existing_job, read_submitted_spec
     from edl.storage.run_resumption import check_spec_changes, describe_nothing_to_do, format_change
 
-    job = find_existing_job(there)
+    job = find_existing_job(leftovers)
     if job is None or job.status is None or run not in (LATEST_RUN, job.status.run):
         return ResumeCheck()
     if job.phase == "Done":
         hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
         raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
-    before = read_submitted_spec(there, job.name)
+    before = read_submitted_spec(leftovers, job.name)
     changes = () if before is None else check_spec_changes(job.status.run, before, spec)
     end = describe_nothing_to_do(job.status, spec)
     return ResumeCheck(tuple(map(format_change, changes)), (end,) if end else ())
 
 
-def report_resumed(api: KubeClient, job: str, voice: SubmissionReporter) -> str | None:
+def report_resumed(api: KubeClient, job: str, reporter: SubmissionReporter) -> str | None:
     """Say which run it became, how far that is, and what of the job file has changed.
 
     Returns:
@@ -64,15 +64,15 @@ def report_resumed(api: KubeClient, job: str, voice: SubmissionReporter) -> str 
     """
     from edl.ops.job_view import find_job
 
-    seen = find_job(api, job)
-    if seen.status is None:
+    job_view = find_job(api, job)
+    if job_view.status is None:
         return None
-    status = seen.status
-    started = [event for event in seen.told.events if isinstance(event, RunStarted) and event.resumed]
+    status = job_view.status
+    started = [event for event in job_view.told.events if isinstance(event, RunStarted) and event.resumed]
     changes = started[-1].changes if started else ()
     total, done = status.records_total, status.records_done
     facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}
     share = f", {100 * done // total} % done" if total else ""
     lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
-    voice.report_event("resumed", facts, "\n".join(lines))
+    reporter.report_event("resumed", facts, "\n".join(lines))
     return status.run

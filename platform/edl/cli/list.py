@@ -43,22 +43,22 @@ def list_jobs(
     of_cluster = everywhere or context is not None or namespace is not None
     if local and of_cluster:
         raise BadInputError("--local is about this machine, and -n, -A and --context are about a cluster")
-    now, here = time.time(), [] if of_cluster else list_local_runs()
-    if local or (here and not of_cluster and not has_kubeconfig()):
-        _print_local_runs(here, now, as_json=as_json)
+    now, local_runs = time.time(), [] if of_cluster else list_local_runs()
+    if local or (local_runs and not of_cluster and not has_kubeconfig()):
+        _print_local_runs(local_runs, now, as_json=as_json)
         return
     from edl.ops import job_view
 
     api = connect_api(context, namespace)
-    found = job_view.list_jobs(api, everywhere=everywhere)
-    if not found and not everywhere:
+    cluster_jobs = job_view.list_jobs(api, all_namespaces=everywhere)
+    if not cluster_jobs and not everywhere:
         _require_namespace(api)
     if as_json:
-        print(json.dumps([job_json(job) for job in [*found, *here]]))
+        print(json.dumps([job_json(job) for job in [*cluster_jobs, *local_runs]]))
         return
-    for line in job_table([*found, *here], now, everywhere=everywhere):
+    for line in job_table([*cluster_jobs, *local_runs], now, everywhere=everywhere):
         print(line)
-    if not found:
+    if not cluster_jobs:
         where = "the cluster" if everywhere else f"namespace {api.namespace}"
         print(
             f"There are no jobs in {where}. Submit one with: edl submit"
@@ -66,13 +66,13 @@ def list_jobs(
         )
 
 
-def _print_local_runs(here: Sequence[JobView], now: float, *, as_json: bool) -> None:
+def _print_local_runs(local_runs: Sequence[JobView], now: float, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([job_json(run) for run in here]))
+        print(json.dumps([job_json(run) for run in local_runs]))
         return
-    for line in job_table(here, now, everywhere=False):
+    for line in job_table(local_runs, now, everywhere=False):
         print(line)
-    if not here:
+    if not local_runs:
         print("There are no runs of this machine below ./.edl. Start one with: edl run JOB.yaml")
 
 
@@ -90,19 +90,19 @@ def _require_namespace(api: KubeClient) -> None:
         return
 
 
-def job_table(found: Sequence[JobView], now: float, *, everywhere: bool) -> list[str]:
+def job_table(job_views: Sequence[JobView], now: float, *, everywhere: bool) -> list[str]:
     """The jobs as lines, with a head; empty for none. Runs of this machine are marked as such."""
-    if not found:
+    if not job_views:
         return []
     head = ["JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"]
-    rows = [_job_row(job, now) for job in found]
+    rows = [_job_row(job, now) for job in job_views]
     if everywhere:
-        head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(found, rows, strict=True)]
-    elif any(job.here for job in found):
+        head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(job_views, rows, strict=True)]
+    elif any(job.here for job in job_views):
         head = ["WHERE", *head]
-        rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(found, rows, strict=True)]
+        rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(job_views, rows, strict=True)]
     lines = align_columns([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT_ALIGNED])
-    return [*lines, *(f"{job.name} is stalled: {to_single_line(job.stall)}" for job in found if job.stall)]
+    return [*lines, *(f"{job.name} is stalled: {to_single_line(job.stall)}" for job in job_views if job.stall)]
 
 
 def _job_row(job: JobView, now: float) -> list[str]:

@@ -88,10 +88,10 @@ class LocalRun(JobView):
     @property
     def phase(self) -> str:
         """What it is doing; a run whose processes are gone without a word was interrupted."""
-        said = self.status.phase if self.status else ""
+        status_phase = self.status.phase if self.status else ""
         if self.alive:
-            return said if said and said not in ENDED else "Starting"
-        return said if said in ENDED else "Interrupted"
+            return status_phase if status_phase and status_phase not in ENDED else "Starting"
+        return status_phase if status_phase in ENDED else "Interrupted"
 
     @property
     def ended_at(self) -> float | None:
@@ -113,8 +113,10 @@ def find_local_run(job: str) -> LocalRun:
         BadInputError: there is none; says which there are.
     """
     name, _, run_id = job.partition("/")
-    found = list_numbered_runs(locate_job_dir(Path(DEFAULT_STORAGE_DIR), name)) if re.fullmatch(r"[\w-]+", name) else []
-    chosen = [run for run in found if run_id in ("", run.run_id)]
+    run_dirs = (
+        list_numbered_runs(locate_job_dir(Path(DEFAULT_STORAGE_DIR), name)) if re.fullmatch(r"[\w-]+", name) else []
+    )
+    chosen = [run for run in run_dirs if run_id in ("", run.run_id)]
     if chosen:
         return read_local_run(chosen[-1])
     known = [f"{each.name}/{each.run.run_id}" for each in list_local_runs()]
@@ -141,12 +143,12 @@ def choose_local_run(job: str, *, local: bool, context: str | None, namespace: s
     if of_cluster:
         return None
     try:
-        here = find_local_run(job)
+        local_run = find_local_run(job)
     except UnknownJobError as error:
         if not (why := _no_kubeconfig_reason()):
             return None
         raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {why}.") from error
-    return here if "/" in job or not has_kubeconfig() or not _is_cluster_job(job) else None
+    return local_run if "/" in job or not has_kubeconfig() or not _is_cluster_job(job) else None
 
 
 JobLookup: TypeAlias = Callable[[], JobView]
@@ -158,9 +160,9 @@ def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | N
     Raises:
         BadInputError: as ``choose_local_run``.
     """
-    here = choose_local_run(job, local=local, context=context, namespace=namespace)
-    if here is not None:
-        run = here.run
+    local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
+    if local_run is not None:
+        run = local_run.run
         return lambda: read_local_run(run)
     from edl.cli.options import connect_api
     from edl.ops import job_view
@@ -212,8 +214,8 @@ def read_local_run(run: RunDirectory) -> LocalRun:
     alive = _is_alive(run)
     if status is not None and not alive and status.phase not in ENDED:
         status = replace(status, samples_per_second=0.0, seconds_left=None, starved=False, reason=_PROCESSES_GONE)
-    told = PublishedStatus(status, tuple(read_events(run)), _read_timeline(run), summary, failure)
-    return LocalRun(run.job_dir.name, LOCAL_NAMESPACE, {}, told, unreadable, run, alive)
+    publication = PublishedStatus(status, tuple(read_events(run)), _read_timeline(run), summary, failure)
+    return LocalRun(run.job_dir.name, LOCAL_NAMESPACE, {}, publication, unreadable, run, alive)
 
 
 RunFile = TypeVar("RunFile", Summary, JobFailure)
@@ -265,14 +267,14 @@ _LOG_NAME = re.compile(r"(master|ps|worker)-(\d+)\.log")
 
 
 def read_run_logs(
-    here: LocalRun, role: str, index: int | None, *, follow: bool, tail: int | None
+    local_run: LocalRun, role: str, index: int | None, *, follow: bool, tail: int | None
 ) -> Iterator[tuple[str, bytes]]:
     """Lines of the chosen logs, with the name of the role where there are several.
 
     Raises:
         BadInputError: the run has no such log.
     """
-    files = _select_log_files(here, role, index)
+    files = _select_log_files(local_run, role, index)
     ends: dict[Path, int] = {}
     several = index is None and role != "master"
     for file in files:
@@ -281,8 +283,8 @@ def read_run_logs(
         lines = text.splitlines()
         yield from _with_role_name(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
     while follow:
-        alive = read_local_run(here.run).alive  # before the files: what was written before the end is shown below
-        for file in _select_log_files(here, role, index):
+        alive = read_local_run(local_run.run).alive  # before the files: what was written before the end is shown below
+        for file in _select_log_files(local_run, role, index):
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))
                 text = log.read()
@@ -300,8 +302,8 @@ def _with_role_name(lines: list[bytes], file: Path, several: bool) -> Iterator[t
         yield name, line
 
 
-def _select_log_files(here: LocalRun, role: str, index: int | None) -> list[Path]:
-    logs = here.run.logs
+def _select_log_files(local_run: LocalRun, role: str, index: int | None) -> list[Path]:
+    logs = local_run.run.logs
     found = [
         (match[1], int(match[2]), file) for file in logs.glob("*.log") if (match := _LOG_NAME.fullmatch(file.name))
     ]

@@ -54,11 +54,11 @@ def logs(
     from edl.ops import job_view
     from edl.ops.pod_logs import LogSelection, select_log_pods
 
-    here = choose_local_run(job, local=local, context=context, namespace=namespace)
-    if here is not None:
+    local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
+    if local_run is not None:
         from edl.cli.local_runs import read_run_logs
 
-        for name, line in read_run_logs(here, role, index, follow=follow, tail=tail):
+        for name, line in read_run_logs(local_run, role, index, follow=follow, tail=tail):
             _print_line(line, name)
         return
     api = connect_api(context, namespace, job)
@@ -120,7 +120,9 @@ def _interleave_lines(api: KubeClient, pods: Sequence[Manifest], tail: int | Non
             yield each
 
 
-def _print_stored_logs(api: KubeClient, seen: JobView, chosen: LogSelection, tail: int | None, name: str) -> None:
+def _print_stored_logs(
+    api: KubeClient, seen: JobView, chosen: LogSelection, tail: int | None, job_arguments: str
+) -> None:
     """From the volume.
 
     Raises:
@@ -128,10 +130,10 @@ def _print_stored_logs(api: KubeClient, seen: JobView, chosen: LogSelection, tai
     """
     from edl.ops import job_view
 
-    place = _find_log_location(api, seen, chosen, name)
-    for name, lines in _read_from_volume(api, job_view.read_job_spec(api, seen.name), place, chosen, tail):
+    place = _find_log_location(api, seen, chosen, job_arguments)
+    for job_arguments, lines in _read_from_volume(api, job_view.read_job_spec(api, seen.name), place, chosen, tail):
         for line in lines:
-            _print_line(line, name if chosen.index is None and chosen.role.value != "master" else "")
+            _print_line(line, job_arguments if chosen.index is None and chosen.role.value != "master" else "")
 
 
 def _read_from_volume(
@@ -176,22 +178,22 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
     )
 
 
-def _find_log_location(api: KubeClient, seen: JobView, chosen: LogSelection, name: str) -> ClaimPath:
+def _find_log_location(api: KubeClient, seen: JobView, chosen: LogSelection, job_arguments: str) -> ClaimPath:
     from edl.ops import job_view
     from edl.ops.pod_logs import find_log_directory
 
     if seen.status is None:
         raise BadInputError(
             f"{chosen} has no pod, and the master has not said anything yet",
-            hint=f"`edl why {name}` says what it waits for.",
+            hint=f"`edl why {job_arguments}` says what it waits for.",
         )
-    found = find_log_directory(job_view.read_job_spec(api, seen.name), seen.status.run_dir)
-    if found is None:
+    location = find_log_directory(job_view.read_job_spec(api, seen.name), seen.status.run_dir)
+    if location is None:
         raise BadInputError(
             f"{chosen} has no pod, and the job keeps no logs: its runs are on no volume claim",
             hint="Give the job a volume (volumes in the job file); logs outlive their pods then.",
         )
-    return found
+    return location
 
 
 def _read_stored_logs(

@@ -97,7 +97,7 @@ def connect_api(context: str | None, namespace: str | None, job: str | None = No
     from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
     try:
-        return kubeconfig.make_client(context, namespace, meanwhile=SlowResponseNotice())
+        return kubeconfig.make_client(context, namespace, request_hook=SlowResponseNotice())
     except NoKubeconfigError as error:
         from edl.ops.local_run_files import local_run_hint
 

@@ -43,7 +43,7 @@ def render(
     `edl render job.yaml | kubectl create -f -` submits it; `kubectl apply -f -` does too, for those who may read
     Secrets. Without --token-secret the output holds a new secret token: do not commit it.
     """
-    spec = load_job_file(job, settings or (), demands=find_spec_problems)
+    spec = load_job_file(job, settings or (), extra_rules=find_spec_problems)
     token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None
     manifests = render_job(spec, namespace=namespace, token=token, token_secret=token_secret, run=resume)
     for note in find_spec_warnings(spec):

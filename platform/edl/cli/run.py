@@ -82,7 +82,9 @@ def read_job_file(
     Raises:
         BadInputError: the file or an option is wrong.
     """
-    spec = load_job_file(job, settings, counts=list(_count_overrides(workers, ps)), required=(required,))
+    spec = load_job_file(
+        job, settings, number_options=list(_count_overrides(workers, ps)), required_datasets=(required,)
+    )
     if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
         raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))

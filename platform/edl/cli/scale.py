@@ -37,8 +37,11 @@ def scale(
             f"{job} is {seen.phase} already", hint=f"Its end: edl status {command_arguments(job, context, namespace)}"
         )
     bounds = job_view.worker_bounds(job_view.read_job_spec(api, job))
-    wanted = status_publisher.update_desired_state(api, job, DesiredState(low, high), bounds)
-    least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
+    desired = status_publisher.update_desired_state(api, job, DesiredState(low, high), bounds)
+    least, most = (
+        (bounds[0] if desired.min is None else desired.min),
+        (bounds[1] if desired.max is None else desired.max),
+    )
     if as_json:
         print(json.dumps({"job": job, "min": least, "max": most}))
         return

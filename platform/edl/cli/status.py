@@ -38,13 +38,13 @@ def status(
     if watch:
         _watch_job(look, command_arguments(job, context, namespace), as_json=as_json)
         return
-    seen = look()
+    job_view = look()
     if as_json:
-        print(json.dumps(job_json(seen)))
+        print(json.dumps(job_json(job_view)))
         return
-    for line in status_lines(seen, time.time(), shutil.get_terminal_size().columns):
+    for line in status_lines(job_view, time.time(), shutil.get_terminal_size().columns):
         print(line)
-    print(f"\n{suggest_next_step(seen, command_arguments(job, context, namespace))}")
+    print(f"\n{suggest_next_step(job_view, command_arguments(job, context, namespace))}")
 
 
 def _watch_job(look: JobLookup, name: str, *, as_json: bool) -> None:
@@ -77,12 +77,12 @@ def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
     from edl.ops.job_following import poll_repeatedly
     from edl.reporting.event_text import format_local_time, status_headline
 
-    before: object = None
+    last_shown: object = None
     for seen in poll_repeatedly(look):
         known = (seen.phase, seen.status)
-        if known != before:
+        if known != last_shown:
             text = status_headline(seen.status) if seen.status else seen.phase
             print(json.dumps(job_json(seen)) if as_json else f"{format_local_time(time.time())}  {text}", flush=True)
-            before = known
+            last_shown = known
         if seen.ended:
             return

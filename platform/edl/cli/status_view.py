@@ -49,14 +49,14 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     if status is None:
         yield "The master has not said anything yet."
         return
-    ended = [event for event in job.told.events if isinstance(event, EvaluationEnded)]
-    yield from _progress_lines(status, width, ended[-_EVALUATIONS:])
+    evaluations = [event for event in job.told.events if isinstance(event, EvaluationEnded)]
+    yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
     if status.parameters is not None and not job.ended:
         yield from _push_lines(status.parameters)
     yield from _desired_lines(job)
-    drawn = plot_workers(job.told.timeline, status.workers_wanted, width, None if job.ended else now)
-    if drawn:
-        yield from ("", "workers", *drawn)
+    plot_lines = plot_workers(job.told.timeline, status.workers_wanted, width, None if job.ended else now)
+    if plot_lines:
+        yield from ("", "workers", *plot_lines)
     if not job.ended:
         yield from _role_lines(status)
         yield from _table_lines(status.parameters)
@@ -97,24 +97,24 @@ def _desired_lines(job: JobView) -> Iterator[str]:
         )
 
 
-def _push_lines(told: ParametersStatus) -> Iterator[str]:
+def _push_lines(parameters_status: ParametersStatus) -> Iterator[str]:
     """How pushes become updates, and an update that waits for more of them."""
-    yield from (f"{name} {text}" for name, text in ps_statistics_text.push_rows(told))
-    waits = told.round
+    yield from (f"{name} {text}" for name, text in ps_statistics_text.push_rows(parameters_status))
+    waits = parameters_status.round
     if waits is not None and waits.seconds >= _LONG_WAIT_SECONDS:
         who = format_short_list([f"worker-{index}" for index in waits.awaited])
         come = f"{waits.arrived} of {waits.wanted} gradients"
         yield f"an update with {come} has been waiting for {who} for {waits.seconds:.0f} s"
 
 
-def _table_lines(told: ParametersStatus | None) -> Iterator[str]:
-    if told is None or not told.tables:
+def _table_lines(parameters_status: ParametersStatus | None) -> Iterator[str]:
+    if parameters_status is None or not parameters_status.tables:
         return
     yield ""
     head = ["TABLE", "ROWS", "MEMORY", "EVICTED", "OF ps.max_rows"]
-    yield from align_columns([head, *map(_table_row, told.tables)], right=(1, 2, 3, 4))
-    if told.tables_total > len(told.tables):
-        yield f"and {told.tables_total - len(told.tables)} more"
+    yield from align_columns([head, *map(_table_row, parameters_status.tables)], right=(1, 2, 3, 4))
+    if parameters_status.tables_total > len(parameters_status.tables):
+        yield f"and {parameters_status.tables_total - len(parameters_status.tables)} more"
 
 
 def _table_row(table: TableStatus) -> list[str]:
@@ -152,22 +152,26 @@ def _event_lines(job: JobView) -> Iterator[str]:
         yield f"{format_local_time(event.time)}  {describe_event(event)}"
 
 
-def suggest_next_step(job: JobView, called: str) -> str:
-    """What to call next; ``called`` is the job as commands name it."""
+def suggest_next_step(job: JobView, job_arguments: str) -> str:
+    """What to call next; ``job_arguments`` is the job as commands name it."""
     if job.here:
-        return _suggest_local_step(job, called)
+        return _suggest_local_step(job, job_arguments)
     if job.phase == "Done":
-        return f"`edl logs {called}` shows what it printed; `edl delete {called}` removes it."
+        return f"`edl logs {job_arguments}` shows what it printed; `edl delete {job_arguments}` removes it."
     if job.ended:
         run = f" {job.status.run}" if job.status else ""
-        return f"`edl why {called}` says more; go on with: edl submit JOB.yaml --resume{run}"
+        return f"`edl why {job_arguments}` says more; go on with: edl submit JOB.yaml --resume{run}"
     waiting = job.status is None or job.status.starved or job.running < job.status.workers_wanted
-    return f"`edl why {called}` says what it waits for." if waiting else f"Follow it with: edl status {called} --watch"
+    return (
+        f"`edl why {job_arguments}` says what it waits for."
+        if waiting
+        else f"Follow it with: edl status {job_arguments} --watch"
+    )
 
 
-def _suggest_local_step(job: JobView, called: str) -> str:
+def _suggest_local_step(job: JobView, job_arguments: str) -> str:
     if not job.ended:
-        return f"Follow it with: edl status {called} --watch"
+        return f"Follow it with: edl status {job_arguments} --watch"
     if job.phase == "Done":
-        return f"`edl logs {called}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."
-    return f"`edl logs {called}` says more; go on with: edl run JOB.yaml --resume {job.uid}"
+        return f"`edl logs {job_arguments}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."
+    return f"`edl logs {job_arguments}` says more; go on with: edl run JOB.yaml --resume {job.uid}"

@@ -62,15 +62,15 @@ class SubmissionPlan:
 
     def lines(self, width: int = 80) -> list[str]:
         """The plan, for people."""
-        found = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
+        lines = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
         for label, text in self._rows():
-            found += wrap_labelled(label, text, width)
-        found += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
+            lines += wrap_labelled(label, text, width)
+        lines += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
         for label, text in self._room():
-            found += wrap_labelled(label, text, width)
+            lines += wrap_labelled(label, text, width)
         for warning in [*forecast_warnings(self.forecast), *self.warnings]:
-            found += wrap_text(f"warning: {warning}", width, first="  ", then="    ")
-        return found
+            lines += wrap_text(f"warning: {warning}", width, first_indent="  ", next_indent="    ")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """The plan, for programs."""

@@ -67,8 +67,8 @@ class JsonReporter:
 
     def failed(self, error: EdlError) -> None:
         """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
-        told = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
-        self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **told})
+        fields = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+        self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **fields})
 
     def _write_object(self, value: Mapping[str, Any]) -> None:
         print(json.dumps(value, allow_nan=False), flush=True)

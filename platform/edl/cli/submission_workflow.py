@@ -83,10 +83,16 @@ class JobStateUnknownError(JobFailedError):
 def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPlan:
     """The plan as far as it is known without a cluster."""
     request = build_request(spec, namespace=options.namespace, run=options.run)
-    outlook = forecast_job(request.pod_groups, None, NamespaceQuotas(()))
+    pods_forecast = forecast_job(request.pod_groups, None, NamespaceQuotas(()))
     named = (options.job_file, options.namespace, options.context)
     return SubmissionPlan(
-        spec, *named, request.manifests, outlook, run=options.run, warnings=tuple(find_spec_warnings(spec)), asked=False
+        spec,
+        *named,
+        request.manifests,
+        pods_forecast,
+        run=options.run,
+        warnings=tuple(find_spec_warnings(spec)),
+        asked=False,
     )
 
 
@@ -95,7 +101,7 @@ def new_job_token() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
 
 
-def plan_and_submit(spec: JobSpec, options: SubmitOptions, voice: SubmissionReporter, *, dry_run: bool) -> int:
+def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionReporter, *, dry_run: bool) -> int:
     """Submit the job; returns the exit code of the command.
 
     Raises:
@@ -107,16 +113,16 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, voice: SubmissionRepo
     api = connect_api(options.context, options.namespace)
     request = build_request(spec, namespace=api.namespace, token=new_job_token(), run=options.run)
     plan = plan_submission(api, spec, options, request)
-    voice.planned(plan)
+    reporter.planned(plan)
     if dry_run:
-        voice.note("The cluster would accept all of it. Nothing was created.")
+        reporter.note("The cluster would accept all of it. Nothing was created.")
         return 0
     if not options.yes and options.as_json:
         raise BadInputError("--json asks nobody", where="edl submit", hint="Say so beforehand: --yes.")
     if not confirm_action(f"Submit {spec.name}?", yes=options.yes, command="edl submit"):
-        voice.note("Nothing was created.")
+        reporter.note("Nothing was created.")
         return DECLINED
-    return _create_job(api, options, request, plan, voice)
+    return _create_job(api, options, request, plan, reporter)
 
 
 def plan_submission(
@@ -132,13 +138,13 @@ def plan_submission(
     from edl.ops.preflight import run_preflight
 
     with StatusLine() as ticker:
-        ticker.say(f"asking {api.host} …", lasting=False)
+        ticker.say(f"asking {api.host} …", permanent=False)
         answers = run_preflight(api, request)
-    foreseen = ResumeCheck()
+    resume_check = ResumeCheck()
     if options.resume is not None:
-        foreseen = check_resumable(answers.there, spec, options.resume)
+        resume_check = check_resumable(answers.there, spec, options.resume)
     quotas = NamespaceQuotas(answers.quotas or ())
-    left = None if answers.quotas is None else quotas.left()
+    quota_left = None if answers.quotas is None else quotas.left()
     return SubmissionPlan(
         spec,
         options.job_file,
@@ -146,11 +152,11 @@ def plan_submission(
         api.context,
         request.manifests,
         _forecast_pods(api, request, answers, quotas),
-        left,
+        quota_left,
         find_existing_job(answers.there),
         options.run,
-        foreseen.changes,
-        (*foreseen.warnings, *find_spec_warnings(spec), *answers.remarks),
+        resume_check.changes,
+        (*resume_check.warnings, *find_spec_warnings(spec), *answers.remarks),
     )
 
 
@@ -161,67 +167,93 @@ def _forecast_pods(
 
     known = answers.nodes is not None and answers.running_pods is not None
     room = ClusterCapacity(answers.nodes or (), answers.running_pods or ()) if known else None
-    outlook = forecast_job(answers.pod_groups, room, quotas)
-    if refused := check_quotas(outlook.placements, quotas):
+    pods_forecast = forecast_job(answers.pod_groups, room, quotas)
+    if refused := check_quotas(pods_forecast.placements, quotas):
         raise PreflightError(request.job, api.namespace, merge_findings(refused))
-    return outlook
+    return pods_forecast
 
 
 def _create_job(
-    api: KubeClient, options: SubmitOptions, request: SubmissionRequest, plan: SubmissionPlan, voice: SubmissionReporter
+    api: KubeClient,
+    options: SubmitOptions,
+    request: SubmissionRequest,
+    plan: SubmissionPlan,
+    reporter: SubmissionReporter,
 ) -> int:
     from edl.ops.job_submission import submit_job
 
     if plan.replaced is not None:
         remove_job(api, request.job)
-        voice.note(f"The ended job {request.job} was removed.")
-    made = submit_job(api, request.job, request.manifests, uuid.uuid4().hex)
-    facts = {"job": made.name, "namespace": made.namespace, "uid": made.uid, "run": options.resume or made.uid}
-    voice.report_event("submitted", facts, f"Job {made.name} submitted to namespace {made.namespace}.")
+        reporter.note(f"The ended job {request.job} was removed.")
+    submitted_job = submit_job(api, request.job, request.manifests, uuid.uuid4().hex)
+    facts = {
+        "job": submitted_job.name,
+        "namespace": submitted_job.namespace,
+        "uid": submitted_job.uid,
+        "run": options.resume or submitted_job.uid,
+    }
+    reporter.report_event(
+        "submitted", facts, f"Job {submitted_job.name} submitted to namespace {submitted_job.namespace}."
+    )
     try:
-        return _wait_for_start(api, options, made, voice)
+        return _wait_for_start(api, options, submitted_job, reporter)
     except KeyboardInterrupt:
-        voice.note(f"The job goes on without this command. Remove it with: {options.command('delete', made.name)}")
+        reporter.note(
+            f"The job goes on without this command. Remove it with: {options.command('delete', submitted_job.name)}"
+        )
         return INTERRUPTED
     except ApiError as error:
-        hint = f"The job goes on without this command: {options.command('status', made.name)}"
+        hint = f"The job goes on without this command: {options.command('status', submitted_job.name)}"
         raise JobStateUnknownError(error.message, where=error.where, hint=hint) from error
 
 
-def _wait_for_start(api: KubeClient, options: SubmitOptions, made: SubmittedJob, voice: SubmissionReporter) -> int:
+def _wait_for_start(
+    api: KubeClient, options: SubmitOptions, submitted_job: SubmittedJob, reporter: SubmissionReporter
+) -> int:
     from edl.ops.job_submission import MasterStage, MasterStatusReader, wait_for_start
 
     began = time.monotonic()
     with StatusLine() as ticker:
-        lookout = MasterStatusReader(api, made.name, made.uid)
-        sight = wait_for_start(
+        lookout = MasterStatusReader(api, submitted_job.name, submitted_job.uid)
+        master_status = wait_for_start(
             lookout.look, lambda seen: ticker.say(master_status_text(seen)), time.monotonic, time.sleep
         )
-    if sight.stage is MasterStage.FAILED:
-        raise start_error(made.name, sight, _remove_failed_job(api, options, made.name))
+    if master_status.stage is MasterStage.FAILED:
+        raise start_error(submitted_job.name, master_status, _remove_failed_job(api, options, submitted_job.name))
     seconds = time.monotonic() - began
-    facts = {"stage": sight.stage.value, "reason": sight.reason, "message": sight.message, "seconds": round(seconds, 3)}
-    run = options.resume or made.uid
-    if sight.started:
-        voice.report_event("started", facts, f"The master started after {seconds:.0f} s.")
+    facts = {
+        "stage": master_status.stage.value,
+        "reason": master_status.reason,
+        "message": master_status.message,
+        "seconds": round(seconds, 3),
+    }
+    run = options.resume or submitted_job.uid
+    if master_status.started:
+        reporter.report_event("started", facts, f"The master started after {seconds:.0f} s.")
         if options.resume is not None:
-            run = report_resumed(api, made.name, voice) or run
+            run = report_resumed(api, submitted_job.name, reporter) or run
     else:
-        voice.report_event("waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(sight)}")
+        reporter.report_event(
+            "waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(master_status)}"
+        )
     if options.watch:
         from edl.ops.job_following import WatchedJob, follow_job
 
-        watched = WatchedJob(made.name, run, options.again(), options.command("delete", made.name))
-        return follow_job(api, watched, made.uid, as_json=options.as_json)
-    voice.note("\n".join(next_step_lines(options, made.name, started=sight.started)))
+        watched = WatchedJob(submitted_job.name, run, options.again(), options.command("delete", submitted_job.name))
+        return follow_job(api, watched, submitted_job.uid, as_json=options.as_json)
+    reporter.note("\n".join(next_step_lines(options, submitted_job.name, started=master_status.started)))
     return 0
 
 
-def master_status_text(sight: MasterPodStatus) -> str:
+def master_status_text(master_status: MasterPodStatus) -> str:
     """Where the master is, in a line."""
-    pod = f" ({sight.pod})" if sight.pod else ""
-    why = ": ".join(part for part in (_container_text(sight), sight.reason, " ".join(sight.message.split())) if part)
-    return f"master {_STAGE_WORDS[sight.stage.value]}{pod}" + (f": {why}" if why else "")
+    pod = f" ({master_status.pod})" if master_status.pod else ""
+    why = ": ".join(
+        part
+        for part in (_container_text(master_status), master_status.reason, " ".join(master_status.message.split()))
+        if part
+    )
+    return f"master {_STAGE_WORDS[master_status.stage.value]}{pod}" + (f": {why}" if why else "")
 
 
 _STAGE_WORDS = {
@@ -250,13 +282,13 @@ def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str
     return "Everything was removed."
 
 
-def start_error(job: str, sight: MasterPodStatus, removed: str) -> MasterStartError:
-    """Why the master did not start, in the container's or the kubelet's own words; ``removed``: what is left of it."""
-    code = "" if sight.exit_code is None else f"exit code {sight.exit_code}"
-    reason = "" if code and sight.reason == "Error" else sight.reason
-    how = ", ".join(part for part in (_container_text(sight), reason, code) if part)
-    words = "\n".join(f"  {line}" for line in sight.message.splitlines())
-    hint = f"{_start_remedy(sight)} {removed}".strip()
+def start_error(job: str, master_status: MasterPodStatus, removal_text: str) -> MasterStartError:
+    """Why the master did not start, as container or kubelet say it; ``removal_text``: what is left of it."""
+    code = "" if master_status.exit_code is None else f"exit code {master_status.exit_code}"
+    reason = "" if code and master_status.reason == "Error" else master_status.reason
+    how = ", ".join(part for part in (_container_text(master_status), reason, code) if part)
+    words = "\n".join(f"  {line}" for line in master_status.message.splitlines())
+    hint = f"{_start_remedy(master_status)} {removal_text}".strip()
     return MasterStartError(
         f"The master did not start ({how})" + (f":\n{words}" if words else ""), where=job, hint=hint
     )

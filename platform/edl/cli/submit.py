@@ -76,7 +76,7 @@ def submit(
 
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
-    speaker = make_reporter(as_json=as_json)
+    reporter = make_reporter(as_json=as_json)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     options = SubmitOptions(
         job,
@@ -90,21 +90,21 @@ def submit(
         from_checkpoint=from_checkpoint,
     )
     try:
-        _load_and_submit(options, speaker, dry_run)
+        _load_and_submit(options, reporter, dry_run)
     except EdlError as error:
-        speaker.failed(error)
+        reporter.failed(error)
         raise
 
 
-def _load_and_submit(options: SubmitOptions, speaker: SubmissionReporter, dry_run: DryRunMode | None) -> None:
+def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_run: DryRunMode | None) -> None:
     job = options.job_file
-    spec = load_job_file(job, options.settings, required=("training",), demands=find_spec_problems)
+    spec = load_job_file(job, options.settings, required_datasets=("training",), extra_rules=find_spec_problems)
     _check_resume_option(spec, job, options.resume)
     if dry_run is DryRunMode.CLIENT:
-        speaker.planned(plan_without_cluster(spec, options))
-        speaker.note(f"No cluster was asked. The manifests: {options.rendered()}")
+        reporter.planned(plan_without_cluster(spec, options))
+        reporter.note(f"No cluster was asked. The manifests: {options.rendered()}")
         return
-    raise typer.Exit(plan_and_submit(spec, options, speaker, dry_run=dry_run is DryRunMode.SERVER))
+    raise typer.Exit(plan_and_submit(spec, options, reporter, dry_run=dry_run is DryRunMode.SERVER))
 
 
 def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:

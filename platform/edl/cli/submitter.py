@@ -50,25 +50,25 @@ def exit_code(error: EdlError) -> int:
 
 
 def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
-    me = read_identity(variables)
-    if me is None:
+    identity = read_identity(variables)
+    if identity is None:
         from edl.cli import app
 
         app.main(["submit", str(source), "--yes", "--watch"])
         raise AssertionError("unreachable")
     from edl.cli.submitter_loop import ReleaseSubmitter
 
-    return ReleaseSubmitter(connect_api(None, None), me, _load_spec(source, me), source).run()
+    return ReleaseSubmitter(connect_api(None, None), identity, _load_spec(source, identity), source).run()
 
 
-def _load_spec(source: Path, me: SubmitterIdentity) -> JobSpec:
+def _load_spec(source: Path, identity: SubmitterIdentity) -> JobSpec:
     """The job, under the name that it has in the cluster."""
-    spec = load_job_file(source, required=("training",), demands=find_spec_problems)
-    name = me.derive_job_name(spec.name)
+    spec = load_job_file(source, required_datasets=("training",), extra_rules=find_spec_problems)
+    name = identity.derive_job_name(spec.name)
     return (
         spec
         if name == spec.name
-        else load_job_file(source, [f"name={name}"], required=("training",), demands=find_spec_problems)
+        else load_job_file(source, [f"name={name}"], required_datasets=("training",), extra_rules=find_spec_problems)
     )
 
 

@@ -86,10 +86,15 @@ class ReleaseSubmitter:
     """
 
     def __init__(
-        self, api: KubeClient, me: SubmitterIdentity, spec: JobSpec, source: Path, time: SubmitterClock | None = None
+        self,
+        api: KubeClient,
+        identity: SubmitterIdentity,
+        spec: JobSpec,
+        source: Path,
+        time: SubmitterClock | None = None,
     ) -> None:
-        self._api, self._identity, self._spec, self._clock = api, me, spec, time or SubmitterClock()
-        self._options = SubmitOptions(source, resume=me.resume, namespace=api.namespace, yes=True, watch=True)
+        self._api, self._identity, self._spec, self._clock = api, identity, spec, time or SubmitterClock()
+        self._options = SubmitOptions(source, resume=identity.resume, namespace=api.namespace, yes=True, watch=True)
         self._cleanup = ReleaseCleanup(api, spec.name)
         self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
         self._reporter, self._decision_line, self._progress = (
@@ -186,9 +191,11 @@ class ReleaseSubmitter:
     def _follow(self, own: MasterJob) -> int:
         """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
         release, where = self._identity.release, f"-n {self._api.namespace}"
-        again = f"helm upgrade {release} … {where} --set resume=latest"
-        watched = WatchedJob(own.job, self._identity.resume or own.uid, again, f"helm uninstall {release} {where}")
-        code = follow_job(self._api, watched, own.uid, as_json=False, check=self._start_observer(own))
+        resume_command = f"helm upgrade {release} … {where} --set resume=latest"
+        watched = WatchedJob(
+            own.job, self._identity.resume or own.uid, resume_command, f"helm uninstall {release} {where}"
+        )
+        code = follow_job(self._api, watched, own.uid, as_json=False, observe=self._start_observer(own))
         self._wait_for_master_end(own)
         return code if code in (0, _REFUSED) else _FAILED
 

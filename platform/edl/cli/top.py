@@ -39,10 +39,10 @@ def top(
         print(line)
 
 
-def usage_table(found: list[PodUsage]) -> list[str]:
+def usage_table(usages: list[PodUsage]) -> list[str]:
     """The pods as lines, with a head."""
     head = ["POD", "NODE", "CPU", "OF", "MEMORY", "OF"]
-    return align_columns([head, *(_usage_row(use) for use in found)], right=(2, 3, 4, 5))
+    return align_columns([head, *(_usage_row(use) for use in usages)], right=(2, 3, 4, 5))
 
 
 def _usage_row(use: PodUsage) -> list[str]:

@@ -35,18 +35,18 @@ def validate(
     Exit codes: 0 nothing was found; else what the run would exit with, 2 for bad input or a fault in the model's code.
     """
     spec = load_job_file(job, settings or ())
-    here = resolve_local_paths(spec, job.parent)
-    found: list[str] = []
+    local_spec = resolve_local_paths(spec, job.parent)
+    model_lines: list[str] = []
     if model:
-        check_job(here, predict=not here.data.training)
-        check_storage(local_job_directory(here))
-        tried = check_model(here)
-        if tried.failure:
-            typer.echo(f"{tried.detail}{tried.failure}", err=True)
-            raise typer.Exit(tried.exit_code)
-        found += tried.lines
-    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*spec_outline(spec), *found]))
-    for field, problem in missing_inputs(here):
+        check_job(local_spec, predict=not local_spec.data.training)
+        check_storage(local_job_directory(local_spec))
+        model_result = check_model(local_spec)
+        if model_result.failure:
+            typer.echo(f"{model_result.detail}{model_result.failure}", err=True)
+            raise typer.Exit(model_result.exit_code)
+        model_lines += model_result.lines
+    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*spec_outline(spec), *model_lines]))
+    for field, problem in missing_inputs(local_spec):
         typer.echo(f"warning: {locate_field(field, job, settings or ())}: {problem}", err=True)
 
 

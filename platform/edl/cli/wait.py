@@ -62,11 +62,11 @@ def wait(
 
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
-    aim, seconds = parse_goal(what), None if timeout is None else parse_timeout(timeout)
+    wait_goal, seconds = parse_goal(what), None if timeout is None else parse_timeout(timeout)
     from edl.ops import job_view
 
     api = connect_api(context, namespace, job)
-    code, said = wait_for_goal(lambda: job_view.find_job(api, job), aim, seconds)
+    code, said = wait_for_goal(lambda: job_view.find_job(api, job), wait_goal, seconds)
     more = f"\n  `edl why {command_arguments(job, context, namespace)}` says more." if code else ""
     print(said + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
@@ -74,7 +74,7 @@ def wait(
 
 def wait_for_goal(
     look: Callable[[], JobView],
-    aim: WaitGoal,
+    wait_goal: WaitGoal,
     seconds: float | None,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -84,25 +84,25 @@ def wait_for_goal(
     from edl.ops.job_following import poll_repeatedly
     from edl.ops.job_view import UnknownJobError
 
-    began, seen = clock(), None
+    began, job_view = clock(), None
     try:
-        for seen in poll_repeatedly(look, clock=clock, sleep=sleep):
-            if aim.reached(seen):
-                return 0, f"{seen.name}: {aim.name} after {clock() - began:.0f} s"
-            if seen.ended:
+        for job_view in poll_repeatedly(look, clock=clock, sleep=sleep):
+            if wait_goal.reached(job_view):
+                return 0, f"{job_view.name}: {wait_goal.name} after {clock() - began:.0f} s"
+            if job_view.ended:
                 return (
                     1,
-                    f"{seen.name} is {seen.phase}, and was waited for: {aim.name}",
+                    f"{job_view.name} is {job_view.phase}, and was waited for: {wait_goal.name}",
                 )
             if seconds is not None and clock() - began >= seconds:
                 return (
                     TIMED_OUT_EXIT,
-                    f"{seen.name} is still {seen.phase} after {seconds:g} s{_workers_text(seen)}",
+                    f"{job_view.name} is still {job_view.phase} after {seconds:g} s{_workers_text(job_view)}",
                 )
     except UnknownJobError:
-        if seen is None:
+        if job_view is None:
             raise
-        return 1, f"{seen.name} was deleted while it was waited for: {aim.name}"
+        return 1, f"{job_view.name} was deleted while it was waited for: {wait_goal.name}"
     raise AssertionError("unreachable")
 
 

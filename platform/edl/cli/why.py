@@ -36,16 +36,16 @@ def why(
     from edl.ops.diagnosis import diagnose_job
 
     evidence = gather_evidence(connect_api(context, namespace, job), job, command_arguments(job, context, namespace))
-    found = diagnose_job(evidence)
+    findings = diagnose_job(evidence)
     if as_json:
         keys = ("about", "text", "remedy", "said")
-        print(json.dumps([{key: getattr(each, key) for key in keys} for each in found]))
+        print(json.dumps([{key: getattr(each, key) for key in keys} for each in findings]))
         return
-    for line in finding_lines(evidence.job, found):
+    for line in finding_lines(evidence.job, findings):
         print(line)
 
 
-def gather_evidence(api: KubeClient, job: str, called: str) -> JobEvidence:
+def gather_evidence(api: KubeClient, job: str, job_arguments: str) -> JobEvidence:
     """All that a diagnosis needs; raises UnknownJobError."""
     from edl.ops import job_view
     from edl.ops.diagnosis import JobEvidence
@@ -56,21 +56,22 @@ def gather_evidence(api: KubeClient, job: str, called: str) -> JobEvidence:
         job_view.list_job_pods(api, job),
         list_job_events(api, job),
         _list_nodes(api),
-        called,
+        job_arguments,
     )
 
 
-def finding_lines(seen: JobView, found: Sequence[JobFinding]) -> Iterator[str]:
+def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator[str]:
     """The findings, for people."""
-    if seen.unreadable_reason:
-        yield f"What the master says cannot be read: {seen.unreadable_reason}"
-    if seen.phase == "Done":
+    if job_view.unreadable_reason:
+        yield f"What the master says cannot be read: {job_view.unreadable_reason}"
+    if job_view.phase == "Done":
         yield (
-            f"{seen.name} is Done{_ended_at_text(seen)}; {'this cost it time:' if found else 'nothing was the matter.'}"
+            f"{job_view.name} is Done{_ended_at_text(job_view)}; "
+            f"{'this cost it time:' if findings else 'nothing was the matter.'}"
         )
-    elif not found:
-        yield f"{seen.name} is {seen.phase}; nothing keeps it from going on."
-    for each in found:
+    elif not findings:
+        yield f"{job_view.name} is {job_view.phase}; nothing keeps it from going on."
+    for each in findings:
         yield f"{each.about}: {each.text}"
         if each.remedy:
             yield textwrap.indent(each.remedy, "  -> ", lambda _: True)

@@ -63,9 +63,9 @@ class PendingCut:
     pause: float = 0.0
     keep: bool = False
 
-    def enter(self, stage: CutStage, parts: Iterable[str], deadline: float = float("inf")) -> None:
+    def enter(self, stage: CutStage, waiting_ps: Iterable[str], deadline: float = float("inf")) -> None:
         """Wait for every PS once more."""
-        self.stage, self.parts, self.deadline = stage, set(parts), deadline
+        self.stage, self.parts, self.deadline = stage, set(waiting_ps), deadline
 
     def answered(self, stage: CutStage, ps: str) -> bool:
         """A PS answered what it was asked in a stage; whether the cut was waiting for that."""
@@ -93,7 +93,9 @@ class PendingCut:
         """Whether updates have been held for too long."""
         return self.holds and now >= self.deadline
 
-    def find_unconfirmed_leases(self, live: Mapping[int, int], born: Mapping[str, int]) -> dict[int, str]:
+    def find_unconfirmed_leases(
+        self, done_steps: Mapping[int, int], restore_lease: Mapping[str, int]
+    ) -> dict[int, str]:
         """Leases with steps that may be lost to a PS, and that PS.
 
         One that went back to a checkpoint after a lease was granted cannot tell a step that is on its way from one that
@@ -104,14 +106,14 @@ class PendingCut:
             born: by PS: it knows everything of leases from this number on.
         """
         found = {}
-        for lease, known in live.items():
+        for lease, known in done_steps.items():
             through = {ps: applied[lease] for ps, applied in self.applied.items() if lease in applied}
-            unaware = [ps for ps in self.applied if ps not in through and born.get(ps, 0) > lease]
+            unaware = [ps for ps in self.applied if ps not in through and restore_lease.get(ps, 0) > lease]
             if unaware and (known or max(through.values(), default=0)):
                 found[lease] = unaware[0]
         return found
 
-    def steps(self, live: Mapping[int, int]) -> Decision[dict[int, int] | None]:
+    def steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
         """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
 
         A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
@@ -120,12 +122,14 @@ class PendingCut:
         Args:
             live: as above; none of them ``unmet``.
         """
-        within: dict[int, int] = {}
-        for lease, known in live.items():
-            within[lease] = max((applied.get(lease, 0) for applied in self.applied.values()), default=0)
-            if within[lease] < known:
-                return Decision(None, f"{known} steps of lease {lease} are in, and no PS has more than {within[lease]}")
-        return Decision(within, "whatever one PS has, the others get")
+        included_steps: dict[int, int] = {}
+        for lease, known in done_steps.items():
+            included_steps[lease] = max((applied.get(lease, 0) for applied in self.applied.values()), default=0)
+            if included_steps[lease] < known:
+                return Decision(
+                    None, f"{known} steps of lease {lease} are in, and no PS has more than {included_steps[lease]}"
+                )
+        return Decision(included_steps, "whatever one PS has, the others get")
 
 
 def is_due(step: int, last: int, every: int | None) -> bool:

@@ -391,43 +391,43 @@ def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
     return int(snapshot["marks"][_SNAPSHOT_FIELDS.index("cut_number")])
 
 
-def restore_state(state: JobState, was: Mapping[str, Any]) -> None:
+def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     """Make a fresh state what ``state_to_snapshot`` described."""
-    if was["sources"] is not None:
-        state.apply(DatasetEntered.from_fields(was["sources"]))
-    if was["round"]:
-        _restore_evaluation(state, was["round"])
-    for kind, ledger in was["ledgers"].items():
+    if snapshot["sources"] is not None:
+        state.apply(DatasetEntered.from_fields(snapshot["sources"]))
+    if snapshot["round"]:
+        _restore_evaluation(state, snapshot["round"])
+    for kind, ledger in snapshot["ledgers"].items():
         state.ledgers.setdefault(kind, single_task_ledger(kind)).restore(ledger)
-    state.counters = JobCounters(**was["counters"])
-    state.checkpoint = SavedCheckpoint(*was["checkpoint"]) if was["checkpoint"] else None
-    for name, value in zip(_SNAPSHOT_FIELDS, was["marks"], strict=True):
+    state.counters = JobCounters(**snapshot["counters"])
+    state.checkpoint = SavedCheckpoint(*snapshot["checkpoint"]) if snapshot["checkpoint"] else None
+    for name, value in zip(_SNAPSHOT_FIELDS, snapshot["marks"], strict=True):
         setattr(state, name, value)
-    state.pods.next_worker_index, state.pods.born, state.pods.workers, holding = was["fleet"]
+    state.pods.next_worker_index, state.pods.born, state.pods.workers, holding = snapshot["fleet"]
     state.pods.parameter_holders = dict(holding)
-    state.pods.leaving_workers = set(was.get("dismissed", ()))
-    state.paused_cut, handed_over = was.get("handed_over", (0, {}))
+    state.pods.leaving_workers = set(snapshot.get("dismissed", ()))
+    state.paused_cut, handed_over = snapshot.get("handed_over", (0, {}))
     state.pods.handed_over_ps = dict(handed_over)
-    state.pods.memory = MemoryRaise(*was.get("memory", ()))
-    offsets, measured = was.get("balance", ({}, ()))
+    state.pods.memory = MemoryRaise(*snapshot.get("memory", ()))
+    offsets, measured = snapshot.get("balance", ({}, ()))
     state.pods.update_offsets, state.pods.measured = dict(offsets), dict(measured)
-    if "callbacks" in was:
-        state.callbacks = CallbackState.restore(was["callbacks"])
-    state.best_restored = was.get("best_restored", 0)
-    least, most = was.get("scaled", (None, None))
+    if "callbacks" in snapshot:
+        state.callbacks = CallbackState.restore(snapshot["callbacks"])
+    state.best_restored = snapshot.get("best_restored", 0)
+    least, most = snapshot.get("scaled", (None, None))
     state.scaled = least, most
-    state.revoked = set(was["revoked"])
+    state.revoked = set(snapshot["revoked"])
     held = state.training.leases if state.training else {}
-    found = [LeaseRevocation.of(row) for row in was["revocations"]]
+    found = [LeaseRevocation.of(row) for row in snapshot["revocations"]]
     state.revocations = [revocation for revocation in found if revocation.begin(held)]
 
 
-def _restore_evaluation(state: JobState, was: Mapping[str, Any]) -> None:
-    state.apply(EvaluationBegun.from_fields(was))
+def _restore_evaluation(state: JobState, snapshot: Mapping[str, Any]) -> None:
+    state.apply(EvaluationBegun.from_fields(snapshot))
     assert state.round is not None
-    state.round.ledger.restore(was["ledger"])
-    state.round.states = was["states"]
-    state.round.saved = was.get("saved", False)
+    state.round.ledger.restore(snapshot["ledger"])
+    state.round.states = snapshot["states"]
+    state.round.saved = snapshot.get("saved", False)
 
 
 def dataset_entry(state: JobState) -> dict[str, Any]:

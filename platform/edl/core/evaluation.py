@@ -270,48 +270,48 @@ class CallbackState:
 
     # ------------------------------------------------------------------ changes
 
-    def declare(self, declared: Sequence[CallbackSpec]) -> CallbackState:
+    def declare(self, specs: Sequence[CallbackSpec]) -> CallbackState:
         """As a job goes on whose user asks for these: those that are new begin anew, others go on."""
-        if tuple(declared) == self.declared:
+        if tuple(specs) == self.declared:
             return self
         before = dict(zip(map(_callback_identity, self.declared), self.progress, strict=True))
-        known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in declared)
-        lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in declared)
-        stops = any(isinstance(callback, EarlyStopping) for callback in declared)
+        known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in specs)
+        lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in specs)
+        stops = any(isinstance(callback, EarlyStopping) for callback in specs)
         rate, stopped = self.rate if lowers else None, self.stopped if stops else ""
-        return CallbackState(tuple(declared), known, self.evaluations, rate, stopped)
+        return CallbackState(tuple(specs), known, self.evaluations, rate, stopped)
 
-    def evaluated(self, at: EvaluationResult) -> CallbackState:
+    def evaluated(self, evaluation: EvaluationResult) -> CallbackState:
         """After one more evaluation. A value that is not finite improves nothing."""
         rate, stopped, progress = self.rate, self.stopped, []
         for callback, was in zip(self.declared, self.progress, strict=True):
-            if callback.monitor not in at.metrics:
+            if callback.monitor not in evaluation.metrics:
                 progress.append(was)
                 continue
-            found = at.metrics[callback.monitor]
+            found = evaluation.metrics[callback.monitor]
             value = math.nan if found is None else found
             match callback:
                 case EarlyStopping():
-                    now, stop = _apply_early_stopping(callback, was, value, self.evaluations, at)
+                    now, stop = _apply_early_stopping(callback, was, value, self.evaluations, evaluation)
                     stopped = stopped or stop
                 case ReduceLROnPlateau():
                     now, lowered = _apply_plateau(callback, was, value, callback.rate if rate is None else rate)
                     rate = rate if lowered is None else lowered
                 case BestCheckpoint():
-                    now = _apply_best_checkpoint(callback, was, value, self.evaluations, at)
+                    now = _apply_best_checkpoint(callback, was, value, self.evaluations, evaluation)
             progress.append(now)
         after = replace(self, progress=tuple(progress), evaluations=self.evaluations + 1, rate=rate, stopped=stopped)
-        return self.entered(at.step, after.state())
+        return self.entered(evaluation.step, after.state())
 
     def entered(self, step: int, state: Mapping[str, Any]) -> CallbackState:
         """After an evaluation at ``step`` that led to what :meth:`state` said then."""
         return replace(self.at(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
 
-    def written(self, place: int, cut: int) -> CallbackState:
+    def written(self, position: int, cut: int) -> CallbackState:
         """A worker has written the file of the best checkpoint of one of them."""
         progress = list(self.progress)
-        if place < len(progress):
-            progress[place] = replace(progress[place], written=cut)
+        if position < len(progress):
+            progress[position] = replace(progress[position], written=cut)
         return replace(self, progress=tuple(progress))
 
     def roll_back_to(self, step: int) -> CallbackState:
@@ -356,15 +356,15 @@ class CallbackState:
         }
 
     @classmethod
-    def restore(cls, was: Mapping[str, Any]) -> CallbackState:
+    def restore(cls, snapshot: Mapping[str, Any]) -> CallbackState:
         """What :meth:`snapshot` described."""
-        history = tuple((step, state) for step, state in was["history"])
-        return replace(cls(callbacks_from_json(was["declared"])).at(was), history=history)
+        history = tuple((step, state) for step, state in snapshot["history"])
+        return replace(cls(callbacks_from_json(snapshot["declared"])).at(snapshot), history=history)
 
 
-def callbacks_to_json(declared: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
+def callbacks_to_json(specs: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
     """Callbacks as a worker declares them."""
-    return [{"kind": type(callback).__name__, **asdict(callback)} for callback in declared]
+    return [{"kind": type(callback).__name__, **asdict(callback)} for callback in specs]
 
 
 def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
@@ -382,13 +382,13 @@ def _callback_from_row(row: Any) -> CallbackSpec:
     kind = CALLBACK_TYPES.get(str(row.get("kind"))) if isinstance(row, dict) else None
     if kind is None:
         raise ValueError(f"a callback is an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
-    given = {name: value for name, value in row.items() if name != "kind"}
+    values = {name: value for name, value in row.items() if name != "kind"}
     kinds = {each.name: str(each.type) for each in fields(kind)}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in kinds or not _is_valid_value(value, kinds[name]):
             raise ValueError(f"{row['kind']}: {name} is {str(value)[:60]!r}")
     try:
-        callback: CallbackSpec = kind(**given)
+        callback: CallbackSpec = kind(**values)
     except TypeError as error:
         raise ValueError(f"{row['kind']}: {error}") from error
     if callback.mode not in ("min", "max") or callback.min_delta < 0:
@@ -425,25 +425,31 @@ def _callback_identity(callback: CallbackSpec) -> tuple[str, str, str]:
     return type(callback).__name__, callback.monitor, callback.mode
 
 
-def _keep_weights(was: CallbackProgress, epoch: int, at: EvaluationResult) -> CallbackProgress:
+def _keep_weights(progress: CallbackProgress, epoch: int, evaluation: EvaluationResult) -> CallbackProgress:
     """The weights of this evaluation are the best, if they are on disk; else those before stay kept."""
-    if not at.cut:
-        return was
-    return replace(was, best_cut=at.cut, best_step=at.step, best_epoch=epoch + 1, best_metrics=dict(at.metrics))
+    if not evaluation.cut:
+        return progress
+    return replace(
+        progress,
+        best_cut=evaluation.cut,
+        best_step=evaluation.step,
+        best_epoch=epoch + 1,
+        best_metrics=dict(evaluation.metrics),
+    )
 
 
 def _apply_early_stopping(
-    callback: EarlyStopping, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+    callback: EarlyStopping, progress: CallbackProgress, value: float, epoch: int, evaluation: EvaluationResult
 ) -> tuple[CallbackProgress, str]:
     """Keras' ``EarlyStopping.on_epoch_end``."""
     if epoch < callback.start_from_epoch:
-        return was, ""
-    now = replace(was, wait=was.wait + 1)
+        return progress, ""
+    now = replace(progress, wait=progress.wait + 1)
     # Where the best evaluation's weights are not on disk, later ones are held to those that are: the kept weights
     # must not stay far behind the best value. If all are on disk, both comparisons are the same.
-    kept = was.best_metrics.get(callback.monitor) if was.best_cut else None
-    if callback.restore_best_weights and (not was.best_cut or callback.is_improvement(value, kept)):
-        now = _keep_weights(now, epoch, at)
+    kept = progress.best_metrics.get(callback.monitor) if progress.best_cut else None
+    if callback.restore_best_weights and (not progress.best_cut or callback.is_improvement(value, kept)):
+        now = _keep_weights(now, epoch, evaluation)
     if callback.is_improvement(value, now.best):
         now = replace(now, best=value)
         if callback.baseline is None or callback.is_improvement(value, callback.baseline):
@@ -457,10 +463,10 @@ def _apply_early_stopping(
 
 
 def _apply_plateau(
-    callback: ReduceLROnPlateau, was: CallbackProgress, value: float, rate: float
+    callback: ReduceLROnPlateau, progress: CallbackProgress, value: float, rate: float
 ) -> tuple[CallbackProgress, float | None]:
     """Keras' ``ReduceLROnPlateau.on_epoch_end``, and the rate if it is another one; an optimizer's is a float32."""
-    now = replace(was, cooldown=was.cooldown - 1, wait=0) if was.cooldown > 0 else was
+    now = replace(progress, cooldown=progress.cooldown - 1, wait=0) if progress.cooldown > 0 else progress
     if callback.is_improvement(value, now.best):
         return replace(now, best=value, wait=0), None
     if now.cooldown > 0:
@@ -474,12 +480,12 @@ def _apply_plateau(
 
 
 def _apply_best_checkpoint(
-    callback: BestCheckpoint, was: CallbackProgress, value: float, epoch: int, at: EvaluationResult
+    callback: BestCheckpoint, progress: CallbackProgress, value: float, epoch: int, evaluation: EvaluationResult
 ) -> CallbackProgress:
     """Keras' ``ModelCheckpoint._should_save_model``; one that could not be written does not become the best."""
-    if not at.cut or not callback.is_improvement(value, was.best):
-        return was
-    return replace(_keep_weights(was, epoch, at), best=value)
+    if not evaluation.cut or not callback.is_improvement(value, progress.best):
+        return progress
+    return replace(_keep_weights(progress, epoch, evaluation), best=value)
 
 
 def _round_to_float32(value: float) -> float:

@@ -26,18 +26,18 @@ from edl.core.ledger import BEST_MODEL, single_task_ledger
 from edl.core.state import JobState
 
 
-def declare_callbacks(state: JobState, declared: Sequence[CallbackSpec]) -> None:
+def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
     """A worker says which callbacks the user asks for; all workers of a run say the same."""
     if state.ended:
         return
-    if state.declared is not None and tuple(declared) != state.declared:
+    if state.declared is not None and tuple(specs) != state.declared:
         message = "workers declare different callbacks: callbacks() and optimizer() must give the same in every process"
         state.end("Failed", message, kind="input")
         return
-    state.declared = tuple(declared)
+    state.declared = tuple(specs)
     if state.declared == state.callbacks.declared:
         return
-    state.record(CallbacksDeclared(declared=callbacks_to_json(declared)))
+    state.record(CallbacksDeclared(declared=callbacks_to_json(specs)))
     if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
         state.end(
             "Failed",
@@ -48,20 +48,22 @@ def declare_callbacks(state: JobState, declared: Sequence[CallbackSpec]) -> None
 
 
 def decide_after_evaluation(
-    state: JobState, at: EvaluationRound, metrics: Mapping[str, float | None]
+    state: JobState, evaluation: EvaluationRound, metrics: Mapping[str, float | None]
 ) -> dict[str, Any] | None:
     """Decide after an evaluation; returns what its journal entry is to say of the callbacks, if there are any."""
     before = state.callbacks
     if not before.declared:
         return None
-    after = before.evaluated(EvaluationResult(at.step, at.pin if at.saved else 0, metrics))
-    _emit_callback_events(state, at, before, after)
+    after = before.evaluated(EvaluationResult(evaluation.step, evaluation.pin if evaluation.saved else 0, metrics))
+    _emit_callback_events(state, evaluation, before, after)
     return after.state()
 
 
-def _emit_callback_events(state: JobState, at: EvaluationRound, before: CallbackState, after: CallbackState) -> None:
+def _emit_callback_events(
+    state: JobState, evaluation: EvaluationRound, before: CallbackState, after: CallbackState
+) -> None:
     def tell(callback: str, decision: str) -> None:
-        state.emit(CallbackDecided(step=at.step, callback=callback, decision=decision))
+        state.emit(CallbackDecided(step=evaluation.step, callback=callback, decision=decision))
 
     if after.rate != before.rate:
         tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.rate:.6g} now")
@@ -70,13 +72,15 @@ def _emit_callback_events(state: JobState, at: EvaluationRound, before: Callback
     for callback, now, was in zip(after.declared, after.progress, before.progress, strict=True):
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
-    if after.keeps_best_checkpoint and not at.saved:
-        state.emit(WarningRaised(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
+    if after.keeps_best_checkpoint and not evaluation.saved:
+        state.emit(
+            WarningRaised(f"the weights evaluated at step {evaluation.step} are not on disk: they cannot be the best")
+        )
 
 
-def can_finish_evaluation(state: JobState, at: EvaluationRound) -> bool:
+def can_finish_evaluation(state: JobState, evaluation: EvaluationRound) -> bool:
     """Whether an evaluation may be ended: what is to be kept of it is on disk by then, or will never be."""
-    saving = state.cut is not None and state.cut.number == at.pin and state.cut.stage is CutStage.SAVING
+    saving = state.cut is not None and state.cut.number == evaluation.pin and state.cut.stage is CutStage.SAVING
     return not (state.callbacks.keeps_best_checkpoint and saving)
 
 

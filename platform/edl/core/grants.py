@@ -65,7 +65,7 @@ def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -
     state.do(_decide_answer(state, event.worker, event.held, now))
 
 
-def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, now: float) -> CoreCommand:
+def _decide_answer(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
     if state.ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
@@ -84,11 +84,11 @@ def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, no
     record_heartbeat(state, worker, now)
     if state.stopping is not None:
         return WaitForWork("the job ends: a final checkpoint is being taken")
-    lost = _find_lost_grant(state, worker, held)
+    lost = _find_lost_grant(state, worker, known_leases)
     if lost is not None:
         return lost
-    alone = state.crash_suspects.one_by_one_leases
-    if alone and any(lease.number in alone for _, lease in state.worker_leases(worker)):
+    one_by_one_leases = state.crash_suspects.one_by_one_leases
+    if one_by_one_leases and any(lease.number in one_by_one_leases for _, lease in state.worker_leases(worker)):
         return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
     for kind in _KIND_PRIORITY:
         work = _next_range(state, worker, kind) if _may_take_kind(state, worker, kind) else None
@@ -97,12 +97,12 @@ def _decide_answer(state: JobState, worker: str, held: frozenset[int] | None, no
     return WaitForWork(idle_reason(state))
 
 
-def _find_lost_grant(state: JobState, worker: str, held: frozenset[int] | None) -> LeaseReply | None:
+def _find_lost_grant(state: JobState, worker: str, known_leases: frozenset[int] | None) -> LeaseReply | None:
     """A lease that the worker was granted and does not know of, because the answer was lost: the same one again."""
-    if held is None:
+    if known_leases is None:
         return None
     for kind, lease in state.worker_leases(worker):
-        if lease.number not in held and not lease.through:
+        if lease.number not in known_leases and not lease.through:
             return _build_grant(state, kind, lease)
     return None
 
@@ -158,19 +158,19 @@ def idle_reason(state: JobState) -> str:
     return "all that is left is in the hands of other workers"
 
 
-def _grant_lease(state: JobState, worker: str, kind: str, work: RecordRange, now: float) -> LeaseReply:
+def _grant_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
     number = state.next_lease_number()
     ledger = state.ledgers[kind]
-    again = bool(ledger.returned)
-    row = (work.epoch, work.source, work.start, work.end)
+    is_repeated = bool(ledger.returned)
+    row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
     state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
-    if kind == TRAINING and state.crash_suspects.is_suspect(work):
+    if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
     state.holders[worker].hold(number, now)
     state.pods.pods[worker].leased = True
-    if again:
-        index, source = state.pods.index_of(worker), work.source or SHUFFLED_SOURCE_NAME
-        state.emit(RequeuedRecordsLeased(start=work.start, end=work.end, source=source, worker=index))
+    if is_repeated:
+        index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME
+        state.emit(RequeuedRecordsLeased(start=record_range.start, end=record_range.end, source=source, worker=index))
     return _build_grant(state, kind, ledger.leases[number])
 
 
@@ -187,9 +187,9 @@ def _build_grant(state: JobState, kind: str, lease: Lease) -> LeaseReply:
 
 
 def _evaluation_fields(state: JobState, kind: str) -> tuple[int, int, Any]:
-    at = state.round
-    if kind in (EVALUATION, METRICS) and at is not None:
-        return at.pin, at.step, at.states if kind == METRICS else None
+    evaluation = state.round
+    if kind in (EVALUATION, METRICS) and evaluation is not None:
+        return evaluation.pin, evaluation.step, evaluation.states if kind == METRICS else None
     if kind == EXPORT:
         best = state.checkpoint if state.best_restored else None
         return state.final_pin, state.step, None if best is None else {"checkpoint": best.cut}
@@ -218,9 +218,9 @@ def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, L
     return found
 
 
-def record_lease_progress(state: JobState, worker: str, steps: LeaseProgress, now: float) -> None:
+def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress, now: float) -> None:
     """Enter steps of a lease, if the worker holds it."""
-    found = _find_owned_lease(state, worker, steps.lease)
+    found = _find_owned_lease(state, worker, progress.lease)
     if found is None:
         return
     kind, lease = found
@@ -228,19 +228,19 @@ def record_lease_progress(state: JobState, worker: str, steps: LeaseProgress, no
         return
     holder = state.holders.get(worker)
     if holder is not None:
-        holder.last_mentioned[steps.lease] = now
+        holder.last_mentioned[progress.lease] = now
     if kind in STEPWISE_KINDS:
-        made = min(steps.through, lease.steps) - lease.through
+        made = min(progress.through, lease.steps) - lease.through
         if made > 0:
-            _credit_steps(state, worker, steps.lease, made, now)
-            loss, skipped = _loss(steps), steps.skipped or None
-            state.record(LeaseProgressed(lease=steps.lease, through=steps.through, loss=loss, skipped=skipped))
+            _credit_steps(state, worker, progress.lease, made, now)
+            loss, skipped = _loss(progress), progress.skipped or None
+            state.record(LeaseProgressed(lease=progress.lease, through=progress.through, loss=loss, skipped=skipped))
             _check_corrupt_limit(state)
-    elif holder is not None and steps.through > holder.through.get(steps.lease, 0):
+    elif holder is not None and progress.through > holder.through.get(progress.lease, 0):
         # Only the whole task has a result; a worker that is lost leaves none of it.
-        made = steps.through - holder.through.get(steps.lease, 0)
-        holder.through[steps.lease] = steps.through
-        _credit_steps(state, worker, steps.lease, made, now)
+        made = progress.through - holder.through.get(progress.lease, 0)
+        holder.through[progress.lease] = progress.through
+        _credit_steps(state, worker, progress.lease, made, now)
 
 
 def _loss(steps: LeaseProgress) -> float | None:
@@ -248,20 +248,20 @@ def _loss(steps: LeaseProgress) -> float | None:
     return steps.loss_sum / steps.loss_steps if steps.loss_steps else None
 
 
-def _credit_steps(state: JobState, worker: str, lease: int, made: int, now: float) -> None:
+def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now: float) -> None:
     holder = state.holders.get(worker)
     pod = state.pods.pods.get(worker)
     if pod is not None and pod.building:  # its declaration may have gone to the master before this one
         state.pods.mark_model_built(worker)
-    if made > 0:
+    if new_steps > 0:
         state.stepped = now
-    if made > 0 and holder is not None:
+    if new_steps > 0 and holder is not None:
         holder.starting = False
-        state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
+        state.patience.stepped((now - holder.stepped.get(lease, now)) / new_steps, now)
         holder.stepped[lease] = now
-        holder.steps += made
-    state.pods.credit_steps(Role.WORKER, made)
-    state.pods.credit_steps(Role.PS, made)
+        holder.steps += new_steps
+    state.pods.credit_steps(Role.WORKER, new_steps)
+    state.pods.credit_steps(Role.PS, new_steps)
 
 
 def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
@@ -342,12 +342,18 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
         blocks = parts.pop("blocks", None)
         record_dataset(state, parts, None if blocks is None else BlockLayout.from_json(blocks))
     elif kind == METRICS and state.round is not None:
-        at = state.round
-        callbacks = evaluation_callbacks.decide_after_evaluation(state, at, event.result)
+        evaluation = state.round
+        callbacks = evaluation_callbacks.decide_after_evaluation(state, evaluation, event.result)
         state.record(
-            EvaluationCompleted(metrics=event.result, step=at.step, pin=at.pin, final=at.final, callbacks=callbacks)
+            EvaluationCompleted(
+                metrics=event.result,
+                step=evaluation.step,
+                pin=evaluation.pin,
+                final=evaluation.final,
+                callbacks=callbacks,
+            )
         )
-        state.emit(EvaluationEnded(step=at.step, metrics=event.result))
+        state.emit(EvaluationEnded(step=evaluation.step, metrics=event.result))
     else:
         last = event.last or LeaseProgress(event.lease, 0)
         loss, skipped = _loss(last), last.skipped or None

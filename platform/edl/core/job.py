@@ -74,18 +74,18 @@ def _check_pins(state: JobState) -> None:
     """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
     if not state.pods.all_ps_ready():
         return
-    kept = [state.pins.get(ps.uid, frozenset()) for ps in state.pods.live(Role.PS)]
-    if state.round is not None and not all(state.round.pin in pins for pins in kept):
+    pins_by_ps = [state.pins.get(ps.uid, frozenset()) for ps in state.pods.live(Role.PS)]
+    if state.round is not None and not all(state.round.pin in pins for pins in pins_by_ps):
         state.record(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
-    if state.final_pin and not all(state.final_pin in pins for pins in kept):
+    if state.final_pin and not all(state.final_pin in pins for pins in pins_by_ps):
         state.record(FinalCutPinned(cut=0))
-    _unpin_unused(state, kept)
+    _unpin_unused(state, pins_by_ps)
 
 
-def _unpin_unused(state: JobState, kept: Sequence[frozenset[int]]) -> None:
+def _unpin_unused(state: JobState, pins_by_ps: Sequence[frozenset[int]]) -> None:
     """What nobody reads any more is not kept: each pin is a copy of all parameters."""
     read = {state.final_pin, state.round.pin if state.round is not None else 0}
-    for pin in sorted(frozenset().union(*kept) - read):
+    for pin in sorted(frozenset().union(*pins_by_ps) - read):
         state.do(Unpin(pin))
         for uid, pins in state.pins.items():
             state.pins[uid] = pins - {pin}
@@ -161,8 +161,12 @@ def _begin_final_evaluation(state: JobState) -> None:
 
 def are_metrics_due(state: JobState) -> bool:
     """Whether all records of the evaluation are in and a worker should turn the sum into values."""
-    at = state.round
-    return at is not None and at.ledger.is_finished and evaluation_callbacks.can_finish_evaluation(state, at)
+    evaluation = state.round
+    return (
+        evaluation is not None
+        and evaluation.ledger.is_finished
+        and evaluation_callbacks.can_finish_evaluation(state, evaluation)
+    )
 
 
 _HOLDER_CHECK_SECONDS = 1.0

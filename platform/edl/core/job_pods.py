@@ -74,11 +74,11 @@ class PendingPodRequests:
         """Which of a role are on their way."""
         return self._asked[role].keys()
 
-    def ask(self, name: PodKey, wish: PodOptions, now: float) -> None:
+    def ask(self, name: PodKey, options: PodOptions, now: float) -> None:
         """A pod is asked for."""
         self._take(name)
-        self._asked[name[0]][name[1]] = PodRequest(wish, now)
-        self.elevated += wish.elevated
+        self._asked[name[0]][name[1]] = PodRequest(options, now)
+        self.elevated += options.elevated
         self.rejected_indices[name[0]].discard(name[1])
 
     def mark_appeared(self, name: PodKey) -> bool:
@@ -110,8 +110,8 @@ class PendingPodRequests:
 
     def overdue_requests(self, now: float) -> Iterator[PodKey]:
         """What was asked for so long ago that it is to be asked for again."""
-        for role, of in self._asked.items():
-            for index, asked in of.items():
+        for role, by_index in self._asked.items():
+            for index, asked in by_index.items():
                 if now - asked.at < REQUEST_TIMEOUT:
                     break
                 yield role, index
@@ -120,11 +120,11 @@ class PendingPodRequests:
         """The lowest indices that were refused and are not on their way."""
         return heapq.nsmallest(count, self.rejected_indices[role]) if self.rejected_indices[role] else []
 
-    def trim_rejected(self, role: Role, keep: int) -> None:
+    def trim_rejected(self, role: Role, limit: int) -> None:
         """Only so many of the refused ones are still wanted."""
         refused = self.rejected_indices[role]
-        if len(refused) > keep:
-            for index in sorted(refused)[keep:]:
+        if len(refused) > limit:
+            for index in sorted(refused)[limit:]:
                 refused.discard(index)
                 del self.refusals[role, index]
 
@@ -212,21 +212,23 @@ class JobPod:
         """Whether it stays and has not found a place to run yet."""
         return self.staying and not self.has_run
 
-    def see(self, what: PodStatus, *, over: bool = False) -> None:
+    def see(self, status: PodStatus, *, job_ended: bool = False) -> None:
         """Enter what the cluster says. What it said of the cause holds until the end.
 
         Args:
             what: it says.
             over: the job has ended: every pod goes.
         """
-        self.cause = what.cause or self.cause
-        told = over or self.role is not Role.WORKER or self.expected_to_leave
-        self.state = next_state(self.state, classify_status(replace(what, cause=self.cause), told=told))
+        self.cause = status.cause or self.cause
+        leaving_expected = job_ended or self.role is not Role.WORKER or self.expected_to_leave
+        self.state = next_state(
+            self.state, classify_status(replace(status, cause=self.cause), leaving_expected=leaving_expected)
+        )
         self.told = self.told or self.state is PodState.LEAVING
-        self.has_run = self.has_run or what.phase is PodPhase.RUNNING or what.exit_code is not None
-        self.pid, self.node = what.pid or self.pid, what.node or self.node
-        self.reason, self.exit_code, self.message = what.reason or self.reason, what.exit_code, what.message
-        self.elevated, self.unreachable = self.elevated or what.elevated, what.unreachable
+        self.has_run = self.has_run or status.phase is PodPhase.RUNNING or status.exit_code is not None
+        self.pid, self.node = status.pid or self.pid, status.node or self.node
+        self.reason, self.exit_code, self.message = status.reason or self.reason, status.exit_code, status.message
+        self.elevated, self.unreachable = self.elevated or status.elevated, status.unreachable
 
     def why(self) -> str:
         """Why it is going or gone, for people."""
@@ -261,7 +263,7 @@ class PodIndex:
     def enter(self, pod: JobPod) -> None:
         """A pod is new, or has changed."""
         live, staying = pod.live, pod.staying
-        for file, belongs in (
+        for group, belongs in (
             (self.live, live),
             (self.staying, staying),
             (self.waiting, staying and not pod.has_run),
@@ -270,13 +272,13 @@ class PodIndex:
             (self.told, live and pod.leaving_since is not None),
         ):
             if belongs:
-                file[pod.uid] = pod
+                group[pod.uid] = pod
             else:
-                file.pop(pod.uid, None)
+                group.pop(pod.uid, None)
 
-    def mark_leaving(self, pod: JobPod, why: str, now: float) -> None:
+    def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
-        pod.leaving_since, pod.leaving_reason = now, why
+        pod.leaving_since, pod.leaving_reason = now, reason
         self.told.pop(pod.uid, None)
         self.enter(pod)
 
@@ -406,23 +408,23 @@ class JobPods:
 
     # ------------------------------------------------------------------ what the cluster says
 
-    def see(self, what: PodStatus, *, over: bool = False) -> tuple[JobPod, PodState]:
-        """Enter what the cluster says; returns the pod and the state it was in before. ``over``: the job has ended."""
-        pod = self.pods.get(what.uid)
+    def see(self, status: PodStatus, *, job_ended: bool = False) -> tuple[JobPod, PodState]:
+        """Enter what the cluster says; returns the pod and its state before. ``job_ended``: the job has ended."""
+        pod = self.pods.get(status.uid)
         if pod is None:
-            pod = self.pods[what.uid] = JobPod(what.uid, what.role, what.index, PodState.ASKED)
-            if what.role is Role.WORKER:
-                self.next_worker_index = max(self.next_worker_index, what.index + 1)
+            pod = self.pods[status.uid] = JobPod(status.uid, status.role, status.index, PodState.ASKED)
+            if status.role is Role.WORKER:
+                self.next_worker_index = max(self.next_worker_index, status.index + 1)
         before = pod.state
-        pod.see(what, over=over)
+        pod.see(status, job_ended=job_ended)
         self.roles[pod.role].enter(pod)
-        if self.asked.mark_appeared((what.role, what.index)):  # the cluster takes pods of its role again
-            self.start_backoff[what.role] = StartBackoff()
+        if self.asked.mark_appeared((status.role, status.index)):  # the cluster takes pods of its role again
+            self.start_backoff[status.role] = StartBackoff()
         return pod, before
 
-    def mark_leaving(self, pod: JobPod, why: str, now: float) -> None:
+    def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
-        self.roles[pod.role].mark_leaving(pod, why, now)
+        self.roles[pod.role].mark_leaving(pod, reason, now)
 
     def mark_building(self, pod: JobPod) -> None:
         """A worker was seen to start: it builds its model, unless it has told of that before."""
@@ -442,21 +444,21 @@ class JobPods:
 
     # ------------------------------------------------------------------ what is wanted
 
-    def missing(self, workers: int, now: float, most: int = _UNLIMITED) -> list[PodKey]:
-        """What is to be asked for, ``most`` of it, so that there are all PS and so many workers that stay."""
-        ps = self._missing_ps()[: min(most, self._start_allowance(Role.PS, now))]
-        there = self._missing_workers(workers, min(most - len(ps), self._start_allowance(Role.WORKER, now)))
-        return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in there)]
+    def missing(self, workers: int, now: float, limit: int = _UNLIMITED) -> list[PodKey]:
+        """What is to be asked for, ``limit`` of it, so that there are all PS and so many workers that stay."""
+        ps = self._missing_ps()[: min(limit, self._start_allowance(Role.PS, now))]
+        new_workers = self._missing_workers(workers, min(limit - len(ps), self._start_allowance(Role.WORKER, now)))
+        return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in new_workers)]
 
     def _missing_ps(self) -> list[int]:
-        there = {p.index for p in self.roles[Role.PS].live.values()} | self.asked.indices(Role.PS)
-        return [index for index in range(self.ps) if index not in there]
+        present = {p.index for p in self.roles[Role.PS].live.values()} | self.asked.indices(Role.PS)
+        return [index for index in range(self.ps) if index not in present]
 
-    def _missing_workers(self, workers: int, most: int) -> list[int]:
+    def _missing_workers(self, workers: int, limit: int) -> list[int]:
         """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
         count = max(0, workers - self.count_expected_workers())
         self.asked.trim_rejected(Role.WORKER, count)
-        count = min(count, most)
+        count = min(count, limit)
         refused = self.asked.lowest_rejected(Role.WORKER, count)
         return [*refused, *(self.next_worker_index + i for i in range(count - len(refused)))]
 
@@ -471,9 +473,9 @@ class JobPods:
         limit = self.start_backoff[role].limit(now)
         return _UNLIMITED if limit is None else max(0, limit - self.asked.count(role))
 
-    def ask(self, role: Role, index: int, now: float, wish: PodOptions = DEFAULT_OPTIONS) -> None:
+    def ask(self, role: Role, index: int, now: float, options: PodOptions = DEFAULT_OPTIONS) -> None:
         """Remember that a pod was asked for."""
-        self.asked.ask((role, index), wish, now)
+        self.asked.ask((role, index), options, now)
         if role is Role.WORKER:
             self.next_worker_index = max(self.next_worker_index, index + 1)
 
@@ -502,8 +504,8 @@ class JobPods:
         """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""
         if not self.crashes.get(role):
             return
-        amends, self.steps[role] = divmod(self.steps.get(role, 0) + steps, STEPS_PER_CRASH)
-        self.forgive_crashes(role, amends)
+        forgiven, self.steps[role] = divmod(self.steps.get(role, 0) + steps, STEPS_PER_CRASH)
+        self.forgive_crashes(role, forgiven)
 
     def forgive_crashes(self, role: Role, crashes: int) -> None:
         """So many crashes no longer count."""

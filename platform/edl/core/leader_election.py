@@ -59,9 +59,9 @@ class LeaseSnapshot:
 
 
 def may_acquire_lease(
-    lease: LeaseSnapshot | None, me: str, server_now: float | None, *, holder_ended: bool
+    lease: LeaseSnapshot | None, identity: str, server_now: float | None, *, holder_ended: bool
 ) -> Decision[bool]:
-    """May ``me`` take the right over now?
+    """May ``identity`` take the right over now?
 
     Args:
         lease: the right as it is; None: nobody has had it.
@@ -76,7 +76,7 @@ def may_acquire_lease(
         return Decision(True, "nobody held it before")
     if not lease.holder:
         return Decision(True, "the master before gave it back")
-    if lease.holder == me:
+    if lease.holder == identity:
         return Decision(True, "this pod holds it already")
     if holder_ended:
         return Decision(True, f"{lease.holder} has ended")

@@ -84,9 +84,9 @@ class LeaseHolder:
             for lease, moment in moments.items():
                 moments[lease] = min(now, moment + seconds)
 
-    def silence_limit(self, patience: LeaseTimeouts) -> float:
+    def silence_limit(self, timeouts: LeaseTimeouts) -> float:
         """Seconds without a word after which its leases are taken back."""
-        return max(patience.silence_seconds, STARTING_SILENCE) if self.starting else patience.silence_seconds
+        return max(timeouts.silence_seconds, STARTING_SILENCE) if self.starting else timeouts.silence_seconds
 
     def hold(self, lease: int, now: float) -> None:
         """It has this lease from now on."""
@@ -100,27 +100,27 @@ class LeaseHolder:
         if now is not None and self.stepped:
             self.stepped[min(self.stepped)] = now
 
-    def unknown(self, patience: LeaseTimeouts) -> list[int]:
+    def unknown(self, timeouts: LeaseTimeouts) -> list[int]:
         """Leases that the worker does not speak of though it speaks: it never heard of them."""
-        latest = self.heard - self.silence_limit(patience)
+        latest = self.heard - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
-    def find_expired_leases(self, now: float, patience: LeaseTimeouts) -> dict[int, str]:
+    def find_expired_leases(self, now: float, timeouts: LeaseTimeouts) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
         silent = now - self.heard
-        if silent >= self.silence_limit(patience):
+        if silent >= self.silence_limit(timeouts):
             return dict.fromkeys(self.stepped, f"no word from the worker for {silent:.1f} s")
         if self.stepped:
             current = min(self.stepped)
             idle = now - self.stepped[current]
-            if idle >= patience.stuck:
+            if idle >= timeouts.stuck:
                 return {current: f"no step for {idle:.0f} s"}
         return {}
 
-    def deadline(self, patience: LeaseTimeouts) -> float:
+    def deadline(self, timeouts: LeaseTimeouts) -> float:
         """The earliest time at which ``expired`` can say something."""
-        first = self.stepped[min(self.stepped)] + patience.stuck
-        return min(self.heard + self.silence_limit(patience), first)
+        first = self.stepped[min(self.stepped)] + timeouts.stuck
+        return min(self.heard + self.silence_limit(timeouts), first)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ class LeaseRevocation:
             leases[number].revoking = self.reason
         return bool(self.leases)
 
-    def answered(self, ps: str, applied: Mapping[int, int], first: Mapping[int, int] | None = None) -> None:
+    def answered(self, ps: str, applied_steps: Mapping[int, int], first_steps: Mapping[int, int] | None = None) -> None:
         """A PS refuses the leases from now on and says what it applied."""
-        if ps in self.waiting and all(number in applied for number in self.leases):
+        if ps in self.waiting and all(number in applied_steps for number in self.leases):
             self.waiting.discard(ps)
-            self.answers[ps], self.first[ps] = applied, first or {}
+            self.answers[ps], self.first[ps] = applied_steps, first_steps or {}
 
     def lost(self, ps: str) -> None:
         """A PS that will never answer."""
@@ -181,11 +181,11 @@ class LeaseRevocation:
         self.answers.pop(ps, None)
         self.first.pop(ps, None)
 
-    def let_in(self, lease: int, through: int) -> dict[str, int]:
-        """How many steps of a lease, from ``through`` on, each PS let in; without those that let in none."""
+    def let_in(self, lease: int, done_steps: int) -> dict[str, int]:
+        """How many steps of a lease, from ``done_steps`` on, each PS let in; without those that let in none."""
         found = {}
         for ps, first in self.first.items():
-            if lease in first and (steps := self.answers[ps][lease] - max(through, first[lease])) > 0:
+            if lease in first and (steps := self.answers[ps][lease] - max(done_steps, first[lease])) > 0:
                 found[ps] = steps
         return found
 
@@ -219,9 +219,9 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
         if lease is None:  # closed by other means
             continue
         # No more than it has: a worker can push a step that is beyond its end.
-        known = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
-        through = [max(steps, lease.through) for steps in known] or [lease.through]
-        low, high = min(through), max(through)
+        reported_steps = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
+        applied_steps = [max(steps, lease.through) for steps in reported_steps] or [lease.through]
+        low, high = min(applied_steps), max(applied_steps)
         repeated = 0
         if low < lease.steps and (in_flight or high > low):
             repeated = lease.position(max(high, low + 1)) - lease.position(low)
@@ -272,10 +272,10 @@ class CrashSuspects:
         """Whether a range, or a part of it, was in the hands of a worker that crashed."""
         return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
 
-    def over(self, lease: Lease, through: int) -> None:
+    def over(self, lease: Lease, done_steps: int) -> None:
         """A lease is over after so many steps: nothing of what they cover is suspect any more."""
         self.one_by_one_leases.discard(lease.number)
-        self.clear(lease.work.split(lease.position(through))[0])
+        self.clear(lease.work.split(lease.position(done_steps))[0])
 
     def clear(self, work: RecordRange) -> None:
         """A range is done, or set aside."""
@@ -284,7 +284,7 @@ class CrashSuspects:
         parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
         self.suspect_ranges = [part for part in parts if part.records]
 
-    def crashed(self, held: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
+    def crashed(self, leases: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
         """A worker crashed, or ended without a word.
 
         Args:
@@ -293,13 +293,13 @@ class CrashSuspects:
         Returns:
             The minibatch that is guilty, if that is certain now, and how often workers ended with it.
         """
-        begun = [(lease, through) for lease, through in held if through < lease.steps]
+        begun = [(lease, through) for lease, through in leases if through < lease.steps]
         if not begun:
             return None
-        alone = begun[0][0].number in self.one_by_one_leases
-        fed = [begun[0]] if alone else [each for each in begun if each[0].number not in self.one_by_one_leases]
-        near = list(islice(_pending_minibatches(fed), 1 if alone else 1 + MAX_FED_AHEAD))
-        counts, at_work = self.certain_crashes if alone else self.possible_crashes, near[0]
+        is_one_by_one = begun[0][0].number in self.one_by_one_leases
+        fed = [begun[0]] if is_one_by_one else [each for each in begun if each[0].number not in self.one_by_one_leases]
+        near = list(islice(_pending_minibatches(fed), 1 if is_one_by_one else 1 + MAX_FED_AHEAD))
+        counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, near[0]
         for each in near:
             counts[each] = counts.get(each, 0) + 1
         for lease, through in begun:

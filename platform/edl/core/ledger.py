@@ -65,9 +65,9 @@ class Lease:
         """Steps in the whole range."""
         return -(-self.work.records // self.minibatch)
 
-    def position(self, through: int) -> int:
-        """First record that is not done after ``through`` steps."""
-        return min(self.work.start + through * self.minibatch, self.work.end)
+    def position(self, done_steps: int) -> int:
+        """First record that is not done after ``done_steps`` steps."""
+        return min(self.work.start + done_steps * self.minibatch, self.work.end)
 
 
 @dataclass(slots=True)
@@ -221,15 +221,15 @@ class Ledger:
         if self.index == self.plan.count:
             self.epoch, self.index = self.epoch + 1, 0
 
-    def progress(self, number: int, through: int) -> int:
+    def progress(self, number: int, done_steps: int) -> int:
         """Enter steps as done; returns the records this adds. Fewer steps than before add nothing."""
         lease = self.leases[number]
-        through = max(lease.through, min(through, lease.steps))
-        added = lease.position(through) - lease.position(lease.through)
+        done_steps = max(lease.through, min(done_steps, lease.steps))
+        added = lease.position(done_steps) - lease.position(lease.through)
         self.done_records += added
-        self.done_steps += through - lease.through
-        self.outstanding_steps -= through - lease.through
-        lease.through = through
+        self.done_steps += done_steps - lease.through
+        self.outstanding_steps -= done_steps - lease.through
+        lease.through = done_steps
         return added
 
     def done(self, number: int) -> int:
@@ -238,17 +238,17 @@ class Ledger:
         self._close(number)
         return added
 
-    def give_back(self, number: int, through: int, quarantine: int = 0) -> RecordRange:
-        """Close a lease after ``through`` steps; the rest goes to the head of the queue and is returned.
+    def give_back(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
+        """Close a lease after ``done_steps`` steps; the rest goes to the head of the queue and is returned.
 
-        The first ``quarantine`` records of the rest are put aside instead.
+        The first ``quarantine_records`` records of the rest are put aside instead.
         """
-        self.progress(number, through)
+        self.progress(number, done_steps)
         lease = self._close(number)
         self.outstanding_steps -= lease.steps - lease.through
         rest = lease.work.split(lease.position(lease.through))[1]
-        if quarantine:
-            bad, rest = rest.split(min(rest.end, rest.start + quarantine))
+        if quarantine_records:
+            bad, rest = rest.split(min(rest.end, rest.start + quarantine_records))
             self.quarantined.append(bad)
         if rest.records:
             self.returned.appendleft(rest)
@@ -292,31 +292,31 @@ class Ledger:
             **({"begun": [_range_to_row(work) for work in self.begun.values()]} if self.begun else {}),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Become what ``snapshot`` described."""
-        self.epoch, self.index = state["epoch"], state["index"]
-        self.returned = deque(RecordRange(*row) for row in state["returned"])
-        self.begun = {(row[0], row[1], row[2]): RecordRange(*row) for row in state.get("begun", ())}
+        self.epoch, self.index = snapshot["epoch"], snapshot["index"]
+        self.returned = deque(RecordRange(*row) for row in snapshot["returned"])
+        self.begun = {(row[0], row[1], row[2]): RecordRange(*row) for row in snapshot.get("begun", ())}
         self.leases, self._held = {}, {}
-        for n, row, m, w, t in state["leases"]:
+        for n, row, m, w, t in snapshot["leases"]:
             self._enter(Lease(n, RecordRange(*row), m, w, t))
         self.outstanding_steps = sum(lease.steps - lease.through for lease in self.leases.values())
-        self.done_records, self.done_steps = state["done_records"], state["done_steps"]
-        self.quarantined = [RecordRange(*row) for row in state["quarantined"]]
+        self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]
+        self.quarantined = [RecordRange(*row) for row in snapshot["quarantined"]]
 
     def empty_copy(self) -> Ledger:
         """A ledger of the same work, of which nothing is done."""
         return Ledger(self.plan, self.epochs, self.minibatch, self.lease_records)
 
-    def position(self, applied: Mapping[int, int]) -> dict[str, Any]:
-        """The snapshot of a ledger in which ``applied`` steps of each lease are done and no lease is held.
+    def position(self, applied_steps: Mapping[int, int]) -> dict[str, Any]:
+        """The snapshot of a ledger in which ``applied_steps`` steps of each lease are done and no lease is held.
 
         This is the ledger's half of a cut: what is not in the parameters is to be leased again.
         """
         copy = self.empty_copy()
         copy.restore(self.snapshot())
         for number in sorted(copy.leases, reverse=True):
-            copy.give_back(number, applied.get(number, 0))
+            copy.give_back(number, applied_steps.get(number, 0))
         return copy.snapshot()
 
 
@@ -349,13 +349,13 @@ def single_task_ledger(kind: str) -> Ledger:
     return Ledger(ShardPlan((RecordSource(kind, 1),), 1), 1, 1)
 
 
-def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, portion: int) -> Ledger:
-    """The ledger of an order's positions, one after the other, in leases of ``portion`` records.
+def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, lease_records: int) -> Ledger:
+    """The ledger of an order's positions, one after the other, in leases of ``lease_records`` records.
 
     Where a window is several leases it is one shard, so that it stays with one worker as far as possible: each worker
     that has a part of it reads all of its blocks.
     """
     positions = (RecordSource(SHUFFLED_SOURCE, order.records),)
-    if order.window <= portion:
-        return Ledger(ShardPlan(positions, portion), epochs, minibatch)
-    return Ledger(ShardPlan(positions, order.window), epochs, minibatch, portion)
+    if order.window <= lease_records:
+        return Ledger(ShardPlan(positions, lease_records), epochs, minibatch)
+    return Ledger(ShardPlan(positions, order.window), epochs, minibatch, lease_records)

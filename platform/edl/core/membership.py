@@ -40,19 +40,19 @@ class TrainingWorld:
 
 
 def compute_world(
-    current: TrainingWorld, members: Sequence[WorldMember], now: float, *, silence: float, smallest: int
+    current: TrainingWorld, members: Sequence[WorldMember], now: float, *, silence_seconds: float, min_members: int
 ) -> Decision[TrainingWorld]:
-    """The world that should be, given who was heard of within ``silence`` seconds.
+    """The world that should be, given who was heard of within ``silence_seconds`` seconds.
 
-    Returns ``current`` itself when nothing changes. A world of fewer than ``smallest`` is an empty one: nobody steps.
+    Returns ``current`` itself when nothing changes. A world of fewer than ``min_members`` is empty: nobody steps.
     """
-    live = {m.uid: m for m in members if m.ready and now - m.heard <= silence}
+    live = {m.uid: m for m in members if m.ready and now - m.heard <= silence_seconds}
     kept = [uid for uid in current.members if uid in live]
     new = sorted((m.index, uid) for uid, m in live.items() if uid not in current.members)
     order = (*kept, *(uid for _, uid in new))
     reason = f"{len(new)} joined, {len(current.members) - len(kept)} left"
-    if len(order) < smallest:
-        order, reason = (), f"{len(order)} of at least {smallest} workers are there"
+    if len(order) < min_members:
+        order, reason = (), f"{len(order)} of at least {min_members} workers are there"
     if order == current.members:
         return Decision(current, "nobody joined or left")
     return Decision(TrainingWorld(current.round + 1, order), reason)

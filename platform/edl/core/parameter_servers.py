@@ -100,7 +100,7 @@ def advance_handover(state: JobState, now: float) -> None:
             state, "a parameter server was told to go: one is taken that updates are held after", now, 0
         )
     if snapshots.can_begin_cut(state, now):
-        snapshots.begin_cut(state, checkpoint=True, pin=False, keep=True)
+        snapshots.begin_cut(state, checkpoint=True, pin=False, keep_paused=True)
 
 
 def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
@@ -157,15 +157,15 @@ def handle_ps_heartbeat(state: JobState, event: PsHeartbeat, now: float) -> None
         delete_lingering_ps(state, pod)
 
 
-def _attach_ps(state: JobState, pod: JobPod, restore: int | None, now: float) -> None:
+def _attach_ps(state: JobState, pod: JobPod, restore_cut: int | None, now: float) -> None:
     leases = state.training.leases if state.training else {}
     floor = state.floor()
     revoked = {n for n, lease in leases.items() if lease.revoking is not None}
     revoked |= {n for n in state.revoked if n >= floor}
     live = tuple(n for n in leases if n not in revoked)
     pod.asked, pod.stale = now, False
-    complete = restore is not None and pod.index in state.pods.handed_over_ps.values()
-    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore, complete))
+    complete = restore_cut is not None and pod.index in state.pods.handed_over_ps.values()
+    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore_cut, complete))
 
 
 def passed_cut(state: JobState) -> int:
@@ -345,11 +345,11 @@ def check_lost_holders(state: JobState, reason: str) -> None:
     gone = sorted(index for index, uid in holding.items() if not state.pods.is_live(uid))
     if not gone or state.training is None or state.ended:
         return
-    told = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
+    description = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
     if state.round is not None:
-        state.record(EvaluationAbandoned(reason=told))
+        state.record(EvaluationAbandoned(reason=description))
     if len(gone) == len(holding):
-        roll_back_job(state, told)
+        roll_back_job(state, description)
         return
     for index in gone:
         _roll_back_ps(state, index, update_accounting.count_updates_lost(state, index), f"ps-{index}: {reason}")

@@ -21,11 +21,11 @@ _GONE_REASON = "gone when the master came back"
 _LEAVING_REASON = "a master before this one told it to go"
 
 
-def handle_pod_changed(state: JobState, what: PodStatus, now: float) -> None:
+def handle_pod_changed(state: JobState, status: PodStatus, now: float) -> None:
     """The cluster says something about a pod."""
-    known = state.pods.pods.get(what.uid)
+    known = state.pods.pods.get(status.uid)
     had_run = known is not None and known.has_run
-    pod, before = state.pods.see(what, over=state.ended)
+    pod, before = state.pods.see(status, job_ended=state.ended)
     if known is None:
         pod.heard = now
     if pod.live:
@@ -64,17 +64,17 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
     if state.ended:
         return
     dismissed = pod.leaving_since is not None or pod.uid in state.pods.leaving_workers
-    laid_to = _blame_for_end(state, pod)
-    if laid_to is not EndBlame.NOTHING:
+    blamed_on = _blame_for_end(state, pod)
+    if blamed_on is not EndBlame.NOTHING:
         state.failure = _describe_silent_end(pod)
-    crashed = pod.state is PodState.CRASHED or laid_to is EndBlame.ROLE
-    where = _describe_crash_range(state, pod) if crashed else ""
+    crashed = pod.state is PodState.CRASHED or blamed_on is EndBlame.ROLE
+    crash_range = _describe_crash_range(state, pod) if crashed else ""
     if pod.role is Role.WORKER:
-        _handle_worker_lost(state, pod, reason, now, in_crashing=laid_to is EndBlame.MINIBATCH)
+        _handle_worker_lost(state, pod, reason, now, in_minibatch=blamed_on is EndBlame.MINIBATCH)
     else:
         parameter_servers.handle_ps_lost(state, pod, reason, now)
     if not dismissed:
-        _relaunch_or_fail(state, pod, now, crashed=crashed, where=where)
+        _relaunch_or_fail(state, pod, now, crashed=crashed, crash_range=crash_range)
 
 
 def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
@@ -84,8 +84,8 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     held = state.worker_leases(pod.uid)
     return assign_blame(
         pod.state,
-        wanted=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
-        working=bool(held) or not pod.leased,
+        is_explained=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
+        is_working=bool(held) or not pod.leased,
         in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
     )
 
@@ -114,14 +114,14 @@ def _describe_crash_range(state: JobState, pod: JobPod) -> str:
     return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else "")
 
 
-def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool, where: str) -> None:
-    """Whether what ended is replaced, or the job ends with it; ``where``: the records that it was at, for people."""
+def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool, crash_range: str) -> None:
+    """Whether what ended is replaced, or the job ends with it; ``crash_range``: the records it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
     on, why = state.pods.ended(pod, now, crashed=crashed)
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
-        state.end("Failed", f"{pod.role}s {why}{where}: {message}", detail, "crash")
+        state.end("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")
 
 
 def _raise_memory(state: JobState, pod: JobPod) -> None:
@@ -139,11 +139,11 @@ def _raise_memory(state: JobState, pod: JobPod) -> None:
         state.emit(WarningRaised(decided.reason))
 
 
-def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_crashing: bool = False) -> None:
-    """A worker has ended; ``in_crashing``: without a word, in a minibatch that may have made it end."""
+def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_minibatch: bool = False) -> None:
+    """A worker has ended; ``in_minibatch``: without a word, in a minibatch that may have made it end."""
     if not pod.has_run:
         return
-    crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
+    crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
     state.record(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)

@@ -97,7 +97,7 @@ _CAUSE_OBSERVATIONS: Mapping[TerminationCause, PodObservation] = {
 }
 
 
-def classify_status(pod: PodStatus, *, told: bool = True) -> PodObservation:
+def classify_status(pod: PodStatus, *, leaving_expected: bool = True) -> PodObservation:
     """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0.
 
     Args:
@@ -108,7 +108,11 @@ def classify_status(pod: PodStatus, *, told: bool = True) -> PodObservation:
         running = PodObservation.RUNNING if pod.phase is PodPhase.RUNNING else PodObservation.PENDING
         return PodObservation.LEAVING if pod.leaving else running
     if pod.exit_code == 0:
-        return PodObservation.EXIT_0 if told or pod.cause is not TerminationCause.NONE else PodObservation.EXIT_EARLY
+        return (
+            PodObservation.EXIT_0
+            if leaving_expected or pod.cause is not TerminationCause.NONE
+            else PodObservation.EXIT_EARLY
+        )
     if pod.cause in _CAUSE_OBSERVATIONS:
         return _CAUSE_OBSERVATIONS[pod.cause]
     if pod.exit_code is None:
@@ -116,9 +120,9 @@ def classify_status(pod: PodStatus, *, told: bool = True) -> PodObservation:
     return _EXIT_CODES.get(pod.exit_code, PodObservation.EXIT_ERROR)
 
 
-def next_state(state: PodState, what: PodObservation) -> PodState:
+def next_state(state: PodState, observation: PodObservation) -> PodState:
     """The table, applied."""
-    return TRANSITIONS[state][what]
+    return TRANSITIONS[state][observation]
 
 
 class EndBlame(StrEnum):
@@ -132,7 +136,7 @@ class EndBlame(StrEnum):
 _UNEXPLAINED_STATES = frozenset({PodState.KILLED, PodState.EXITED})
 
 
-def assign_blame(ended: PodState, *, wanted: bool, working: bool, in_minibatch: bool) -> EndBlame:
+def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_minibatch: bool) -> EndBlame:
     """What the end of a worker is laid to when it left without a word: a model can exit 0 or exhaust the memory.
 
     The kernel kills with SIGKILL when the memory of a machine runs out, which looks as if a person had done it. So one
@@ -145,7 +149,7 @@ def assign_blame(ended: PodState, *, wanted: bool, working: bool, in_minibatch: 
         working: it had work, or had never been given any: it was starting.
         in_minibatch: it had built its model, and was in a minibatch of training.
     """
-    if wanted or ended not in _UNEXPLAINED_STATES or not working:
+    if is_explained or ended not in _UNEXPLAINED_STATES or not is_working:
         return EndBlame.NOTHING
     return EndBlame.MINIBATCH if in_minibatch else EndBlame.ROLE
 
@@ -173,7 +177,7 @@ _LOSS_REASONS: Mapping[PodState, str] = {
 }
 
 
-def decide_relaunch(ended: PodState, crashes: int, *, crashed: bool | None = None) -> Decision[RelaunchPlan]:
+def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None = None) -> Decision[RelaunchPlan]:
     """Whether a worker or PS that ended while it was needed is replaced.
 
     Args:
@@ -185,9 +189,9 @@ def decide_relaunch(ended: PodState, crashes: int, *, crashed: bool | None = Non
         return Decision(
             RelaunchPlan(0.0), f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job"
         )
-    if crashes >= MAX_CRASHES:
-        return Decision(RelaunchPlan(None), f"crashed {crashes} times with next to no work done between")
-    delay = min(_FIRST_DELAY * 2 ** (crashes - 1), _MAX_DELAY)
+    if crash_count >= MAX_CRASHES:
+        return Decision(RelaunchPlan(None), f"crashed {crash_count} times with next to no work done between")
+    delay = min(_FIRST_DELAY * 2 ** (crash_count - 1), _MAX_DELAY)
     return Decision(RelaunchPlan(delay), f"crashed: replaced after {delay:g} s")
 
 
@@ -211,18 +215,18 @@ class MemoryRaise:
     raise_count: int = 0
     since: int = 0
 
-    def factor(self, each: float) -> float:
-        """Of the memory that the spec says, when each raise multiplies it by ``each``."""
-        return each**self.raise_count
+    def factor(self, raise_factor: float) -> float:
+        """Of the memory that the spec says, when each raise multiplies it by ``raise_factor``."""
+        return raise_factor**self.raise_count
 
 
 NO_MEMORY_RAISE = MemoryRaise()
 
 
 def decide_after_oom(
-    memory: MemoryRaise, index: int, next_index: int, each: float, size: str
+    memory: MemoryRaise, worker_index: int, next_worker_index: int, raise_factor: float, requested_memory: str
 ) -> Decision[MemoryRaise | None]:
-    """What workers get after the one with ``index`` ran out of memory; None: the job cannot go on.
+    """What workers get after the one with ``worker_index`` ran out of memory; None: the job cannot go on.
 
     Several that run out of it together raise it once: the index says what each of them had.
 
@@ -231,29 +235,33 @@ def decide_after_oom(
         each: ``workers.oom_memory_factor``.
         size: what the spec asks for, for people.
     """
-    who = f"worker-{index} ran out of memory"
-    if index < memory.since:
-        return Decision(memory, f"{who}: workers that are asked for now get more already")
-    if each <= 1:
+    message = f"worker-{worker_index} ran out of memory"
+    if worker_index < memory.since:
+        return Decision(memory, f"{message}: workers that are asked for now get more already")
+    if raise_factor <= 1:
         return Decision(
             None,
-            f"{who}: workers.resources.memory{_size_suffix(size)} is too little. Raise it, or set"
+            f"{message}: workers.resources.memory{_size_suffix(requested_memory)} is too little. Raise it, or set"
             " workers.oom_memory_factor above 1 to have successors ask for more",
         )
     if memory.raise_count >= MAX_RAISES:
         return Decision(
             None,
-            f"{who} with {memory.factor(each):.3g} times workers.resources.memory{_size_suffix(size)}: raise that; "
+            f"{message} with {memory.factor(raise_factor):.3g} times "
+            f"workers.resources.memory{_size_suffix(requested_memory)}: raise that; "
             f"workers.oom_memory_factor multiplies it {MAX_RAISES} times at most",
         )
-    raised = MemoryRaise(memory.raise_count + 1, next_index)
-    return Decision(raised, f"{who}: the next ones get {raised.factor(each):.3g} times workers.resources.memory")
+    raised = MemoryRaise(memory.raise_count + 1, next_worker_index)
+    return Decision(
+        raised, f"{message}: the next ones get {raised.factor(raise_factor):.3g} times workers.resources.memory"
+    )
 
 
-def ps_oom_reason(index: int, size: str) -> str:
+def ps_oom_reason(ps_index: int, requested_memory: str) -> str:
     """Why a job ends whose PS ran out of memory: the one after it would have to hold as much."""
     return (
-        f"ps-{index} ran out of memory: ps.resources.memory{_size_suffix(size)} is too little for its share of the"
+        f"ps-{ps_index} ran out of memory: ps.resources.memory{_size_suffix(requested_memory)} is too "
+        "little for its share of the"
         " parameters"
     )
 

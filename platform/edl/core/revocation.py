@@ -31,10 +31,10 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
         unknown = holder.unknown(state.patience)
         if unknown:
             why = "its worker does not know of it"
-            revoke_leases(state, worker, why, now, in_flight=False, only=unknown)
+            revoke_leases(state, worker, why, now, in_flight=False, only_leases=unknown)
         reasons = holder.find_expired_leases(now, state.patience)
         if reasons:
-            revoke_leases(state, worker, next(iter(reasons.values())), now, only=list(reasons))
+            revoke_leases(state, worker, next(iter(reasons.values())), now, only_leases=list(reasons))
         _drop_closed_leases(state, holder, [*unknown, *reasons])
 
 
@@ -53,7 +53,7 @@ def revoke_leases(
     *,
     in_flight: bool = True,
     crashed: bool = False,
-    only: Sequence[int] | None = None,
+    only_leases: Sequence[int] | None = None,
 ) -> None:
     """Take a worker's leases back.
 
@@ -64,7 +64,7 @@ def revoke_leases(
     """
     training = []
     for kind, lease in reversed(state.worker_leases(worker)):
-        if only is not None and lease.number not in only:
+        if only_leases is not None and lease.number not in only_leases:
             continue
         if kind == TRAINING:
             training.append(lease.number)
@@ -145,9 +145,11 @@ def settle_revocations(state: JobState, now: float) -> None:
             _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))
 
 
-def _requeue_records(state: JobState, revocation: LeaseRevocation, s: LeaseSettlement, quarantine: int) -> None:
-    lease = state.ledgers[TRAINING].leases[s.lease]
-    rest = lease.work.split(lease.position(s.through))[1]
+def _requeue_records(
+    state: JobState, revocation: LeaseRevocation, settlement: LeaseSettlement, quarantine: int
+) -> None:
+    lease = state.ledgers[TRAINING].leases[settlement.lease]
+    rest = lease.work.split(lease.position(settlement.through))[1]
     records = None
     if quarantine and state.order is not None:
         # Positions mean nothing to people, nor to a program that looks at the files.
@@ -155,11 +157,11 @@ def _requeue_records(state: JobState, revocation: LeaseRevocation, s: LeaseSettl
         records = state.order.epoch(rest.epoch).record_ranges(rest.start, at)
     state.record(
         LeaseReturned(
-            lease=s.lease,
-            through=s.through,
-            partial=s.partial,
-            repeated=s.repeated,
-            extra=dict(s.extra) or None,
+            lease=settlement.lease,
+            through=settlement.through,
+            partial=settlement.partial,
+            repeated=settlement.repeated,
+            extra=dict(settlement.extra) or None,
             quarantine=quarantine or None,
             records=records,
         )

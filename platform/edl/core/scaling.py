@@ -73,10 +73,10 @@ def is_starved(state: JobState) -> bool:
 
 def _withdraw_pending_workers(state: JobState, now: float) -> None:
     """Workers that wait for room are not started for nothing; one stays if no other is there."""
-    there = state.pods.roles[Role.WORKER]
-    if not there.waiting or has_waiting_work(state):
+    workers = state.pods.roles[Role.WORKER]
+    if not workers.waiting or has_waiting_work(state):
         return
-    for pod in state.pods.waiting(Role.WORKER)[0 if there.running else 1 :]:
+    for pod in state.pods.waiting(Role.WORKER)[0 if workers.running else 1 :]:
         terminate_worker(state, pod, "withdrawn: no work waits for it", now)
 
 
@@ -90,19 +90,19 @@ def _remove_excess_workers(state: JobState, now: float) -> None:
             terminate_worker(state, pod, why, now)
 
 
-def terminate_worker(state: JobState, pod: JobPod, why: str, now: float) -> None:
+def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> None:
     """Tell a worker to go; one that runs gets the time to give back what it has."""
     if pod.uid in state.pods.workers and pod.uid not in state.pods.leaving_workers:
-        state.record(WorkerDismissed(uid=pod.uid, reason=why))
-    state.pods.mark_leaving(pod, why, now)
-    state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=why))
+        state.record(WorkerDismissed(uid=pod.uid, reason=reason))
+    state.pods.mark_leaving(pod, reason, now)
+    state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=reason))
     state.do(DeletePod(pod.uid, state.settings.grace if pod.has_run else 0.0))
 
 
 def _delete_lingering_workers(state: JobState, now: float) -> None:
     """An order to go may have been lost, with the master that gave it or on its way."""
-    patience = state.settings.grace + DELETE_AGAIN_SECONDS
-    for pod in list(state.pods.roles[Role.WORKER].told_to_leave_before(now - patience)):
+    leave_timeout = state.settings.grace + DELETE_AGAIN_SECONDS
+    for pod in list(state.pods.roles[Role.WORKER].told_to_leave_before(now - leave_timeout)):
         state.pods.mark_leaving(pod, pod.leaving_reason, now)
         state.do(DeletePod(pod.uid, 0.0))
 

@@ -165,8 +165,8 @@ class BlockLayout:
     @classmethod
     def of(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
         """With the sizes of the blocks of each source; neighbours are put together where there are too many."""
-        together = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
-        return cls(tuple(_encode_runs(_merge_neighbours(blocks, together)) for blocks in sizes), record_bytes)
+        group_size = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
+        return cls(tuple(_encode_runs(_merge_neighbours(blocks, group_size)) for blocks in sizes), record_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """As a worker reports it."""
@@ -200,7 +200,7 @@ def _runs_from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[BlockRuns,
     return tuple(tuple((records, times) for records, times in source) for source in rows)
 
 
-def choose_window(wanted: int | None, records: int, portion: int, blocks: BlockLayout | None) -> int:
+def choose_window(requested: int | None, records: int, lease_records: int, blocks: BlockLayout | None) -> int:
     """The window of a run, in records; 0: its records are not shuffled, only ranges of them.
 
     It is cut so that all windows of an epoch are about as large, and are whole leases: a worker that goes through one
@@ -215,24 +215,26 @@ def choose_window(wanted: int | None, records: int, portion: int, blocks: BlockL
     Raises:
         BadInputError: a window is wanted and the reader has no random access.
     """
-    if wanted == 0 or not records:
+    if requested == 0 or not records:
         return 0
     if blocks is None:
-        if wanted is None:
+        if requested is None:
             return 0
         raise BadInputError(
-            f"records cannot be shuffled in windows of {wanted:,}: the data reader has no random access",
+            f"records cannot be shuffled in windows of {requested:,}: the data reader has no random access",
             where="train.shuffle.window",
             hint="give the reader a method blocks(source), or set the window to 0",
         )
-    most = (
-        min(MAX_WINDOW_RECORDS, max(1, MAX_WINDOW_BYTES // max(1, blocks.record_bytes))) if wanted is None else wanted
+    max_records = (
+        min(MAX_WINDOW_RECORDS, max(1, MAX_WINDOW_BYTES // max(1, blocks.record_bytes)))
+        if requested is None
+        else requested
     )
-    if most < portion:
-        return min(most, records)
-    most -= most % portion
-    even = -(-records // -(-records // most))
-    return even + -even % portion
+    if max_records < lease_records:
+        return min(max_records, records)
+    max_records -= max_records % lease_records
+    even = -(-records // -(-records // max_records))
+    return even + -even % lease_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,10 +385,10 @@ _MASK = (1 << 64) - 1
 _SALT = 0x5348554646_4C45  # a window of 1 must not be the order that ranges have without a window
 
 
-def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], most: int = 64) -> str:
+def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: int = 64) -> str:
     """Records for people: ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most so many ranges."""
     parts: list[str] = []
-    left = most
+    left = max_ranges
     for source, found in ranges.items():
         shown = found[: max(0, left)]
         left -= len(shown)
@@ -394,5 +396,5 @@ def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], most: int = 6
             texts = [str(first) if after == first + 1 else f"{first} to {after - 1}" for first, after in shown]
             alone = len(shown) == 1 and shown[0][1] == shown[0][0] + 1
             parts.append(f"record{'' if alone else 's'} {', '.join(texts)} of {source}")
-    more = sum(map(len, ranges.values())) - most
+    more = sum(map(len, ranges.values())) - max_ranges
     return ", ".join(parts) + (f" and {more} more" if more > 0 else "")

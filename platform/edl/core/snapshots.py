@@ -103,12 +103,12 @@ def can_begin_cut(state: JobState, now: float) -> bool:
     return free and not unmet and now >= state.cuts_blocked_until and state.pods.all_ps_ready()
 
 
-def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep: bool = False) -> None:
-    """Begin a cut: the PS make room for it; ``keep``: they hold updates after their copies, too."""
+def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep_paused: bool = False) -> None:
+    """Begin a cut: the PS make room for it; ``keep_paused``: they hold updates after their copies, too."""
     assert state.training is not None
     number = state.cut_number + 1
     state.record(CutAnnounced(cut=number, step=state.step))
-    state.cut = PendingCut(number, checkpoint, pin, keep=keep)
+    state.cut = PendingCut(number, checkpoint, pin, keep=keep_paused)
     state.cut.enter(CutStage.PREPARING, _live_ps(state))
     state.do(PrepareCut(number))
 
@@ -125,7 +125,7 @@ def advance_cut(state: JobState, now: float) -> None:
         abort_cut(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
 
 
-def abort_cut(state: JobState, reason: str, now: float, retry: float = RETRY_HELD_SECONDS) -> None:
+def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = RETRY_HELD_SECONDS) -> None:
     """Give the cut on its way up; it is tried again under another number.
 
     Args:
@@ -138,8 +138,8 @@ def abort_cut(state: JobState, reason: str, now: float, retry: float = RETRY_HEL
     state.do(ReleaseCut(state.cut.number))
     state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
     if state.cut.keep:  # somebody waits for it, and not for long
-        retry = min(retry, RETRY_SECONDS)
-    _clear_cut(state, reason, now + retry)
+        retry_seconds = min(retry_seconds, RETRY_SECONDS)
+    _clear_cut(state, reason, now + retry_seconds)
 
 
 def _clear_cut(state: JobState, reason: str, until: float) -> None:

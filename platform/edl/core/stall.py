@@ -66,8 +66,8 @@ def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
     """The PS for want of which a job that was at work stands now."""
     if state.ended or not state.synced or state.phase not in _WORKING_PHASES:
         return ()
-    there = {pod.index: pod for pod in state.pods.live(Role.PS)}
-    found = (_find_missing(state, index, there.get(index), now) for index in range(state.pods.ps))
+    live_ps = {pod.index: pod for pod in state.pods.live(Role.PS)}
+    found = (_find_missing(state, index, live_ps.get(index), now) for index in range(state.pods.ps))
     return tuple(_add_lost_node(state, missing) for missing in found if missing is not None)
 
 

@@ -17,7 +17,7 @@ MAX_INTEGER = 2**63 - 1
 """The largest whole number, and the negative of the smallest."""
 
 
-def decode_json(data: bytes | str, *, not_finite: bool = False) -> Any:
+def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
     """Return the value of a JSON text in UTF-8.
 
     Args:
@@ -31,7 +31,7 @@ def decode_json(data: bytes | str, *, not_finite: bool = False) -> Any:
         value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
-    return _check_value(value, MAX_DEPTH, not_finite)
+    return _check_value(value, MAX_DEPTH, nonfinite_as_none)
 
 
 def check_text(text: str) -> str:
@@ -52,7 +52,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _check_value(value: Any, depth: int, not_finite: bool) -> Any:
+def _check_value(value: Any, depth: int, nonfinite_as_none: bool) -> Any:
     if isinstance(value, str):
         return check_text(value)
     if isinstance(value, int):
@@ -60,13 +60,13 @@ def _check_value(value: Any, depth: int, not_finite: bool) -> Any:
             raise ValueError(f"a whole number has {len(str(abs(value)))} digits: more than 64 bits hold")
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        if not_finite:
+        if nonfinite_as_none:
             return None
         raise ValueError(f"a number is not finite: {value}")
     if isinstance(value, list | dict):
         if not depth:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
-            return [_check_value(x, depth - 1, not_finite) for x in value]
-        return {check_text(name): _check_value(x, depth - 1, not_finite) for name, x in value.items()}
+            return [_check_value(x, depth - 1, nonfinite_as_none) for x in value]
+        return {check_text(name): _check_value(x, depth - 1, nonfinite_as_none) for name, x in value.items()}
     return value

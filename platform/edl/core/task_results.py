@@ -19,7 +19,7 @@ DATASET_PARTS = ("training", "validation", "prediction")
 
 
 def find_result_error(
-    kind: str, lease: Lease, last: LeaseProgress | None, result: Any, at: EvaluationRound | None
+    kind: str, lease: Lease, last_progress: LeaseProgress | None, result: Any, evaluation_round: EvaluationRound | None
 ) -> str:
     """Why the report of a task cannot be entered; empty when it can.
 
@@ -31,17 +31,17 @@ def find_result_error(
         at: the evaluation in progress.
     """
     if kind == "training":
-        if last is not None and last.through < lease.steps:
-            return f"a training task was reported done after {last.through} of {lease.steps} steps"
+        if last_progress is not None and last_progress.through < lease.steps:
+            return f"a training task was reported done after {last_progress.through} of {lease.steps} steps"
         return ""
-    return _RESULT_CHECKS.get(kind, _accept_any)(result, at)
+    return _RESULT_CHECKS.get(kind, _accept_any)(result, evaluation_round)
 
 
-def _accept_any(result: Any, at: EvaluationRound | None) -> str:
+def _accept_any(result: Any, evaluation_round: EvaluationRound | None) -> str:
     return ""
 
 
-def _check_dataset(result: Any, at: EvaluationRound | None) -> str:
+def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks"}:
         return f"the data set is described by an object of {', '.join(DATASET_PARTS)}, not by {_describe_value(result)}"
     parts = [part for name, part in result.items() if name != "blocks"]
@@ -82,14 +82,14 @@ def _is_source(row: Any) -> bool:
     return False
 
 
-def _check_metric_states(result: Any, at: EvaluationRound | None) -> str:
+def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
         return f"metric states are an object with one entry a metric, not {_describe_value(result)}"
     wrong = [name for name, found in result.items() if not _is_state(found)]
     if wrong:
         return f"metric {wrong[0]!r} is not reported as additive or not, with a list of states"
     try:
-        evaluation.merge_metric_states(at.states if at else {}, result)
+        evaluation.merge_metric_states(evaluation_round.states if evaluation_round else {}, result)
     except (TypeError, ValueError) as error:
         return f"metric states do not add up: {error}"
     return ""
@@ -109,7 +109,7 @@ def _is_number(state: Any) -> bool:
     return all(_is_number(x) for x in state) if isinstance(state, list) else isinstance(state, int | float | None)
 
 
-def _check_metric_values(result: Any, at: EvaluationRound | None) -> str:
+def _check_metric_values(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
         return f"metrics are {{name: number}}, not {_describe_value(result)}"
     wrong = [name for name, value in result.items() if not isinstance(value, int | float | None)]
@@ -123,7 +123,7 @@ def parse_export(result: Any) -> tuple[list[str], str]:
     return list(result), ""
 
 
-def _check_export(result: Any, at: EvaluationRound | None) -> str:
+def _check_export(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if isinstance(result, dict):
         if set(result) != {"paths", "loading"} or not isinstance(result["loading"], str):
             return f"an export is reported with its paths and how to load it, not as {_describe_value(result)}"
@@ -132,7 +132,7 @@ def _check_export(result: Any, at: EvaluationRound | None) -> str:
     return "" if fine else f"an export is reported as a list of paths, not as {_describe_value(result)}"
 
 
-def _check_best_model(result: Any, at: EvaluationRound | None) -> str:
+def _check_best_model(result: Any, evaluation_round: EvaluationRound | None) -> str:
     match result:
         case {"place": int(place), "cut": int(cut), "path": str()} if 0 <= place < 1 << 16 and 0 < cut < 1 << 62:
             return ""

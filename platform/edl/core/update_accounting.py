@@ -66,24 +66,24 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
     """Compare what every PS let in until it copied its parameters with the steps that are ``done`` in the cut."""
     fleet, known = state.pods, state.counters.updates_of
     balance = UpdateBalance()
-    back: dict[str, int] = {}
-    steady = []
+    restored_ps: dict[str, int] = {}
+    steady_differences = []
     for uid, entered in cut.entered.items():
         if uid not in fleet.pods or (uid in fleet.born and uid not in fleet.update_offsets):
             continue  # a master of an older EDL told it to load its checkpoint
         index = fleet.pods[uid].index
         found = done + fleet.update_offsets.get(uid, 0) - entered
         if uid in fleet.born and fleet.measured.get(index) != uid:
-            back[uid] = found
+            restored_ps[uid] = found
             continue
         before = known.get(str(index), 0)
         balance.lacking[str(index)] = before
-        steady.append(found - before)
+        steady_differences.append(found - before)
         if found != before:
             balance.step_differences[uid] = found - before
     # What all others miss, those that went back miss for the same reason.
-    common = max(0, min(steady, default=0))
-    for uid, found in back.items():
+    common = max(0, min(steady_differences, default=0))
+    for uid, found in restored_ps.items():
         which = str(fleet.pods[uid].index)
         lacking = max(found - common, known.get(which, 0))
         balance.lacking[which] = lacking

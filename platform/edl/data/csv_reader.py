@@ -210,7 +210,7 @@ class CsvReader:
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> CsvReader:
         """With the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all)."""
-        chosen = ReaderOptions(options, allowed=("sep", "header", "columns"))
+        chosen = ReaderOptions(options, allowed_names=("sep", "header", "columns"))
         default = "\t" if all(file.suffix.lower() == ".tsv" for file in files) else ","
         dialect = CsvDialect(chosen.get_character("sep", default), chosen.get_boolean("header", default=True))
         return cls(files, dialect, chosen.names("columns"))
@@ -231,16 +231,16 @@ class CsvReader:
         file = self._source_file(source)
         if not 0 <= start <= end <= file.index.rows:
             raise BadInputError(f"rows {start} to {end} of {file.index.rows} were asked for", where=source)
-        found = []
+        rows = []
         for number, row in enumerate(file.rows(start, end), start):
             fault = row.fault or self._cell_count_error(row.cells)
             if fault is None:
-                found.append(self._select_columns(row.cells))
+                rows.append(self._select_columns(row.cells))
             elif on_corrupt is None:
                 raise CorruptRecordError(CorruptRange(source, number, number + 1, None, row.offset, fault))
             else:
                 on_corrupt(CorruptRange(source, number, number + 1, None, row.offset, fault))
-        return found
+        return rows
 
     def blocks(self, source: str) -> BlockSizes:
         """Pieces of one file of 256 rows."""

@@ -55,7 +55,7 @@ def check_output_empty(out: Path) -> None:
 
 
 def write_dataset(
-    data: GeneratedDataset, out: Path, layout: DatasetLayout, advance: ProgressCallback
+    data: GeneratedDataset, directory: Path, layout: DatasetLayout, on_progress: ProgressCallback
 ) -> dict[str, list[Path]]:
     """Write ``out/train`` and ``out/test``, replacing each as a whole, and ``data.about``; the records' files, by part.
 
@@ -70,11 +70,13 @@ def write_dataset(
     """
     parts = {"train": data.training, "test": data.validation}
     try:
-        written = {name: _write_dataset_part(table, out / name, layout, advance) for name, table in parts.items()}
+        written = {
+            name: _write_dataset_part(table, directory / name, layout, on_progress) for name, table in parts.items()
+        }
         if data.about:
-            (out / ABOUT_NAME).write_text(json.dumps(dict(data.about), indent=1) + "\n")
+            (directory / ABOUT_NAME).write_text(json.dumps(dict(data.about), indent=1) + "\n")
     except OSError as error:
-        raise StorageError(f"cannot be written: {error.strerror}", where=str(error.filename or out)) from error
+        raise StorageError(f"cannot be written: {error.strerror}", where=str(error.filename or directory)) from error
     return written
 
 

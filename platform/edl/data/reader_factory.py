@@ -26,11 +26,11 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     Raises:
         BadInputError: no data there, a file cannot be read, the format or an option is unknown.
     """
-    rest = dict(options or {})
+    format_options = dict(options or {})
     files = list_data_files(paths)
-    chosen = rest.pop("format", None)
+    chosen = format_options.pop("format", None)
     name = detect_format(files) if chosen is None else str(chosen)
-    return _create_format_reader(name, files, rest)
+    return _create_format_reader(name, files, format_options)
 
 
 def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
@@ -67,14 +67,14 @@ class ReaderOptions:
         BadInputError: a name is unknown.
     """
 
-    def __init__(self, given: Mapping[str, object], *, allowed: Sequence[str]) -> None:
-        self._given = given
-        for name in given:
-            if name not in allowed:
-                near = get_close_matches(name, allowed, n=1)
+    def __init__(self, values_by_name: Mapping[str, object], *, allowed_names: Sequence[str]) -> None:
+        self._given = values_by_name
+        for name in values_by_name:
+            if name not in allowed_names:
+                near = get_close_matches(name, allowed_names, n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
                 raise BadInputError(
-                    f"unknown option {name!r}", where=_WHERE, hint=f"{hint}Allowed: format, {', '.join(allowed)}"
+                    f"unknown option {name!r}", where=_WHERE, hint=f"{hint}Allowed: format, {', '.join(allowed_names)}"
                 )
 
     def get_choice(self, name: str, values: Sequence[str]) -> str:
@@ -121,13 +121,13 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
     Raises:
         BadInputError: the reader's blocks do not add up to its records.
     """
-    found = getattr(reader, "blocks", None)
-    if found is None:
+    read_blocks = getattr(reader, "blocks", None)
+    if read_blocks is None:
         return None
-    sizes, taken, records = [], 0, 0
+    sizes, total_bytes, records = [], 0, 0
     for source in reader.sources():
-        told = found(source.name)
-        counts = [int(count) for count in told.records]
+        block_sizes = read_blocks(source.name)
+        counts = [int(count) for count in block_sizes.records]
         if sum(counts) != source.records or any(count < 0 for count in counts):
             raise BadInputError(
                 f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
@@ -135,11 +135,11 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
                 hint="the records of all blocks of a source add up to its records",
             )
         sizes.append(counts)
-        taken, records = taken + int(told.bytes), records + source.records
-    return BlockLayout.of(sizes, -(-taken // max(1, records)))
+        total_bytes, records = total_bytes + int(block_sizes.bytes), records + source.records
+    return BlockLayout.of(sizes, -(-total_bytes // max(1, records)))
 
 
-def choose_reader_window(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
+def choose_reader_window(reader: Reader, requested_window: int | None, records: int, records_per_lease: int) -> int:
     """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
 
     Args:
@@ -151,7 +151,9 @@ def choose_reader_window(reader: Reader, wanted: int | None, records: int, porti
     Raises:
         BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
     """
-    return choose_window(wanted, records, portion, None if wanted == 0 else read_reader_blocks(reader))
+    return choose_window(
+        requested_window, records, records_per_lease, None if requested_window == 0 else read_reader_blocks(reader)
+    )
 
 
 def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:

@@ -68,10 +68,12 @@ def _interpolation_weights(old: int, new: int) -> npt.NDArray[np.float64]:
     return weights
 
 
-def split_digits(digits: DigitImages, held_back: float, rng: np.random.Generator) -> tuple[DigitImages, DigitImages]:
+def split_digits(
+    digits: DigitImages, validation_share: float, rng: np.random.Generator
+) -> tuple[DigitImages, DigitImages]:
     """Shuffle, and hold back this share (rounded) for validation: ``(training, validation)``."""
     order = rng.permutation(len(digits))
-    count = round(len(digits) * held_back)
+    count = round(len(digits) * validation_share)
     return digits.take(order[count:]), digits.take(order[:count])
 
 
@@ -256,7 +258,9 @@ class GeneratedDataset:
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 
 
-def make_mnist_dataset(source: ImageSource, *, held_back: float, records: int | None, seed: int) -> GeneratedDataset:
+def make_mnist_dataset(
+    source: ImageSource, *, validation_share: float, records: int | None, seed: int
+) -> GeneratedDataset:
     """Digits of 28x28: MNIST or, without a network, scikit-learn's.
 
     Args:
@@ -270,7 +274,7 @@ def make_mnist_dataset(source: ImageSource, *, held_back: float, records: int | 
         BadInputError: a share or a count that leaves nothing.
     """
     rng = np.random.default_rng(seed)
-    training, validation, origin = _load_digit_parts(source, held_back, rng)
+    training, validation, origin = _load_digit_parts(source, validation_share, rng)
     if records is not None:
         if records < 1:
             raise BadInputError(f"--records {records}", hint="at least 1")
@@ -296,21 +300,21 @@ def _load_digit_parts(
     return training, validation, f"scikit-learn's 8x8 digits brought to 28x28 ({reason})"
 
 
-def make_iris_dataset(*, held_back: float, seed: int) -> GeneratedDataset:
+def make_iris_dataset(*, validation_share: float, seed: int) -> GeneratedDataset:
     """The 150 iris flowers of scikit-learn, shuffled by ``seed``; a share is held back for validation."""
     from sklearn import datasets
 
-    _check_validation_share(held_back)
+    _check_validation_share(validation_share)
     raw = datasets.load_iris()
     order = np.random.default_rng(seed).permutation(len(raw.target))
-    count = round(len(order) * held_back)
+    count = round(len(order) * validation_share)
     training, validation = (
         IrisTable(raw.data[part].tolist(), raw.target[part].tolist()) for part in (order[count:], order[:count])
     )
     return GeneratedDataset(training, validation, "scikit-learn's iris flowers")
 
 
-def make_click_dataset(law: ClickModel, *, records: int, held_back: float) -> GeneratedDataset:
+def make_click_dataset(law: ClickModel, *, records: int, validation_share: float) -> GeneratedDataset:
     """A click log from a planted model; ``about`` says the best AUC that a model can reach on the validation part.
 
     Args:
@@ -321,10 +325,10 @@ def make_click_dataset(law: ClickModel, *, records: int, held_back: float) -> Ge
     Raises:
         BadInputError: a share that leaves nothing of one part.
     """
-    _check_validation_share(held_back)
-    count = round(records * held_back)
+    _check_validation_share(validation_share)
+    count = round(records * validation_share)
     if not 0 < count < records:
-        raise BadInputError(f"{records} records, of which {held_back:g} are held back", hint="take more records")
+        raise BadInputError(f"{records} records, of which {validation_share:g} are held back", hint="take more records")
     training, validation = ClickTable(law, records - count, part=0), ClickTable(law, count, part=1)
     best = validation.best()
     origin = (

@@ -150,40 +150,40 @@ class ShuffledReader:
             CorruptRecordError: a record of one of the blocks cannot be read and ``on_corrupt`` is None.
             BadInputError: the reader does not give the records that it was asked for.
         """
-        found: list[Record] = []
+        records: list[Record] = []
         while start < end:
             piece = self._lookup_piece(epoch, start)
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
             self._enter(epoch, start)
-            self._take(found, piece.unmixed[part], on_corrupt)
+            self._take(records, piece.unmixed[part], on_corrupt)
             start = until
-        return found
+        return records
 
     def name(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
         return describe_ranges(self.order.epoch(epoch).record_ranges(start, end))
 
-    def _take(self, found: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
-        held, window = self._held, self._packed_window
-        if len(held) == window.blocks == len(window.held):
-            found += window.take(unmixed)
+    def _take(self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
+        cached_blocks, window = self._held, self._packed_window
+        if len(cached_blocks) == window.blocks == len(window.held):
+            collected += window.take(unmixed)
             return
         numbers = np.searchsorted(self._end_records, unmixed, side="right")
         blocks = numbers.tolist()
-        for number in set(blocks).difference(held):
+        for number in set(blocks).difference(cached_blocks):
             self._hold(number, self._load_block(number, on_corrupt))
-        if len(window.held) == len(held):
-            found += window.take(unmixed)
+        if len(window.held) == len(cached_blocks):
+            collected += window.take(unmixed)
             return
         records = (unmixed - self._first_records[numbers]).tolist()
-        taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
+        taken = [cached_blocks[block][record] for block, record in zip(blocks, records, strict=True)]
         if self._damaged_blocks.isdisjoint(blocks):
-            found += taken
+            collected += taken
             return
         for one in taken:
             if not isinstance(one, CorruptRange):
-                found.append(one)
+                collected.append(one)
             elif on_corrupt is not None:
                 on_corrupt(one)
 
@@ -224,7 +224,7 @@ class ShuffledReader:
             return
         # The block that the last window ended in is the first of the next one; a small data set is one window, and its
         # blocks are those of the next epoch too.
-        held = {self._blocks[number]: records for number, records in self._held.items()}
+        cached_records = {self._blocks[number]: records for number, records in self._held.items()}
         damaged = {self._blocks[number] for number in self._damaged_blocks}
         self._blocks = order.blocks
         numbers = order.block_range(start, start + size)
@@ -233,8 +233,8 @@ class ShuffledReader:
         self._packed_window = _PackedWindow(int(self._first_records[numbers[0]]), order.ends[numbers[-1]], numbers)
         for number in numbers:
             block = order.blocks[number]
-            if block in held:
-                self._hold(number, held[block])
+            if block in cached_records:
+                self._hold(number, cached_records[block])
             if block in damaged:
                 self._damaged_blocks.add(number)
 

@@ -50,9 +50,9 @@ def closest_match(name: str, valid: Iterable[str]) -> str | None:
     return by_folded[close[0]] if close else None
 
 
-def normalize_spelling(name: str) -> str:
+def normalize_spelling(spelled_name: str) -> str:
     """A name without its spelling: to people minibatchSize, Minibatch-Size and minibatch_size are one word."""
-    return name.lower().replace("-", "").replace("_", "")
+    return spelled_name.lower().replace("-", "").replace("_", "")
 
 
 ScalarValue: TypeAlias = str | int | float | bool | None

@@ -30,17 +30,17 @@ class RuleViolation:
     other: str = ""
 
 
-def find_rule_violations(spec: JobSpec, required: Iterable[str] = ()) -> list[RuleViolation]:
+def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -> list[RuleViolation]:
     """The rules that ``spec`` breaks.
 
     Args:
         required: sets of records that must be given: ``training``, ``validation``, ``prediction``; with the last alone
             nobody trains, and what the strategy of training demands does not count.
     """
-    required = tuple(required)
-    strategy = () if required == ("prediction",) else _check_strategy(spec)
+    required_datasets = tuple(required_datasets)
+    strategy = () if required_datasets == ("prediction",) else _check_strategy(spec)
     return [
-        *_check_datasets(spec, required),
+        *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
         *_check_worker_limits(spec),
         *strategy,
@@ -169,9 +169,9 @@ def load_job_file(
     path: str | os.PathLike[str],
     overrides: Iterable[str] = (),
     *,
-    counts: Iterable[NumberOption] = (),
-    required: Iterable[str] = (),
-    demands: ExtraRules = lambda _: (),
+    number_options: Iterable[NumberOption] = (),
+    required_datasets: Iterable[str] = (),
+    extra_rules: ExtraRules = lambda _: (),
 ) -> JobSpec:
     """The job of a YAML or JSON file.
 
@@ -190,7 +190,7 @@ def load_job_file(
     source = os.fspath(path)
     text = _read_text_file(Path(path))
     root = parse_json_tree(text, source) if source.endswith(".json") else None
-    use = _LoadRequest(tuple(overrides), tuple(counts), tuple(required), demands)
+    use = _LoadRequest(tuple(overrides), tuple(number_options), tuple(required_datasets), extra_rules)
     spec = None if root is None else _read_job_spec(root, use, [])
     return spec or _load_yaml_text(text, source, use)
 

@@ -35,26 +35,28 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
         for volume in spec.volumes
     )
 
-    def here(path: str) -> str:
+    def to_local_path(path: str) -> str:
         return _absolute_path(_map_to_volume(path, volumes), base)
 
-    def all_here(paths: Iterable[str]) -> tuple[str, ...]:
-        return tuple(path if "://" in path else here(path) for path in paths)
+    def to_local_paths(paths: Iterable[str]) -> tuple[str, ...]:
+        return tuple(path if "://" in path else to_local_path(path) for path in paths)
 
     data = spec.data
     storage = (
-        here(spec.storage.path) if spec.storage.path is not None else str((cwd or Path.cwd()) / DEFAULT_STORAGE_DIR)
+        to_local_path(spec.storage.path)
+        if spec.storage.path is not None
+        else str((cwd or Path.cwd()) / DEFAULT_STORAGE_DIR)
     )
     return replace(
         spec,
-        model=replace(spec.model, zoo=here(spec.model.zoo)),
+        model=replace(spec.model, zoo=to_local_path(spec.model.zoo)),
         data=replace(
             data,
-            training=all_here(data.training),
-            validation=all_here(data.validation),
-            prediction=all_here(data.prediction),
+            training=to_local_paths(data.training),
+            validation=to_local_paths(data.validation),
+            prediction=to_local_paths(data.prediction),
         ),
-        export=spec.export and replace(spec.export, path=spec.export.path and here(spec.export.path)),
+        export=spec.export and replace(spec.export, path=spec.export.path and to_local_path(spec.export.path)),
         storage=replace(spec.storage, path=storage),
         volumes=volumes,
     )
@@ -113,9 +115,9 @@ def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
     """
     relative = list(_find_relative_paths(spec))
     if relative:
-        told = "\n".join(f"  {field}: {path}" for field, path in relative)
+        listed = "\n".join(f"  {field}: {path}" for field, path in relative)
         raise BadInputError(
-            f"paths of data must be absolute in a pod\n{told}",
+            f"paths of data must be absolute in a pod\n{listed}",
             hint="Name a folder below the mount of one of the job's volumes, such as /data/train.",
         )
     zoo = spec.model.zoo if spec.model.zoo.startswith("/") else POD_ZOO_DIR

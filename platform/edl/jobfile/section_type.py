@@ -101,15 +101,15 @@ def field_options(section: type) -> dict[str, FieldOption]:
 
 def field_defaults(section: type) -> dict[str, Any]:
     """The defaults of a section's fields; fields that must be given are absent."""
-    found_defaults = {}
+    values_by_name = {}
     for field in fields(section):
         if field_options(section)[field.name].required:
             continue
         if field.default is not MISSING:
-            found_defaults[field.name] = field.default
+            values_by_name[field.name] = field.default
         elif field.default_factory is not MISSING:
-            found_defaults[field.name] = field.default_factory()
-    return found_defaults
+            values_by_name[field.name] = field.default_factory()
+    return values_by_name
 
 
 @dataclass(frozen=True, slots=True)

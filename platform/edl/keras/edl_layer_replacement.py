@@ -44,7 +44,7 @@ def output_tolerance(model: KerasModel) -> float:
     return _HALF_PRECISION_TOLERANCE if kinds & {"float16", "bfloat16"} else _FLOAT32_TOLERANCE
 
 
-def outputs_match(expected: Any, found: Any, within: float) -> bool:
+def outputs_match(expected: Any, actual: Any, tolerance: float) -> bool:
     """Whether nested outputs have the same values.
 
     Args:
@@ -52,18 +52,18 @@ def outputs_match(expected: Any, found: Any, within: float) -> bool:
         found: the same of the other model.
         within: largest difference of floats, as part of the largest value of an output.
     """
-    one, other = (tf.nest.flatten(each, expand_composites=True) for each in (expected, found))
-    return len(one) == len(other) and all(_tensors_match(*pair, within) for pair in zip(one, other, strict=True))
+    one, other = (tf.nest.flatten(each, expand_composites=True) for each in (expected, actual))
+    return len(one) == len(other) and all(_tensors_match(*pair, tolerance) for pair in zip(one, other, strict=True))
 
 
-def _tensors_match(one: Any, other: Any, within: float) -> bool:
+def _tensors_match(one: Any, other: Any, tolerance: float) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if not one.dtype.is_floating:
         return bool(np.array_equal(one.numpy(), other.numpy()))
     values, others = (tf.cast(each, tf.float64).numpy() for each in (one, other))
     largest = np.max(np.abs(values), initial=0.0, where=np.isfinite(values))
-    return bool(np.allclose(values, others, rtol=0.0, atol=within * largest, equal_nan=True))
+    return bool(np.allclose(values, others, rtol=0.0, atol=tolerance * largest, equal_nan=True))
 
 
 _LOG = logging.getLogger(__name__)
@@ -79,20 +79,20 @@ def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasMo
         features: nested TensorSpecs (or specs of ragged and sparse tensors).
         sample: features, on which both models are compared; None: they are not.
     """
-    theirs = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
-    if not theirs or not _is_clonable(model) or not all(map(_is_replaceable, theirs)):
+    edl_layers = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
+    if not edl_layers or not _is_clonable(model) or not all(map(_is_replaceable, edl_layers)):
         return model
     predict = trace_prediction(model, features)
-    if not _all_ids_dense(theirs, predict):
+    if not _all_ids_dense(edl_layers, predict):
         return model
-    exchanged = {id(layer): _replacement_layer(layer) for layer in theirs}
-    plain = keras.models.clone_model(
-        model, clone_function=lambda layer: exchanged.get(id(layer), layer), call_function=None, recursive=True
+    replacements = {id(layer): _replacement_layer(layer) for layer in edl_layers}
+    keras_only_model = keras.models.clone_model(
+        model, clone_function=lambda layer: replacements.get(id(layer), layer), call_function=None, recursive=True
     )
     if sample is None or outputs_match(
-        predict(sample), trace_prediction(plain, features)(sample), output_tolerance(model)
+        predict(sample), trace_prediction(keras_only_model, features)(sample), output_tolerance(model)
     ):
-        return plain
+        return keras_only_model
     _LOG.warning("layers of edl.layers stay in the .keras file: with layers of Keras the model predicts otherwise")
     return model
 
@@ -142,8 +142,8 @@ def _replacement_layer(layer: Any) -> Any:
         return _shared_embedding(layer, name=layer.name, mask_zero=layer.mask_zero)
     ids = keras.Input(_id_shape(layer), dtype="int64")
     rows = ids if layer.input_dim is not None else _known_id_lookup(np.asarray(layer.ids))(ids)
-    found = _shared_embedding(layer)(rows)
-    return keras.Model(ids, _combine_rows(layer, ids, found) if layer.combiner else found, name=layer.name)
+    rows_of_ids = _shared_embedding(layer)(rows)
+    return keras.Model(ids, _combine_rows(layer, ids, rows_of_ids) if layer.combiner else rows_of_ids, name=layer.name)
 
 
 def _id_shape(layer: Any) -> tuple[int | None, ...]:
@@ -161,12 +161,12 @@ def _shared_embedding(layer: Any, **options: Any) -> Any:
     return table
 
 
-def _known_id_lookup(known: Any) -> Any:
+def _known_id_lookup(known_ids: Any) -> Any:
     """1 and more for the known ids in their ascending order, 0 for others."""
-    counted = known[known >= 0]
+    counted = known_ids[known_ids >= 0]
     gaps = np.flatnonzero(counted != np.arange(len(counted)))
     lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))
-    lookup.set_vocabulary(known)
+    lookup.set_vocabulary(known_ids)
     return lookup
 
 

@@ -41,24 +41,26 @@ def variable_shapes(metric: Any) -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in metric.variables]
 
 
-def update_metric(metric: Any, given: MetricInputs) -> None:
+def update_metric(metric: Any, inputs: MetricInputs) -> None:
     """Take records in; sample weights are passed on where there are any."""
-    labels, predictions, *weights = given
+    labels, predictions, *weights = inputs
     if weights:
         metric.update_state(labels, predictions, sample_weight=weights[0])
     else:
         metric.update_state(labels, predictions)
 
 
-def describe_inputs(given: MetricInputs) -> list[Any] | None:
+def describe_inputs(inputs: MetricInputs) -> list[Any] | None:
     """JSON: type and shape of each tensor, of any number of records; None where one is no plain tensor."""
-    found = []
-    for each in given:
+    descriptions = []
+    for each in inputs:
         if isinstance(each, dict | list | tuple | tf.RaggedTensor | tf.SparseTensor):
             return None
         tensor = tf.convert_to_tensor(each)
-        found.append([tensor.dtype.name, None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]]])
-    return found
+        descriptions.append(
+            [tensor.dtype.name, None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]]]
+        )
+    return descriptions
 
 
 def create_variables(metric: Any, description: Sequence[Any]) -> None:
@@ -123,16 +125,20 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
 
     def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
         records = tf.cast(count_records(predictions), tf.float32)
-        found = self._function(labels, predictions)
-        refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, found)
-        found = tf.cast(found, tf.float32)
+        function_values = self._function(labels, predictions)
+        refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, function_values)
+        function_values = tf.cast(function_values, tf.float32)
         if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
-            values = tf.reduce_mean(tf.reshape(found, [records, -1]), -1) if found.shape.rank else found
+            values = (
+                tf.reduce_mean(tf.reshape(function_values, [records, -1]), -1)
+                if function_values.shape.rank
+                else function_values
+            )
             weights = tf.reshape(expand_weights(sample_weight, values, f"the metric '{self.name}'"), [-1])
             self._total.assign_add(tf.reduce_sum(values * weights))
             self._records.assign_add(tf.reduce_sum(weights))
             return
-        self._total.assign_add(tf.reduce_mean(found) * records)
+        self._total.assign_add(tf.reduce_mean(function_values) * records)
         self._records.assign_add(records)
 
     def result(self) -> Any:
@@ -167,11 +173,14 @@ class EvaluationMetrics:
     """
 
     def __init__(
-        self, entries: tuple[_MetricEntry, ...], fresh: Callable[[], tuple[_MetricEntry, ...]], module: ModelModule
+        self,
+        entries: tuple[_MetricEntry, ...],
+        make_entries: Callable[[], tuple[_MetricEntry, ...]],
+        module: ModelModule,
     ) -> None:
         self._loss_metric = _AveragedFunction(lambda _, loss: loss, LOSS_NAME)
         self._entries = entries
-        self._make_entries = fresh
+        self._make_entries = make_entries
         self._module = module
         self.states_verified = all(
             not entry.additive or type(entry.metric) in (_AveragedFunction, _AccuracyByShape) for entry in entries
@@ -194,7 +203,7 @@ class EvaluationMetrics:
                 or a list of them, or a function that takes other arguments than labels and predictions.
         """
 
-        def fresh() -> tuple[_MetricEntry, ...]:
+        def make_entries() -> tuple[_MetricEntry, ...]:
             found = _collect_entries(module.eval_metrics_fn, outputs)
             taken = {entry.name for entry in found}
             for entry in _collect_entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
@@ -202,13 +211,15 @@ class EvaluationMetrics:
                 found.append(replace(entry, name=name, weighted=True))
             return tuple(found)
 
-        first = fresh()
+        first_entries = make_entries()
 
-        def again() -> tuple[_MetricEntry, ...]:
+        def make_entries_again() -> tuple[_MetricEntry, ...]:
             """With the names of the first ones: Keras calls a second ``AUC()`` of a process ``auc_1``."""
-            return tuple(replace(entry, name=known.name) for entry, known in zip(fresh(), first, strict=True))
+            return tuple(
+                replace(entry, name=known.name) for entry, known in zip(make_entries(), first_entries, strict=True)
+            )
 
-        return cls(first, again, module)
+        return cls(first_entries, make_entries_again, module)
 
     @property
     def directions(self) -> dict[str, str | None]:
@@ -225,18 +236,18 @@ class EvaluationMetrics:
             UserCodeError: a metric raised; it is named.
         """
         halves = [_minibatch_half(labels, predictions, weights, half) for half in (0, 1)]
-        undecided = None
+        undecided_entry = None
         for first, second, both in zip(self._make_entries(), self._make_entries(), self._make_entries(), strict=True):
             if not first.additive:
                 continue
             for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
                 self._update(entry, *halves[half])
             if not _states_add_up(first, second, both):
-                undecided = both
-        self.states_verified = undecided is None
-        if undecided is not None and not self._not_finite_warned:
+                undecided_entry = both
+        self.states_verified = undecided_entry is None
+        if undecided_entry is not None and not self._not_finite_warned:
             self._not_finite_warned = True
-            what = f"the states of the metric '{undecided.name}'" if _are_finite(predictions) else "predictions"
+            what = f"the states of the metric '{undecided_entry.name}'" if _are_finite(predictions) else "predictions"
             _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
     def update(self, loss: Any, labels: Any, predictions: Any, weights: Any = None) -> None:
@@ -269,8 +280,10 @@ class EvaluationMetrics:
         if entry.metric is not self._loss_metric and entry.name not in self._input_descriptions:
             return {"additive": entry.additive, "states": []}
         found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
-        grown = variable_shapes(entry.metric) != self._initial_shapes.get(entry.name, variable_shapes(entry.metric))
-        return found | ({"given": self._input_descriptions[entry.name]} if grown else {})
+        shapes_changed = variable_shapes(entry.metric) != self._initial_shapes.get(
+            entry.name, variable_shapes(entry.metric)
+        )
+        return found | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
 
     def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
         """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
@@ -279,24 +292,24 @@ class EvaluationMetrics:
             BadInputError: the states are not those of the metric; it is named.
             UserCodeError: a metric raised; it is named.
         """
-        found: dict[str, float] = {}
+        values_by_name: dict[str, float] = {}
         for entry in (
             _MetricEntry(LOSS_NAME, _AveragedFunction(lambda _, loss: loss, LOSS_NAME)),
             *self._make_entries(),
         ):
             with self._user_metric_code(entry):
                 _assign_states(entry, merged[entry.name])
-                found |= _named_numbers(entry.name, entry.metric.result())
-        return found
+                values_by_name |= _named_numbers(entry.name, entry.metric.result())
+        return values_by_name
 
     def _update(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
         with self._user_metric_code(entry):
-            given = entry.given(labels, predictions, weights)
-            update_metric(entry.metric, given)
-        self._input_descriptions[entry.name] = describe_inputs(given)
+            inputs = entry.given(labels, predictions, weights)
+            update_metric(entry.metric, inputs)
+        self._input_descriptions[entry.name] = describe_inputs(inputs)
 
     def _user_metric_code(self, entry: _MetricEntry) -> AbstractContextManager[None]:
-        return user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn)
+        return user_code(self._module.zoo, f"the metric '{entry.name}'", function=self._module.eval_metrics_fn)
 
     def _all_entries(self) -> tuple[_MetricEntry, ...]:
         return (_MetricEntry(LOSS_NAME, self._loss_metric), *self._entries)
@@ -313,18 +326,20 @@ def output_names(model: Any) -> tuple[str, ...]:
     return tuple(getattr(graph, "output_names", None) or ())
 
 
-def _collect_entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_MetricEntry]:
+def _collect_entries(metrics_function: Callable[[], Any], outputs: Sequence[str]) -> list[_MetricEntry]:
     """The metrics that a function of the module gives: by name, by output and name, or in lists as for ``compile``."""
-    found, where = make(), source_file(make)
-    if isinstance(found, list | tuple):
-        if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in found):
-            return [_entry_from_list_item(each, where) for each in found]
-        found = _lists_by_output(make, found, outputs)
-    if not isinstance(found, Mapping):
+    metrics, where = metrics_function(), source_file(metrics_function)
+    if isinstance(metrics, list | tuple):
+        if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in metrics):
+            return [_entry_from_list_item(each, where) for each in metrics]
+        metrics = _lists_by_output(metrics_function, metrics, outputs)
+    if not isinstance(metrics, Mapping):
         expected = "expected metrics by name, or a list of them"
-        raise BadInputError(f"{_function_name(make)} returned {type(found).__name__}, {expected}", where=where)
+        raise BadInputError(
+            f"{_function_name(metrics_function)} returned {type(metrics).__name__}, {expected}", where=where
+        )
     entries = []
-    for name, metric in found.items():
+    for name, metric in metrics.items():
         place = outputs.index(name) if name in outputs else None
         if isinstance(metric, Mapping):
             entries += [_make_entry(f"{name}_{inner}", each, where, name, place) for inner, each in metric.items()]
@@ -336,28 +351,31 @@ def _collect_entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_M
     return entries
 
 
-def _lists_by_output(make: Callable[[], Any], found: Sequence[Any], outputs: Sequence[str]) -> dict[str, Any]:
+def _lists_by_output(
+    metrics_function: Callable[[], Any], metric_lists: Sequence[Any], outputs: Sequence[str]
+) -> dict[str, Any]:
     """A list for each output, by the outputs' names."""
-    if len(found) != len(outputs) or not all(isinstance(each, list | tuple) for each in found):
+    if len(metric_lists) != len(outputs) or not all(isinstance(each, list | tuple) for each in metric_lists):
         raise BadInputError(
-            f"{_function_name(make)} returned a list of {len(found)} metrics, and the model has {len(outputs)} outputs:"
+            f"{_function_name(metrics_function)} returned a list of {len(metric_lists)} metrics, and "
+            f"the model has {len(outputs)} outputs:"
             f" {', '.join(outputs)}",
-            where=source_file(make),
+            where=source_file(metrics_function),
             hint="return lists by output: {output: [metric, ...]}",
         )
-    return dict(zip(outputs, found, strict=True))
+    return dict(zip(outputs, metric_lists, strict=True))
 
 
-def _function_name(make: Callable[[], Any]) -> str:
-    return f"{getattr(make, '__name__', 'eval_metrics_fn')}()"
+def _function_name(metrics_function: Callable[[], Any]) -> str:
+    return f"{getattr(metrics_function, '__name__', 'eval_metrics_fn')}()"
 
 
-def _entry_from_list_item(given: Any, where: str | None) -> _MetricEntry:
+def _entry_from_list_item(metric: Any, where: str | None) -> _MetricEntry:
     """A metric of a list: its name is Keras'."""
-    if isinstance(given, str):
-        return _make_entry(given, given, where)
-    name = getattr(given, "name", None) or getattr(given, "__name__", None) or type(given).__name__
-    return _make_entry(str(name), given, where)
+    if isinstance(metric, str):
+        return _make_entry(metric, metric, where)
+    name = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
+    return _make_entry(str(name), metric, where)
 
 
 def _metric_by_name(name: str, where: str | None) -> Any:
@@ -372,21 +390,21 @@ def _metric_by_name(name: str, where: str | None) -> Any:
 
 
 def _make_entry(
-    name: str, found: Any, where: str | None, output: str | None = None, place: int | None = None
+    name: str, metric: Any, where: str | None, output: str | None = None, place: int | None = None
 ) -> _MetricEntry:
-    if isinstance(found, str):
-        found = _metric_by_name(found, where)
-    if isinstance(found, keras.metrics.Metric):
-        return _MetricEntry(name, found, output, place)
-    if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
-        said = f"is the class {found.__name__}, expected an instance: {found.__name__}()"
-    elif callable(found):
-        said = _call_problem(found)
+    if isinstance(metric, str):
+        metric = _metric_by_name(metric, where)
+    if isinstance(metric, keras.metrics.Metric):
+        return _MetricEntry(name, metric, output, place)
+    if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
+        problem = f"is the class {metric.__name__}, expected an instance: {metric.__name__}()"
+    elif callable(metric):
+        problem = _call_problem(metric)
     else:
-        said = f"is {type(found).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
-    if said:
-        raise BadInputError(f"the metric '{name}' {said}", where=where)
-    return _MetricEntry(name, _AveragedFunction(found, name), output, place)
+        problem = f"is {type(metric).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
+    if problem:
+        raise BadInputError(f"the metric '{name}' {problem}", where=where)
+    return _MetricEntry(name, _AveragedFunction(metric, name), output, place)
 
 
 def _call_problem(function: Callable[..., Any]) -> str:
@@ -405,30 +423,33 @@ def _call_problem(function: Callable[..., Any]) -> str:
 def _minibatch_half(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, Any, Any]:
     count = int(count_records(predictions))
     middle = count // 2
-    place = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
-    cut = tf.nest.map_structure(lambda tensor: tensor[place], (labels, predictions))
-    parts = None if weights is None else tf.nest.map_structure(lambda tensor: tensor[place], weights)
+    half_slice = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
+    cut = tf.nest.map_structure(lambda tensor: tensor[half_slice], (labels, predictions))
+    parts = None if weights is None else tf.nest.map_structure(lambda tensor: tensor[half_slice], weights)
     return cut[0], cut[1], parts
 
 
-def _states_add_up(first: _MetricEntry, second: _MetricEntry, both: _MetricEntry) -> bool:
+def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_batch: _MetricEntry) -> bool:
     """True if the states of two batches add up to those of both; False if that cannot be said of some of them.
 
     Raises:
         BadInputError: they do not.
     """
-    decided = True
-    for a, b, together in zip(*(_variable_values(entry.metric) for entry in (first, second, both)), strict=True):
+    all_finite = True
+    for a, b, together in zip(
+        *(_variable_values(entry.metric) for entry in (first_half, second_half, whole_batch)), strict=True
+    ):
         with np.errstate(invalid="ignore", over="ignore"):
             added = a + b
         finite = np.isfinite(added) & np.isfinite(together)
-        decided = decided and bool(finite.all())
+        all_finite = all_finite and bool(finite.all())
         if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
             raise BadInputError(
-                f"the states of the metric '{first.name}' ({type(first.metric).__name__}) do not add up over workers",
+                f"the states of the metric '{first_half.name}' ({type(first_half.metric).__name__}) "
+                "do not add up over workers",
                 hint="define merge_state(self, states) in it: states has one list of arrays for each task",
             )
-    return decided
+    return all_finite
 
 
 def _are_finite(predictions: Any) -> bool:

@@ -63,47 +63,49 @@ class FlatLayout:
         self._initial = np.ascontiguousarray(initial, np.float32)
         self._optimizer = optimizer
 
-    def view(self, slab: Floats, part: int) -> memoryview:
+    def view(self, flat_values: Floats, ps_index: int) -> memoryview:
         """The bytes of one PS' slice, writable."""
-        return slab[self.slices[part]].data.cast("B") if self._byte_count(part) else memoryview(bytearray())
+        return (
+            flat_values[self.slices[ps_index]].data.cast("B") if self._byte_count(ps_index) else memoryview(bytearray())
+        )
 
-    def take(self, slab: Floats, part: int, body: memoryview) -> bool:
+    def take(self, flat_values: Floats, ps_index: int, body: memoryview) -> bool:
         """Make sure that a slice holds the body of an answer; False if the answer has none."""
-        if body.nbytes != self._byte_count(part):
+        if body.nbytes != self._byte_count(ps_index):
             return False
-        mine = self.view(slab, part)
-        if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(mine, np.uint8)):
-            mine[:] = body
+        own_bytes = self.view(flat_values, ps_index)
+        if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(own_bytes, np.uint8)):
+            own_bytes[:] = body
         return True
 
-    def declaration(self, part: int) -> tuple[bytes, Floats]:
+    def declaration(self, ps_index: int) -> tuple[bytes, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
-            dense=[variable_to_message(variable) for variable in self.variables_of_ps(part)],
+            dense=[variable_to_message(variable) for variable in self.variables_of_ps(ps_index)],
             tables=[table_to_message(table) for table in self._tables],
             optimizer=self._optimizer,
             fingerprint=self._fingerprint,
         )
-        return head.SerializeToString(), self._initial[self.slices[part]]
+        return head.SerializeToString(), self._initial[self.slices[ps_index]]
 
-    def named(self, slab: Floats) -> Iterator[tuple[str, Floats]]:
+    def named(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
         """Every variable's name and its values in a slab, in its shape."""
-        at = 0
+        offset = 0
         for variable in self._variables:
-            yield variable.name, slab[at : at + variable.size].reshape(variable.shape)
-            at += variable.size
+            yield variable.name, flat_values[offset : offset + variable.size].reshape(variable.shape)
+            offset += variable.size
 
-    def variables_of_ps(self, part: int) -> list[VariableSpec]:
+    def variables_of_ps(self, ps_index: int) -> list[VariableSpec]:
         """The variables of one PS, in slab order."""
-        wanted, at, owned = self.slices[part], 0, []
+        ps_slice, offset, owned = self.slices[ps_index], 0, []
         for variable in self._variables:
-            if wanted.start <= at < wanted.stop:
+            if ps_slice.start <= offset < ps_slice.stop:
                 owned.append(variable)
-            at += variable.size
+            offset += variable.size
         return owned
 
-    def _byte_count(self, part: int) -> int:
-        return 4 * int(self.slices[part].stop - self.slices[part].start)
+    def _byte_count(self, ps_index: int) -> int:
+        return 4 * int(self.slices[ps_index].stop - self.slices[ps_index].start)
 
 
 class _LendableBuffer:

@@ -28,7 +28,7 @@ from edl.keras.user_code import user_code
 _UINT32 = 0xFFFFFFFF
 
 
-def build_model(module: ModelModule, *, seed: int, sample: Any = None, lean_from: int | None = None) -> Any:
+def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedding_bytes: int | None = None) -> Any:
     """The user's model, built, with initial values and names that do not depend on what was made before.
 
     Args:
@@ -44,7 +44,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, lean_from
         UserCodeError: the user's code raised.
     """
     policy = keras.config.dtype_policy()
-    with nullcontext() if lean_from is None else converting_large_embeddings(lean_from, seed):
+    with nullcontext() if ps_embedding_bytes is None else converting_large_embeddings(ps_embedding_bytes, seed):
         keras.utils.clear_session(free_memory=False)
         keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
         keras.utils.set_random_seed(seed)
@@ -62,7 +62,7 @@ def _is_functional(model: Any) -> bool:
     return bool(model.built and getattr(model, "inputs", None))
 
 
-def seed_worker_randomness(local: Iterable[Any], seed: int, worker: int) -> None:
+def seed_worker_randomness(local_variables: Iterable[Any], seed: int, worker_index: int) -> None:
     """From now on this worker draws random numbers of its own: in the model's layers, in NumPy, TensorFlow and Python.
 
     Args:
@@ -70,10 +70,10 @@ def seed_worker_randomness(local: Iterable[Any], seed: int, worker: int) -> None
         seed: the job's.
         worker: index.
     """
-    own = splitmix64(splitmix64(seed) ^ worker)
-    for number, variable in enumerate(v for v in local if is_seed_state(v)):
-        variable.assign(np.array([splitmix64(own ^ number) & _UINT32, 0], np.uint32))
-    keras.utils.set_random_seed(own & _UINT32)
+    worker_seed = splitmix64(splitmix64(seed) ^ worker_index)
+    for number, variable in enumerate(v for v in local_variables if is_seed_state(v)):
+        variable.assign(np.array([splitmix64(worker_seed ^ number) & _UINT32, 0], np.uint32))
+    keras.utils.set_random_seed(worker_seed & _UINT32)
 
 
 def is_seed_state(variable: Any) -> bool:
@@ -105,7 +105,9 @@ class ModelVariables:
     local: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: Any, part: Callable[[str], int], parts: int, *, served: bool = True) -> ModelVariables:
+    def of(
+        cls, model: Any, ps_of_variable: Callable[[str], int], ps_count: int, *, trained_by_ps: bool = True
+    ) -> ModelVariables:
         """The variables of a built model.
 
         Args:
@@ -118,16 +120,21 @@ class ModelVariables:
             BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
                 named.
         """
-        found = _name_variables([weight for weight in model.weights if _is_in_flat_buffer(weight, served)])
-        order = sorted(found, key=lambda item: (part(item[0].name), item[0].statistic))
-        sizes = [sum(spec.size for spec, _ in found if part(spec.name) == index) for index in range(parts)]
+        named_variables = _name_variables(
+            [weight for weight in model.weights if _is_in_flat_buffer(weight, trained_by_ps)]
+        )
+        order = sorted(named_variables, key=lambda item: (ps_of_variable(item[0].name), item[0].statistic))
+        sizes = [
+            sum(spec.size for spec, _ in named_variables if ps_of_variable(spec.name) == index)
+            for index in range(ps_count)
+        ]
         bounds = list(accumulate(sizes, initial=0))
-        kept = {id(weight) for _, weight in found}
+        included_ids = {id(weight) for _, weight in named_variables}
         return cls(
             specs=tuple(spec for spec, _ in order),
             weights=tuple(weight for _, weight in order),
             slices=tuple(slice(start, stop) for start, stop in pairwise(bounds)),
-            local=tuple(v for v in model.non_trainable_variables if id(v) not in kept),
+            local=tuple(v for v in model.non_trainable_variables if id(v) not in included_ids),
         )
 
     @property
@@ -145,10 +152,10 @@ class ModelVariables:
         flat = [np.asarray(weight, np.float32).ravel() for weight in self.weights]
         return np.concatenate([np.empty(0, np.float32), *flat])
 
-    def assign(self, slab: NDArray[np.float32]) -> None:
+    def assign(self, flat_values: NDArray[np.float32]) -> None:
         """Give the Keras variables the slab's values."""
         for weight, spec, place in zip(self.weights, self.specs, self.offsets, strict=True):
-            weight.assign(slab[place].reshape(spec.shape))
+            weight.assign(flat_values[place].reshape(spec.shape))
 
     def fingerprint(self, *more: Any) -> str:
         """A digest of names, shapes, owners and ``more`` JSON values: two models with equal ones may mix.
@@ -159,9 +166,9 @@ class ModelVariables:
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
-def _is_in_flat_buffer(weight: Any, served: bool) -> bool:
+def _is_in_flat_buffer(weight: Any, trained_by_ps: bool) -> bool:
     if weight.dtype == "float32":
-        return _check_constraint(weight, served)
+        return _check_constraint(weight, trained_by_ps)
     if weight.trainable:
         raise BadInputError(
             f"the trained variable '{weight.path}' is {weight.dtype}; EDL trains float32 variables only",
@@ -170,8 +177,8 @@ def _is_in_flat_buffer(weight: Any, served: bool) -> bool:
     return False
 
 
-def _check_constraint(weight: Any, served: bool) -> bool:
-    if served and weight.trainable and getattr(weight, "constraint", None) is not None:
+def _check_constraint(weight: Any, trained_by_ps: bool) -> bool:
+    if trained_by_ps and weight.trainable and getattr(weight, "constraint", None) is not None:
         raise BadInputError(
             f"the constraint {type(weight.constraint).__name__} of '{weight.path}' cannot be applied by the parameter "
             "servers",
@@ -218,13 +225,13 @@ def derive_feature_spec(model: Any, sample: Any) -> Any:
     return tf.nest.map_structure(_input_spec, graph._inputs_struct)
 
 
-def _input_spec(given: Any) -> Any:
-    shape = [None, *given.shape[1:]]
-    if given.ragged:
-        return tf.RaggedTensorSpec(shape, given.dtype, given.ragged_rank or 1)
-    if given.sparse:
-        return tf.SparseTensorSpec(shape, given.dtype)
-    return tf.TensorSpec(shape, given.dtype)
+def _input_spec(keras_input: Any) -> Any:
+    shape = [None, *keras_input.shape[1:]]
+    if keras_input.ragged:
+        return tf.RaggedTensorSpec(shape, keras_input.dtype, keras_input.ragged_rank or 1)
+    if keras_input.sparse:
+        return tf.SparseTensorSpec(shape, keras_input.dtype)
+    return tf.TensorSpec(shape, keras_input.dtype)
 
 
 def named_component_specs(features: Any) -> list[tf.TensorSpec] | None:
@@ -273,7 +280,7 @@ _MAX_LISTED_NAMES = 3
 ShapesByName = Mapping[str, tuple[int, ...]]
 
 
-def check_same_model(*, trained: ShapesByName, made: ShapesByName) -> None:
+def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
     """Refuse a model that was made anew, and is another one.
 
     Args:
@@ -283,18 +290,18 @@ def check_same_model(*, trained: ShapesByName, made: ShapesByName) -> None:
     Raises:
         BadInputError: they differ; says in what.
     """
-    missing, more = sorted(trained.keys() - made.keys()), sorted(made.keys() - trained.keys())
-    differing = sorted(name for name in trained.keys() & made.keys() if trained[name] != made[name])
-    found = [f"missing: {_quote_names(missing)}"] if missing else []
-    found += [f"new: {_quote_names(more)}"] if more else []
-    found += [
-        f"'{name}' is {_format_shape(made[name])} and was {_format_shape(trained[name])}"
+    missing, added = sorted(trained.keys() - rebuilt.keys()), sorted(rebuilt.keys() - trained.keys())
+    differing = sorted(name for name in trained.keys() & rebuilt.keys() if trained[name] != rebuilt[name])
+    differences = [f"missing: {_quote_names(missing)}"] if missing else []
+    differences += [f"new: {_quote_names(added)}"] if added else []
+    differences += [
+        f"'{name}' is {_format_shape(rebuilt[name])} and was {_format_shape(trained[name])}"
         for name in differing[:_MAX_LISTED_NAMES]
     ]
-    if found:
+    if differences:
         again = "; once they have the names that are missing, a resumed run exports them" if missing else ""
         raise BadInputError(
-            f"the model function made another model for the export than for training ({'; '.join(found)})",
+            f"the model function made another model for the export than for training ({'; '.join(differences)})",
             hint="it is called once for each: give layers names and sizes that are the same at each call, without a "
             f"counter that goes on or a random number{again}",
         )

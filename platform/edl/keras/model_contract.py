@@ -61,8 +61,8 @@ def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
 
 def is_blocked_method(model: Any, method: str) -> bool:
     """Whether a method of this model raises because of :func:`block_weight_methods`."""
-    own = vars(model).get(method)
-    return isinstance(own, partial) and own.func is _raise_untrained_weights
+    instance_method = vars(model).get(method)
+    return isinstance(instance_method, partial) and instance_method.func is _raise_untrained_weights
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,9 +123,9 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
         if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
             kind = type(model)
             definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
-            of = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
+            class_text = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
             on_object = method in vars(model)  # and so in no class: Keras' own file is not where it is
-            owner = f"set on the object of class {kind.__name__}" if on_object else f"class {of}"
+            owner = f"set on the object of class {kind.__name__}" if on_object else f"class {class_text}"
             named, ignored = f"a {method}()", "does not call: the model would be trained without it"
             if isinstance(getattr(kind, method, None), property):
                 named, ignored = f"a property {method}", "does not read"
@@ -245,7 +245,7 @@ class ModelModule:
     weighted_metrics_fn: Callable[[], Any] | None = None
 
 
-def load_model_module(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
+def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> ModelModule:
     """Import the user's module and check that it keeps the contract.
 
     Args:
@@ -258,20 +258,20 @@ def load_model_module(choice: ModelChoice, *, evaluates: bool = True) -> ModelMo
     """
     _check_keras_backend()
     zoo = Path(choice.zoo).resolve()
-    found = find_model_function(zoo, choice.definition)
-    check_misnamed(found.path)
-    with user_code(zoo, f"import of {found.name}"):
-        module = import_zoo_module(zoo, found)
+    zoo_module = find_model_function(zoo, choice.definition)
+    check_misnamed(zoo_module.path)
+    with user_code(zoo, f"import of {zoo_module.name}"):
+        module = import_zoo_module(zoo, zoo_module)
     functions = {
-        name: _contract_function(module, found.path, name)
+        name: _contract_function(module, zoo_module.path, name)
         for name in _EXPECTED_ARGUMENTS
-        if evaluates or name != _METRICS_FUNCTION
+        if needs_metrics or name != _METRICS_FUNCTION
     }
-    if not evaluates:
+    if not needs_metrics:
         functions[_METRICS_FUNCTION] = dict  # the loss is all there is
     return ModelModule(
         zoo=zoo,
-        model=_model_factory(zoo, module, found, choice.params),
+        model=_model_factory(zoo, module, zoo_module, choice.params),
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
         loss_weights=getattr(module, "loss_weights", None),
@@ -299,45 +299,47 @@ def _contract_function(module: ModuleType, path: Path, name: str) -> Any:
         function = _optimizer_factory(function, path)
     if name == "loss" and _is_keras_loss(function):
         return function
-    wanted = f"{name}({', '.join(_EXPECTED_ARGUMENTS[name])})"
+    expected_call = f"{name}({', '.join(_EXPECTED_ARGUMENTS[name])})"
     if not callable(function):
         defined = [key for key in vars(module) if not key.startswith("_")]
         missing = "does not define" if function is None else f"has a {type(function).__name__} called {name}, not"
         raise BadInputError(
-            f"the model module {missing} {wanted}", where=str(path), hint=f"it defines {', '.join(defined)}"
+            f"the model module {missing} {expected_call}", where=str(path), hint=f"it defines {', '.join(defined)}"
         )
-    _check_arguments(function, path, name, wanted)
+    _check_arguments(function, path, name, expected_call)
     return function
 
 
-def _is_keras_loss(given: Any) -> bool:
+def _is_keras_loss(loss: Any) -> bool:
     """Whether it is what ``compile(loss=...)`` takes, besides a function."""
     import keras
 
-    if isinstance(given, type):
-        return issubclass(given, keras.losses.Loss)
-    return isinstance(given, str | list | tuple | Mapping | keras.losses.Loss)
+    if isinstance(loss, type):
+        return issubclass(loss, keras.losses.Loss)
+    return isinstance(loss, str | list | tuple | Mapping | keras.losses.Loss)
 
 
-def _optimizer_factory(given: Any, path: Path) -> Any:
+def _optimizer_factory(optimizer: Any, path: Path) -> Any:
     """A function that makes the optimizer, of an optimizer, the name of one, or a function that gives either."""
     import keras
 
-    if isinstance(given, keras.optimizers.Optimizer | str):
-        if isinstance(given, str):
-            return lambda: _optimizer_by_name(given, path)
-        unused = [given]  # as it is: a schedule of the user's own class could not be made from its description
+    if isinstance(optimizer, keras.optimizers.Optimizer | str):
+        if isinstance(optimizer, str):
+            return lambda: _optimizer_by_name(optimizer, path)
+        unused = [optimizer]  # as it is: a schedule of the user's own class could not be made from its description
 
         def make() -> Any:
-            return unused.pop() if unused and not given.built else type(given).from_config(given.get_config())
+            return (
+                unused.pop() if unused and not optimizer.built else type(optimizer).from_config(optimizer.get_config())
+            )
 
         return make
-    if not callable(given):
-        return given
+    if not callable(optimizer):
+        return optimizer
 
-    @functools.wraps(given)
+    @functools.wraps(optimizer)
     def call(*arguments: Any) -> Any:
-        found = given(*arguments)
+        found = optimizer(*arguments)
         return _optimizer_by_name(found, path) if isinstance(found, str) else found
 
     return call
@@ -361,7 +363,7 @@ def _value_or_function(zoo: Path, module: ModuleType, name: str) -> Any:
     return _wrap_user_function(zoo, name, given) if callable(given) else given
 
 
-def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted: str) -> None:
+def _check_arguments(function: Callable[..., Any], path: Path, name: str, expected_call: str) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # built in C: nothing to check
@@ -369,36 +371,41 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted
     try:
         bound = signature.bind(*_EXPECTED_ARGUMENTS[name])
     except TypeError as error:
-        raise BadInputError(f"{name}{signature} cannot be called as {wanted}: {error}", where=str(path)) from error
+        raise BadInputError(
+            f"{name}{signature} cannot be called as {expected_call}: {error}", where=str(path)
+        ) from error
     first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
     if name == "loss" and first in _PREDICTION_ARGUMENT_NAMES and rest and rest[0] in _LABEL_ARGUMENT_NAMES:
         raise BadInputError(
-            f"{name}{signature} has its arguments the other way round: EDL calls {wanted}", where=str(path)
+            f"{name}{signature} has its arguments the other way round: EDL calls {expected_call}", where=str(path)
         )
 
 
-def _model_factory(zoo: Path, module: ModuleType, found: ZooModule, params: Mapping[str, Any]) -> Callable[[], Any]:
-    function = getattr(module, found.function, None)
+def _model_factory(
+    zoo: Path, module: ModuleType, zoo_module: ZooModule, params: Mapping[str, Any]
+) -> Callable[[], Any]:
+    function = getattr(module, zoo_module.function, None)
     if not callable(function):
-        raise BadInputError(f"'{found.function}' is not a function or model class", where=str(found.path))
+        raise BadInputError(f"'{zoo_module.function}' is not a function or model class", where=str(zoo_module.path))
     try:
         inspect.signature(function).bind(**params)
     except TypeError as error:
         raise BadInputError(
-            f"{found.function}{inspect.signature(function)} cannot be called with model.params: {error}",
-            where=str(found.path),
+            f"{zoo_module.function}{inspect.signature(function)} cannot be called with model.params: {error}",
+            where=str(zoo_module.path),
         ) from error
 
     def make() -> Any:
         import keras
 
-        with user_code(zoo, f"{found.function}()"):
+        with user_code(zoo, f"{zoo_module.function}()"):
             model = function(**params)
         if not isinstance(model, keras.Model):
             raise BadInputError(
-                f"{found.function}() returned {type(model).__name__}, expected a keras.Model", where=str(found.path)
+                f"{zoo_module.function}() returned {type(model).__name__}, expected a keras.Model",
+                where=str(zoo_module.path),
             )
-        refuse_custom_training(model, f"{found.function}()", str(found.path))
+        refuse_custom_training(model, f"{zoo_module.function}()", str(zoo_module.path))
         return model
 
     return make

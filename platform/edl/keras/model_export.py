@@ -80,23 +80,23 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
         path: of its ``.keras`` file.
         zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
     """
-    described = keras.saving.serialize_keras_object(model)
-    own = {*_custom_classes(described), *_custom_functions(described, model)}
-    found = sorted(own, key=lambda each: (each.module, each.name))
-    unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(described))
-    if not found and not unsafe:
+    model_config = keras.saving.serialize_keras_object(model)
+    custom_objects = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
+    sorted_objects = sorted(custom_objects, key=lambda each: (each.module, each.name))
+    unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(model_config))
+    if not sorted_objects and not unsafe:
         return ""
     lines = []
-    if any(_is_in_zoo(zoo, own.module) for own in found):
+    if any(_is_in_zoo(zoo, own.module) for own in sorted_objects):
         lines += ["import sys", f"sys.path[:0] = {json.dumps([str(zoo), str(zoo.parent)])}"]
-    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in found if own.registered)]
-    given = [own for own in found if not own.registered]
-    by_module = {own.module: [each.name for each in given if each.module == own.module] for own in given}
+    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in sorted_objects if own.registered)]
+    unregistered = [own for own in sorted_objects if not own.registered]
+    by_module = {own.module: [each.name for each in unregistered if each.module == own.module] for own in unregistered}
     lines += [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
     arguments = [json.dumps(str(path))]
-    if given:
-        names = ", ".join(f'"{own.name}": {own.name}' for own in given[:_MAX_LISTED_OBJECTS])
-        arguments.append(f"custom_objects={{{names}{', ...' if len(given) > _MAX_LISTED_OBJECTS else ''}}}")
+    if unregistered:
+        names = ", ".join(f'"{own.name}": {own.name}' for own in unregistered[:_MAX_LISTED_OBJECTS])
+        arguments.append(f"custom_objects={{{names}{', ...' if len(unregistered) > _MAX_LISTED_OBJECTS else ''}}}")
     if unsafe:  # a Lambda layer of a Python lambda is code in the file
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
@@ -107,8 +107,8 @@ def _is_in_zoo(zoo: Path, module: str) -> bool:
     return file is not None and Path(file).resolve().is_relative_to(zoo.resolve())
 
 
-def _custom_classes(described: Any) -> Iterator[CustomObject]:
-    for node in _iter_class_nodes(described):
+def _custom_classes(model_config: Any) -> Iterator[CustomObject]:
+    for node in _iter_class_nodes(model_config):
         module, name = node.get("module"), node.get("class_name")
         if not isinstance(module, str) or not isinstance(name, str) or name in ("function", _LAMBDA_CLASS):
             continue
@@ -116,9 +116,9 @@ def _custom_classes(described: Any) -> Iterator[CustomObject]:
             yield CustomObject(module, name, ">" in str(node.get("registered_name") or ""))
 
 
-def _custom_functions(described: Any, model: Any) -> Iterator[CustomObject]:
+def _custom_functions(model_config: Any, model: Any) -> Iterator[CustomObject]:
     """Keras describes a function by its name alone: the layers know which one it is."""
-    names = {node["config"] for node in _iter_class_nodes(described) if node["class_name"] == "function"}
+    names = {node["config"] for node in _iter_class_nodes(model_config) if node["class_name"] == "function"}
     for layer in model._flatten_layers():
         for value in vars(layer).values():
             name, module = getattr(value, "__name__", None), str(getattr(value, "__module__", ""))
@@ -129,15 +129,15 @@ def _custom_functions(described: Any, model: Any) -> Iterator[CustomObject]:
                     yield CustomObject(module, name, registered != name)
 
 
-def _iter_class_nodes(described: Any) -> Iterator[dict[str, Any]]:
+def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
     """Every object within Keras' description of a model that names a class."""
-    if isinstance(described, dict):
-        if "class_name" in described:
-            yield described
-        for value in described.values():
+    if isinstance(model_config, dict):
+        if "class_name" in model_config:
+            yield model_config
+        for value in model_config.values():
             yield from _iter_class_nodes(value)
-    elif isinstance(described, list | tuple):
-        for value in described:
+    elif isinstance(model_config, list | tuple):
+        for value in model_config:
             yield from _iter_class_nodes(value)
 
 
@@ -153,27 +153,27 @@ _CHUNK_ROWS = 1 << 16
 RowChunks = Iterable[tuple[Ids, Floats]]
 
 
-def materialize_table(table: TableSpec, stored: RowChunks) -> Floats:
+def materialize_table(table: TableSpec, stored_chunks: RowChunks) -> Floats:
     """All rows of a served table: as stored, else as they would be initialized."""
-    full = aligned_memory.allocate_aligned(table.rows, table.dim)
+    all_rows = aligned_memory.allocate_aligned(table.rows, table.dim)
     for start in range(0, table.rows, _CHUNK_ROWS):
         ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
-        full[start : start + len(ids)] = initial_rows(table.initializer, table.seed, ids, table.dim)
-    for ids, values in stored:
-        full[ids] = values
-    return full
+        all_rows[start : start + len(ids)] = initial_rows(table.initializer, table.seed, ids, table.dim)
+    for ids, values in stored_chunks:
+        all_rows[ids] = values
+    return all_rows
 
 
-def collect_known_rows(table: TableSpec, stored: RowChunks) -> KnownRows:
+def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
     """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
-    chunks = list(stored)
+    chunks = list(stored_chunks)
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
     ids.sort()
     rows = aligned_memory.allocate_aligned(1 + len(ids), table.dim)
     rows[0] = initializer_mean(table.initializer)
     while chunks:  # each is freed before the next
-        some, values = chunks.pop()
-        rows[1 + np.searchsorted(ids, some)] = values
+        chunk_ids, values = chunks.pop()
+        rows[1 + np.searchsorted(ids, chunk_ids)] = values
     return KnownRows(ids, rows)
 
 
@@ -191,7 +191,7 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
         The variables that have values of ``tables``.
     """
     build = keras.layers.Embedding.build
-    filled: list[Any] = []
+    filled_variables: list[Any] = []
 
     @functools.wraps(build)
     def build_filled(layer: Any, input_shape: Any = None) -> None:
@@ -202,17 +202,17 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
         if values is None or values.shape != (layer.input_dim, layer.output_dim):
             build(layer, input_shape)
             return
-        own = layer.embeddings_initializer
+        original_initializer = layer.embeddings_initializer
         layer.embeddings_initializer = constant_initializer(values)
         try:
             build(layer, input_shape)
         finally:
-            layer.embeddings_initializer = own
-        filled.append(layer._embeddings)
+            layer.embeddings_initializer = original_initializer
+        filled_variables.append(layer._embeddings)
 
     keras.layers.Embedding.build = build_filled
     try:
-        yield filled
+        yield filled_variables
     finally:
         keras.layers.Embedding.build = build
 
@@ -258,7 +258,7 @@ RowChunksByTable = Mapping[str, RowChunks]
 
 
 def export_model(
-    network: KerasNetwork, slab: Floats, tables: RowChunksByTable, keras_path: Path, saved_model_path: Path
+    network: KerasNetwork, flat_values: Floats, table_rows: RowChunksByTable, keras_path: Path, saved_model_path: Path
 ) -> dict[str, Any]:
     """Write a ``.keras`` file and a SavedModel.
 
@@ -279,32 +279,32 @@ def export_model(
         BadInputError: the user's function makes another model than the one that was trained.
         UserCodeError: the user's code raised.
     """
-    model = build_export_model(network, slab, tables)
+    model = build_export_model(network, flat_values, table_rows)
     features = derive_feature_spec(model, network.sample)
-    described = _can_serialize(model)
+    serializable = _can_serialize(model)
     with (
         user_code(network.module.zoo, "export of the model"),
         _without_default_signature(),
-        _replacing_atomically(saved_model_path) as beside,
+        _replacing_atomically(saved_model_path) as temporary_path,
     ):
-        _write_saved_model(model, features, beside)
+        _write_saved_model(model, features, temporary_path)
     loading = ""
-    if described:
-        plain = _with_keras_layers(model, features, network.sample)
-        with _replacing_atomically(keras_path) as beside:
-            _write_keras(plain, beside)
-        loading = format_loading_code(plain, keras_path, network.module.zoo)
+    if serializable:
+        loadable_model = _with_keras_layers(model, features, network.sample)
+        with _replacing_atomically(keras_path) as temporary_path:
+            _write_keras(loadable_model, temporary_path)
+        loading = format_loading_code(loadable_model, keras_path, network.module.zoo)
         if loading:
             _LOG.info("the .keras file has classes or functions that Keras does not know; this loads it: %s", loading)
     return {
-        "keras": str(keras_path) if described else None,
+        "keras": str(keras_path) if serializable else None,
         "saved_model": str(saved_model_path),
         "loading": loading,
     }
 
 
 def export_keras_file(
-    network: KerasNetwork, slab: Floats, tables: RowChunksByTable, path: Path, *, weights_only: bool
+    network: KerasNetwork, flat_values: Floats, table_rows: RowChunksByTable, path: Path, *, weights_only: bool
 ) -> None:
     """Write one Keras file.
 
@@ -319,42 +319,49 @@ def export_keras_file(
         BadInputError: Keras cannot describe the model, or the user's function makes another one than was trained.
         StorageError: the file cannot be written; what was there before is still valid.
     """
-    model = build_export_model(network, slab, tables)
+    model = build_export_model(network, flat_values, table_rows)
     if not weights_only and not _can_serialize(model):
         raise BadInputError(
             "the callback ModelCheckpoint cannot write a .keras file: Keras cannot describe the model, see the "
             "worker's log",
             hint="give the model a get_config(), or use save_weights_only=True",
         )
-    with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as beside:
+    with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as temporary_path:
         if weights_only:
-            named = beside.with_name(f"{beside.name}.weights.h5")  # Keras takes no other ending
+            named = temporary_path.with_name(f"{temporary_path.name}.weights.h5")  # Keras takes no other ending
             model.save_weights(named)
-            named.replace(beside)
+            named.replace(temporary_path)
         else:
-            _write_keras(_with_keras_layers(model, derive_feature_spec(model, network.sample), network.sample), beside)
+            _write_keras(
+                _with_keras_layers(model, derive_feature_spec(model, network.sample), network.sample), temporary_path
+            )
 
 
-def build_export_model(network: KerasNetwork, slab: Floats, tables: RowChunksByTable) -> Any:
+def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: RowChunksByTable) -> Any:
     """The user's Keras model, without parameter servers, with the given values.
 
     Raises:
         BadInputError: the user's function makes another model than the one that was trained.
     """
-    unbound = {table.name: collect_known_rows(table, tables[table.name]) for table in network.tables if not table.rows}
-    full = {table.name: materialize_table(table, tables[table.name]) for table in network.tables if table.rows}
-    by_layer = {name.rpartition("/")[0]: rows for name, rows in unbound.items()}
-    with provide_known_rows(by_layer), filling_embeddings(full) as filled:
+    known_rows_by_table = {
+        table.name: collect_known_rows(table, table_rows[table.name]) for table in network.tables if not table.rows
+    }
+    full_tables = {
+        table.name: materialize_table(table, table_rows[table.name]) for table in network.tables if table.rows
+    }
+    by_layer = {name.rpartition("/")[0]: rows for name, rows in known_rows_by_table.items()}
+    with provide_known_rows(by_layer), filling_embeddings(full_tables) as filled_variables:
         model = build_model(network.module, seed=0, sample=network.sample)
-    places = zip(network.variables, network.offsets, strict=True)
-    values = full | {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
-    plain = ModelVariables.of(model, lambda name: 0, 1, served=False)
+    variable_slices = zip(network.variables, network.offsets, strict=True)
+    values = full_tables | {spec.name: flat_values[place].reshape(spec.shape) for spec, place in variable_slices}
+    export_variables = ModelVariables.of(model, lambda name: 0, 1, trained_by_ps=False)
     check_same_model(
-        trained={name: array.shape for name, array in values.items()} | {n: k.rows.shape for n, k in unbound.items()},
-        made={spec.name: spec.shape for spec in plain.specs},
+        trained={name: array.shape for name, array in values.items()}
+        | {n: k.rows.shape for n, k in known_rows_by_table.items()},
+        rebuilt={spec.name: spec.shape for spec in export_variables.specs},
     )
-    for spec, weight in zip(plain.specs, plain.weights, strict=True):
-        if spec.name not in unbound and not any(weight is each for each in filled):
+    for spec, weight in zip(export_variables.specs, export_variables.weights, strict=True):
+        if spec.name not in known_rows_by_table and not any(weight is each for each in filled_variables):
             weight.assign(values[spec.name])
     return model
 
@@ -432,19 +439,19 @@ def _without_default_signature() -> Iterator[None]:
 @contextmanager
 def _replacing_atomically(path: Path) -> Iterator[Path]:
     """A place beside ``path`` to write to, which then becomes ``path``; removed after an error."""
-    beside, earlier = path.with_name(f".new-{path.name}"), path.with_name(f".earlier-{path.name}")
+    temporary_path, previous_path = path.with_name(f".new-{path.name}"), path.with_name(f".earlier-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if earlier.exists() and not path.exists():  # an export died between the two renames below
-            earlier.rename(path)
-        _remove_path(beside)
-        yield beside
-        _sync_tree(beside)
-        _remove_path(earlier)
+        if previous_path.exists() and not path.exists():  # an export died between the two renames below
+            previous_path.rename(path)
+        _remove_path(temporary_path)
+        yield temporary_path
+        _sync_tree(temporary_path)
+        _remove_path(previous_path)
         if path.is_dir():  # a directory cannot be renamed over another
-            path.rename(earlier)
-        beside.replace(path)
-        _remove_path(earlier)
+            path.rename(previous_path)
+        temporary_path.replace(path)
+        _remove_path(previous_path)
         sync_directory(path.parent)
     except (OSError, RuntimeError, tf.errors.OpError) as error:
         if "No space left" in str(error):  # TensorFlow and HDF5 say it in ways, and at a length, of their own
@@ -455,7 +462,7 @@ def _replacing_atomically(path: Path) -> Iterator[Path]:
             raise to_storage_error(error, path, "export the model") from error
         raise
     finally:
-        _remove_path(beside)
+        _remove_path(temporary_path)
 
 
 def _sync_tree(written: Path) -> None:

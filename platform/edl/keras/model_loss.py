@@ -50,14 +50,14 @@ class ModelLoss:
         self._module = module
         self._outputs = tuple(outputs)
         self._feed_file = source_file(module.feed)
-        given = module.loss
-        self._is_function = callable(given) and not isinstance(given, keras.losses.Loss | type)
-        self._takes_sample_weights = self._is_function and _has_weight_argument(given)
-        self._resolved_losses = None if self._is_function else _resolve_losses(given, module)
+        loss = module.loss
+        self._is_function = callable(loss) and not isinstance(loss, keras.losses.Loss | type)
+        self._takes_sample_weights = self._is_function and _has_weight_argument(loss)
+        self._resolved_losses = None if self._is_function else _resolve_losses(loss, module)
         self._class_weight_table = _class_weight_table(module)
 
     def __call__(
-        self, labels: Any, predictions: Any, weights: Any = None, own: Sequence[Any] = (), *, training: bool
+        self, labels: Any, predictions: Any, weights: Any = None, model_losses: Sequence[Any] = (), *, training: bool
     ) -> Any:
         """The loss, a float32 scalar.
 
@@ -77,7 +77,7 @@ class ModelLoss:
             loss = self._compute_function_loss(labels, predictions, weights)
         else:
             loss = self._compute_output_losses(labels, predictions, weights)
-        extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in own)
+        extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in model_losses)
         return tf.add_n([tf.cast(loss, tf.float32), *extra])
 
     # ------------------------------------------------------------------ a function of everything
@@ -85,21 +85,21 @@ class ModelLoss:
     def _compute_function_loss(self, labels: Any, predictions: Any, weights: Any) -> Any:
         function = self._module.loss
         if weights is not None and self._takes_sample_weights:
-            found = function(labels, predictions, weights)
-            refuse_broadcast("loss()", function, labels, predictions, found, weights)
+            function_loss = function(labels, predictions, weights)
+            refuse_broadcast("loss()", function, labels, predictions, function_loss, weights)
             weights = None
         else:
-            found = function(labels, predictions)
-            refuse_broadcast("loss()", function, labels, predictions, found)
-        if not isinstance(found, Mapping):
-            return weighted_mean(found, weights, "loss()", self._feed_file)
-        known = self._tensors_by_output(predictions, "the model")
-        self._refuse_unknown_outputs(found, known, "loss() gives")
-        parts = self._weights_by_output(weights, known)
+            function_loss = function(labels, predictions)
+            refuse_broadcast("loss()", function, labels, predictions, function_loss)
+        if not isinstance(function_loss, Mapping):
+            return weighted_mean(function_loss, weights, "loss()", self._feed_file)
+        known_outputs = self._tensors_by_output(predictions, "the model")
+        self._refuse_unknown_outputs(function_loss, known_outputs, "loss() gives")
+        parts = self._weights_by_output(weights, known_outputs)
         return self._weighted_loss_sum(
             {
                 name: weighted_mean(value, parts[name], f"loss() of '{name}'", self._feed_file)
-                for name, value in found.items()
+                for name, value in function_loss.items()
             }
         )
 
@@ -108,27 +108,27 @@ class ModelLoss:
     def _compute_output_losses(self, labels: Any, predictions: Any, weights: Any) -> Any:
         by_output = self._tensors_by_output(predictions, "the model")
         losses = self._losses_by_output(by_output)
-        answers = self._labels_by_output(labels, by_output, losses)
+        labels_by_output = self._labels_by_output(labels, by_output, losses)
         parts = self._weights_by_output(weights, by_output)
-        found = {}
-        for name, given in losses.items():
-            label, prediction = answers[name], by_output[name]
-            loss = _loss_for_shapes(given, label, prediction)
+        loss_by_output = {}
+        for name, output_loss in losses.items():
+            label, prediction = labels_by_output[name], by_output[name]
+            loss = _loss_for_shapes(output_loss, label, prediction)
             if _is_keras_loss(loss):
                 self._refuse_string_labels(
                     label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers"
                 )
             value = loss(label, prediction, parts[name])
             if _is_user_loss(loss):
-                what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
-                refuse_broadcast(what, loss, label, prediction, value, where=source_file(type(loss)))
-            found[name] = tf.reduce_mean(value)
-        return self._weighted_loss_sum(found)
+                loss_text = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
+                refuse_broadcast(loss_text, loss, label, prediction, value, where=source_file(type(loss)))
+            loss_by_output[name] = tf.reduce_mean(value)
+        return self._weighted_loss_sum(loss_by_output)
 
-    def _refuse_string_labels(self, labels: Any, why: str) -> None:
+    def _refuse_string_labels(self, labels: Any, reason: str) -> None:
         if tf.convert_to_tensor(labels).dtype == tf.string:
             raise self._input_error(
-                f"feed gives labels that are strings, and {why}",
+                f"feed gives labels that are strings, and {reason}",
                 "make numbers of them in feed: of digits by tf.strings.to_number, of names by "
                 "keras.layers.StringLookup(vocabulary=[...], num_oov_indices=0)",
             )
@@ -138,16 +138,16 @@ class ModelLoss:
         losses = self._resolved_losses
         if isinstance(losses, Mapping):
             self._refuse_unknown_outputs(losses, outputs, "loss has")
-            found = dict(losses)
+            loss_by_output = dict(losses)
         elif isinstance(losses, list):
             if len(losses) != len(outputs):
                 raise self._input_error(
                     f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_quote_names(outputs)}"
                 )
-            found = dict(zip(outputs, losses, strict=True))
+            loss_by_output = dict(zip(outputs, losses, strict=True))
         else:
-            found = dict.fromkeys(outputs, losses)
-        return {name: loss for name, loss in found.items() if loss is not None}
+            loss_by_output = dict.fromkeys(outputs, losses)
+        return {name: loss for name, loss in loss_by_output.items() if loss is not None}
 
     def _labels_by_output(
         self, labels: Any, outputs: Mapping[str, Any], losses: Mapping[str, Any]
@@ -161,14 +161,14 @@ class ModelLoss:
                     f"feed gives labels for {_quote_names(labels)}, and there is a loss for '{missing[0]}'"
                 )
             return labels
-        each = list(labels) if isinstance(labels, list | tuple) else [labels]
-        if len(each) != len(outputs):
+        label_list = list(labels) if isinstance(labels, list | tuple) else [labels]
+        if len(label_list) != len(outputs):
             raise self._input_error(
-                f"feed gives {len(each)} labels a record, and the model has {len(outputs)} outputs:"
+                f"feed gives {len(label_list)} labels a record, and the model has {len(outputs)} outputs:"
                 f" {_quote_names(outputs)}",
                 "give labels by the outputs' names, as a dict",
             )
-        return dict(zip(outputs, each, strict=True))
+        return dict(zip(outputs, label_list, strict=True))
 
     def _weighted_loss_sum(self, by_output: Mapping[str, Any]) -> Any:
         weights = _output_loss_weights(self._module, by_output)
@@ -177,20 +177,22 @@ class ModelLoss:
             raise self._input_error("there is no loss for any of the model's outputs")
         return tf.add_n(values)
 
-    def _tensors_by_output(self, structure: Any, what: str) -> dict[str, Any]:
+    def _tensors_by_output(self, structure: Any, origin: str) -> dict[str, Any]:
         """The tensors of a flat structure by the outputs' names; where there are none, by number."""
         if isinstance(structure, Mapping):
-            found = dict(structure)
+            tensors = dict(structure)
         else:
-            each = list(structure) if isinstance(structure, list | tuple) else [structure]
-            names = self._outputs if len(self._outputs) == len(each) else tuple(map(str, range(len(each))))
-            found = dict(zip(names, each, strict=True))
-        nested = [name for name, value in found.items() if isinstance(value, Mapping | list | tuple)]
+            tensor_list = list(structure) if isinstance(structure, list | tuple) else [structure]
+            names = (
+                self._outputs if len(self._outputs) == len(tensor_list) else tuple(map(str, range(len(tensor_list))))
+            )
+            tensors = dict(zip(names, tensor_list, strict=True))
+        nested = [name for name, value in tensors.items() if isinstance(value, Mapping | list | tuple)]
         if nested:
             raise self._input_error(
-                f"{what} gives several tensors for '{nested[0]}'", "write loss(labels, predictions) as a function"
+                f"{origin} gives several tensors for '{nested[0]}'", "write loss(labels, predictions) as a function"
             )
-        return found
+        return tensors
 
     def _weights_by_output(self, weights: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keras weighs every output by sample weights that are one tensor."""
@@ -203,10 +205,14 @@ class ModelLoss:
             raise self._input_error(f"feed gives {len(weights)} sample weights, the model has {len(outputs)} outputs")
         return dict(zip(outputs, weights, strict=True))
 
-    def _refuse_unknown_outputs(self, named: Mapping[str, Any], outputs: Mapping[str, Any], what: str) -> None:
-        unknown = [name for name in named if name not in outputs]
+    def _refuse_unknown_outputs(
+        self, values_by_name: Mapping[str, Any], outputs: Mapping[str, Any], beginning: str
+    ) -> None:
+        unknown = [name for name in values_by_name if name not in outputs]
         if unknown:
-            raise self._input_error(f"{what} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}")
+            raise self._input_error(
+                f"{beginning} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}"
+            )
 
     # ------------------------------------------------------------------ class weights
 
@@ -280,7 +286,7 @@ def match_ranks(labels: Any, predictions: Any) -> tuple[Any, Any]:
     return labels, predictions
 
 
-def weighted_mean(values: Any, weights: Any, what: str, where: str | None = None) -> Any:
+def weighted_mean(values: Any, weights: Any, value_text: str, where: str | None = None) -> Any:
     """The mean of values, each times the weight of its record; over how many values there are.
 
     Args:
@@ -295,10 +301,10 @@ def weighted_mean(values: Any, weights: Any, what: str, where: str | None = None
     values = tf.convert_to_tensor(values)
     if weights is None:
         return tf.reduce_mean(values)
-    return tf.reduce_mean(values * expand_weights(weights, values, what, where))
+    return tf.reduce_mean(values * expand_weights(weights, values, value_text, where))
 
 
-def expand_weights(weights: Any, values: Any, what: str, where: str | None = None) -> Any:
+def expand_weights(weights: Any, values: Any, value_text: str, where: str | None = None) -> Any:
     """Sample weights with as many dimensions as the values.
 
     Raises:
@@ -306,7 +312,7 @@ def expand_weights(weights: Any, values: Any, what: str, where: str | None = Non
     """
     if values.shape.rank == 0:
         raise BadInputError(
-            f"{what} is one number for all records of the minibatch: sample weights cannot be applied to it",
+            f"{value_text} is one number for all records of the minibatch: sample weights cannot be applied to it",
             where=where,
             hint=(
                 "return one value a record, or take the weights as a third argument: "
@@ -343,61 +349,61 @@ def _loss_for_shapes(loss: Any, labels: Any, predictions: Any) -> Any:
     return _FunctionLoss(keras.losses.get(name), name)
 
 
-def _resolve_losses(given: Any, module: ModelModule) -> Any:
+def _resolve_losses(losses: Any, module: ModelModule) -> Any:
     """A loss, a list or a mapping of losses, as objects."""
-    if isinstance(given, Mapping):
-        return {name: _resolve_loss(each, module, f"loss['{name}']") for name, each in given.items()}
-    if isinstance(given, list | tuple):
-        return [_resolve_loss(each, module, f"loss[{at}]") for at, each in enumerate(given)]
-    return _resolve_loss(given, module, "loss")
+    if isinstance(losses, Mapping):
+        return {name: _resolve_loss(each, module, f"loss['{name}']") for name, each in losses.items()}
+    if isinstance(losses, list | tuple):
+        return [_resolve_loss(each, module, f"loss[{at}]") for at, each in enumerate(losses)]
+    return _resolve_loss(losses, module, "loss")
 
 
-def _resolve_loss(given: Any, module: ModelModule, what: str) -> Any:
+def _resolve_loss(loss: Any, module: ModelModule, loss_text: str) -> Any:
     where = source_file(module.feed)
     if (
-        given is None
-        or isinstance(given, keras.losses.Loss)
-        or (isinstance(given, str) and given in _SHAPE_DEPENDENT_LOSSES)
+        loss is None
+        or isinstance(loss, keras.losses.Loss)
+        or (isinstance(loss, str) and loss in _SHAPE_DEPENDENT_LOSSES)
     ):
-        return given
-    if isinstance(given, type) and issubclass(given, keras.losses.Loss):
+        return loss
+    if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         raise BadInputError(
-            f"{what} is the class {given.__name__}, expected an instance: {given.__name__}()", where=where
+            f"{loss_text} is the class {loss.__name__}, expected an instance: {loss.__name__}()", where=where
         )
-    if isinstance(given, str):
+    if isinstance(loss, str):
         try:
-            found = keras.losses.get(given)
+            keras_loss = keras.losses.get(loss)
         except ValueError as error:
             hint = "a name is one of keras.losses, such as mse or sparse_categorical_crossentropy"
-            raise BadInputError(f"{what}: Keras knows no loss called '{given}'", where=where, hint=hint) from error
-        return found if isinstance(found, keras.losses.Loss) else _FunctionLoss(found, given)
-    if not callable(given):
+            raise BadInputError(f"{loss_text}: Keras knows no loss called '{loss}'", where=where, hint=hint) from error
+        return keras_loss if isinstance(keras_loss, keras.losses.Loss) else _FunctionLoss(keras_loss, loss)
+    if not callable(loss):
         raise BadInputError(
-            f"{what} is {type(given).__name__}, expected a name, a keras.losses.Loss or a function of (labels, "
+            f"{loss_text} is {type(loss).__name__}, expected a name, a keras.losses.Loss or a function of (labels, "
             "predictions)",
             where=where,
         )
 
     def guarded(labels: Any, predictions: Any) -> Any:
-        with user_code(module.zoo, what, of=given):
-            return given(labels, predictions)
+        with user_code(module.zoo, loss_text, function=loss):
+            return loss(labels, predictions)
 
-    name = getattr(given, "__name__", "")
+    name = getattr(loss, "__name__", "")
     return _FunctionLoss(guarded, name if name.isidentifier() else "loss")  # a lambda's is none of TensorFlow's
 
 
 def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Mapping[str, float]:
-    given, where = module.loss_weights, source_file(module.feed)
-    if given is None:
+    loss_weights, where = module.loss_weights, source_file(module.feed)
+    if loss_weights is None:
         return dict.fromkeys(outputs, 1.0)
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in outputs]
+    if isinstance(loss_weights, Mapping):
+        unknown = [name for name in loss_weights if name not in outputs]
         if unknown:
             raise BadInputError(
                 f"loss_weights has '{unknown[0]}', and there are losses for {_quote_names(outputs)}", where=where
             )
-        return {name: float(given.get(name, 1.0)) for name in outputs}
-    each = [given] if isinstance(given, int | float) else list(given)
+        return {name: float(loss_weights.get(name, 1.0)) for name in outputs}
+    each = [loss_weights] if isinstance(loss_weights, int | float) else list(loss_weights)
     if len(each) != len(outputs):
         raise BadInputError(
             f"loss_weights has {len(each)} entries, and there are {len(outputs)} losses: {_quote_names(outputs)}",
@@ -408,17 +414,17 @@ def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Map
 
 def _class_weight_table(module: ModelModule) -> Any:
     """Weights by class, those that are not named 1; None if there are none."""
-    given, where = module.class_weight, source_file(module.feed)
-    given = given() if callable(given) else given
-    if given is None:
+    class_weight, where = module.class_weight, source_file(module.feed)
+    class_weight = class_weight() if callable(class_weight) else class_weight
+    if class_weight is None:
         return None
     try:
-        weights = {int(label): float(weight) for label, weight in dict(given).items()}
+        weights = {int(label): float(weight) for label, weight in dict(class_weight).items()}
     except (TypeError, ValueError) as error:
-        raise BadInputError(f"class_weight is {given!r}, expected weights by class", where=where) from error
+        raise BadInputError(f"class_weight is {class_weight!r}, expected weights by class", where=where) from error
     if not weights or min(weights) < 0 or not all(np.isfinite(list(weights.values()))):
         raise BadInputError(
-            f"class_weight is {given!r}: classes are counted from 0, and weights are finite numbers", where=where
+            f"class_weight is {class_weight!r}: classes are counted from 0, and weights are finite numbers", where=where
         )
     table = np.ones(max(weights) + 1, np.float32)
     for label, weight in weights.items():
@@ -453,7 +459,7 @@ def uses_dynamic_loss_scaling(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def warn_if_loss_unscaled(model: Any, optimizer: Any, *, local: bool) -> None:
+def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -> None:
     """Name a layer that computes in float16 if nothing scales the loss.
 
     Args:
@@ -464,17 +470,19 @@ def warn_if_loss_unscaled(model: Any, optimizer: Any, *, local: bool) -> None:
     if uses_dynamic_loss_scaling(optimizer) or getattr(optimizer, "loss_scale_factor", None):
         return
     containers = (keras.Model, keras.layers.InputLayer)
-    half = (layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype == "float16")
-    layer = next((layer for layer in half if not isinstance(layer, containers)), None)
+    half_precision_layers = (
+        layer for layer in model._flatten_layers(include_self=False) if layer.compute_dtype == "float16"
+    )
+    layer = next((layer for layer in half_precision_layers if not isinstance(layer, containers)), None)
     if layer is None and not (model.compute_dtype == "float16" and model.trainable_weights):
         return
-    named = f"the layer '{layer.name}'" if layer is not None else "the model"
+    layer_text = f"the layer '{layer.name}'" if layer is not None else "the model"
     policy = (layer or model).dtype_policy.name
-    scaling = ", or return a keras.optimizers.LossScaleOptimizer from optimizer()" if local else ""
+    scaling = ", or return a keras.optimizers.LossScaleOptimizer from optimizer()" if trains_locally else ""
     _LOG.warning(
         "%s computes in float16 (policy %s), and nothing scales the loss, as keras.fit would: gradients below 6e-8 are "
         "lost. Use the policy mixed_bfloat16, which needs no scaling%s",
-        named,
+        layer_text,
         policy,
         scaling,
     )

@@ -41,44 +41,44 @@ def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: 
         BadInputError: there is nothing to evaluate on, no such metric, or nothing says which values are better.
     """
     for callback in monitors:
-        named = f"the callback {type(callback).__name__}"
+        callback_text = f"the callback {type(callback).__name__}"
         if not spec.data.validation:
             raise BadInputError(
-                f"{named} decides by evaluations, and there are no records to evaluate on",
+                f"{callback_text} decides by evaluations, and there are no records to evaluate on",
                 hint="set data.validation, or leave the callback out",
             )
         if spec.train.evaluation_steps is None and not isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise BadInputError(
-                f"{named} decides by evaluations, and the only one is at the end",
+                f"{callback_text} decides by evaluations, and the only one is at the end",
                 hint="set train.evaluation_steps, for example to the steps of an epoch: the training records divided "
                 "by train.minibatch_size. patience counts evaluations",
             )
-        metric = _monitored_metric(callback, named, directions)
+        metric = _monitored_metric(callback, callback_text, directions)
         if callback.mode == "auto":
-            callback.mode = _resolve_mode(callback, named, directions.get(metric), metric)
+            callback.mode = _resolve_mode(callback, callback_text, directions.get(metric), metric)
 
 
-def _monitored_metric(callback: Any, named: str, directions: MetricDirections) -> str:
+def _monitored_metric(callback: Any, callback_text: str, directions: MetricDirections) -> str:
     """The metric's name without ``val_``; values of one metric with several are called ``NAME_...``."""
     monitor = str(callback.monitor)
     metric = monitor.removeprefix("val_")
-    known = ", ".join(f"val_{name}" for name in directions)
+    known_metrics = ", ".join(f"val_{name}" for name in directions)
     if metric == monitor:
         raise BadInputError(
-            f"{named} monitors '{monitor}', a value of training: it decides by those of evaluations",
-            hint=f"monitor one of {known}",
+            f"{callback_text} monitors '{monitor}', a value of training: it decides by those of evaluations",
+            hint=f"monitor one of {known_metrics}",
         )
     if metric not in directions and not any(metric.startswith(f"{name}_") for name in directions):
-        raise BadInputError(f"{named} monitors '{monitor}', and an evaluation gives {known}")
+        raise BadInputError(f"{callback_text} monitors '{monitor}', and an evaluation gives {known_metrics}")
     return metric
 
 
-def _resolve_mode(callback: Any, named: str, direction: str | None, metric: str) -> str:
+def _resolve_mode(callback: Any, callback_text: str, direction: str | None, metric: str) -> str:
     if metric == "loss":
         return "min"
     if direction is None:
         raise BadInputError(
-            f"{named} monitors 'val_{metric}', and nothing says whether more of it is better",
+            f"{callback_text} monitors 'val_{metric}', and nothing says whether more of it is better",
             hint="give it mode='max' or mode='min'",
         )
     return "max" if direction == "up" else "min"
@@ -107,10 +107,10 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
             "workers, and does not run the code of a subclass",
             hint=f"use keras.callbacks.{base} itself, or strategy: {{name: Local}}, which runs subclasses",
         )
-    common = (str(callback.monitor).removeprefix("val_"), callback.mode, float(callback.min_delta))
+    shared_arguments = (str(callback.monitor).removeprefix("val_"), callback.mode, float(callback.min_delta))
     if kind is keras.callbacks.EarlyStopping:
         return EarlyStopping(
-            *common,
+            *shared_arguments,
             patience=int(callback.patience),
             baseline=None if callback.baseline is None else float(callback.baseline),
             restore_best_weights=bool(callback.restore_best_weights),
@@ -123,7 +123,7 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
                 hint="give the optimizer a number as learning_rate",
             )
         return ReduceLROnPlateau(
-            *common,
+            *shared_arguments,
             factor=float(callback.factor),
             patience=int(callback.patience),
             cooldown=int(callback.cooldown),
@@ -138,18 +138,21 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
         )
     threshold = None if callback.best is None else float(callback.best)
     return BestCheckpoint(
-        *common, threshold=threshold, filepath=callback.filepath, weights_only=bool(callback.save_weights_only)
+        *shared_arguments,
+        threshold=threshold,
+        filepath=callback.filepath,
+        weights_only=bool(callback.save_weights_only),
     )
 
 
-def refuse_conflicting_rates(others: Sequence[Any], declared: Sequence[CallbackSpec]) -> None:
+def refuse_conflicting_rates(other_callbacks: Sequence[Any], declared_callbacks: Sequence[CallbackSpec]) -> None:
     """The master would lower the rate, and the worker's own callback would set it at the next epoch.
 
     Raises:
         BadInputError: there are both.
     """
-    schedulers = [each for each in others if isinstance(each, keras.callbacks.LearningRateScheduler)]
-    if schedulers and any(isinstance(callback, ReduceLROnPlateau) for callback in declared):
+    schedulers = [each for each in other_callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
+    if schedulers and any(isinstance(callback, ReduceLROnPlateau) for callback in declared_callbacks):
         raise BadInputError(
             "the callbacks ReduceLROnPlateau and LearningRateScheduler both set the learning rate, the one for the "
             "whole job, the other in each worker",
@@ -194,7 +197,7 @@ _REFUSED_WITH_PS: _RefusalTable = {
 """Where parameter servers hold the weights."""
 
 
-def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, local: bool) -> None:
+def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bool) -> None:
     """Look at each of ``callbacks``; a subclass counts as what it extends.
 
     Args:
@@ -206,16 +209,18 @@ def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, local: bool) -> No
     """
     import keras
 
-    refused = _REFUSED_EVERYWHERE if local else {**_REFUSED_WITH_PS, **_REFUSED_EVERYWHERE}
+    refusals = _REFUSED_EVERYWHERE if trains_locally else {**_REFUSED_WITH_PS, **_REFUSED_EVERYWHERE}
     for callback in callbacks:
-        for what, (why, instead) in refused.items():
+        for what, (reason, instead) in refusals.items():
             base, _, argument = what.partition(".")
             if not isinstance(callback, getattr(keras.callbacks, base, ())):  # older ones do not have all of them
                 continue
             given = getattr(callback, argument) if argument else True
             if given:
-                named = f"{argument}={given!r} of the callback" if argument else "the callback"
-                raise BadInputError(f"{named} {_callback_name(callback, base)} cannot be used: {why}", hint=instead)
+                callback_text = f"{argument}={given!r} of the callback" if argument else "the callback"
+                raise BadInputError(
+                    f"{callback_text} {_callback_name(callback, base)} cannot be used: {reason}", hint=instead
+                )
 
 
 def _callback_name(callback: Any, base: str) -> str:

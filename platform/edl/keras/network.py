@@ -92,20 +92,22 @@ class KerasNetwork:
         module: ModelModule,
         model: Any,
         variables: ModelVariables,
-        served: tuple[PsEmbedding, ...],
+        ps_embeddings: tuple[PsEmbedding, ...],
         keras_optimizer: Any,
         sample: Any,
     ) -> None:
         self.module = module
         self.model = model
         self.keras_optimizer = keras_optimizer
-        trained = {variables.specs[at].name: keras_variable_name(variables.weights[at]) for at in variables.trained}
-        tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in served}
-        self.optimizer: TranslatedOptimizer = translate_optimizer(keras_optimizer, trained | tables, module.zoo)
+        trained_names = {
+            variables.specs[at].name: keras_variable_name(variables.weights[at]) for at in variables.trained
+        }
+        tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in ps_embeddings}
+        self.optimizer: TranslatedOptimizer = translate_optimizer(keras_optimizer, trained_names | tables, module.zoo)
         refuse_partitioned_lamb(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
         self._variables = variables
-        self._ps_embeddings = served
+        self._ps_embeddings = ps_embeddings
         self._initial_values = variables.values()
         outputs = output_names(model)
         self._metrics = EvaluationMetrics.of(module, outputs)
@@ -124,10 +126,10 @@ class KerasNetwork:
         *,
         seed: int,
         embedding_threshold: int,
-        part: Callable[[str], int],
-        parts: int,
+        ps_of_variable: Callable[[str], int],
+        ps_count: int,
         sample: Any = None,
-        worker: int = 0,
+        worker_index: int = 0,
     ) -> KerasNetwork:
         """Make the user's model and its functions.
 
@@ -144,20 +146,20 @@ class KerasNetwork:
             BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
             UserCodeError: the user's code raised.
         """
-        model = build_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
+        model = build_model(module, seed=seed, sample=sample, ps_embedding_bytes=embedding_threshold)
         refuse_stateful_layers(model)
-        served = find_ps_embeddings(model, embedding_threshold)
-        if served:
-            for table in (layer.served_table for layer in served):
+        ps_embeddings = find_ps_embeddings(model, embedding_threshold)
+        if ps_embeddings:
+            for table in (layer.served_table for layer in ps_embeddings):
                 check_table_shape(table)
             with user_code(module.zoo, "the model"):
-                check_id_dependencies(model, served, derive_feature_spec(model, sample))
-        variables = ModelVariables.of(model, part, parts)
-        if not variables.trained and not served:
+                check_id_dependencies(model, ps_embeddings, derive_feature_spec(model, sample))
+        variables = ModelVariables.of(model, ps_of_variable, ps_count)
+        if not variables.trained and not ps_embeddings:
             raise BadInputError("the model has no trained variable")
-        network = cls(module, model, variables, served, module.optimizer(), sample)
-        warn_if_loss_unscaled(model, network.keras_optimizer, local=False)
-        seed_worker_randomness(variables.local, seed, worker)
+        network = cls(module, model, variables, ps_embeddings, module.optimizer(), sample)
+        warn_if_loss_unscaled(model, network.keras_optimizer, trains_locally=False)
+        seed_worker_randomness(variables.local, seed, worker_index)
         return network
 
     @property
@@ -231,7 +233,9 @@ class KerasNetwork:
         """
         return dict(self._wanted(features))
 
-    def train(self, slab: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> StepResult:
+    def train(
+        self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None
+    ) -> StepResult:
         """Loss and gradients of a minibatch.
 
         Args:
@@ -246,20 +250,24 @@ class KerasNetwork:
             UserCodeError: model or loss raised.
         """
         with (
-            user_code(self.module.zoo, "the model or its loss", of=self.module.loss),
+            user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
             loss, gradients, row_gradients = self._traced_train(
-                slab, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
+                flat_values, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
             )
-        taken = as_array if self.optimizer.clip is None else _copy_tensor
-        found = zip(self.tables, row_gradients, strict=True)
-        step = StepResult(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
+        read_tensor = as_array if self.optimizer.clip is None else _copy_tensor
+        gradients_by_table = zip(self.tables, row_gradients, strict=True)
+        step = StepResult(
+            float(loss),
+            read_tensor(gradients),
+            {table.name: read_tensor(gradient) for table, gradient in gradients_by_table},
+        )
         if self.optimizer.clip is not None:
             self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
         return step
 
-    def evaluate(self, slab: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
+    def evaluate(self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch.
 
         Raises:
@@ -267,14 +275,16 @@ class KerasNetwork:
             UserCodeError: model, loss or a metric raised.
         """
         with (
-            user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
+            user_code(self.module.zoo, "the model or its metrics", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
             if not self._metrics.states_verified:
                 self._metrics.verify_states_add_up(
-                    labels, self._traced_predict(slab, self._bind_rows(rows, features), features), weights
+                    labels, self._traced_predict(flat_values, self._bind_rows(rows, features), features), weights
                 )
-            self._traced_evaluate(slab, self._bind_rows(rows, features), features, labels, *_optional_argument(weights))
+            self._traced_evaluate(
+                flat_values, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
+            )
 
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
@@ -289,47 +299,52 @@ class KerasNetwork:
         with user_code(self.module.zoo, "eval_metrics_fn()"):
             return self._metrics.values(states)
 
-    def predict(self, slab: Floats, rows: RowsByTable, features: Any) -> Any:
+    def predict(self, flat_values: Floats, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
-            found = self._traced_predict(slab, self._bind_rows(rows, features), features)
+            found = self._traced_predict(flat_values, self._bind_rows(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
     def _wanted(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
         if not self._ps_embeddings:
             return
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
-            looked_up = self._id_tracer(features)
-        for table, ids in zip(self.tables, self._unique_id_finder.find_by_table(looked_up), strict=True):
+            ids_by_table = self._id_tracer(features)
+        for table, ids in zip(self.tables, self._unique_id_finder.find_by_table(ids_by_table), strict=True):
             yield table.name, _check_id_range(table, ids)
 
     def _bind_rows(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
         """For each table, where each look-up finds its row, and the rows."""
-        pulled = {table.name: rows[table.name] for table in self.tables}
-        known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, UniqueIds)}
-        wanted = known if len(known) == len(pulled) else dict(self._wanted(features))
-        return tuple((positions_in(ids, wanted[name]), values) for name, (ids, values) in pulled.items())
+        pulled_rows = {table.name: rows[table.name] for table in self.tables}
+        known_ids = {name: ids for name, (ids, _) in pulled_rows.items() if isinstance(ids, UniqueIds)}
+        unique_ids = known_ids if len(known_ids) == len(pulled_rows) else dict(self._wanted(features))
+        return tuple((positions_in(ids, unique_ids[name]), values) for name, (ids, values) in pulled_rows.items())
 
-    def _trained_views(self, slab: Floats) -> list[Floats]:
-        return [slab[self._variables.offsets[index]] for index in self._variables.trained]
+    def _trained_views(self, flat_values: Floats) -> list[Floats]:
+        return [flat_values[self._variables.offsets[index]] for index in self._variables.trained]
 
     # ------------------------------------------------------------------ what is traced
 
-    def _train_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
-        values = self._cut(slab)
+    def _train_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
+        values = self._cut(flat_values)
         trained = [values[index] for index in self._variables.trained]
-        lent = [values for _, values in rows]
+        row_values = [values for _, values in rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([trained, lent])
+            tape.watch([trained, row_values])
             loss, scope = self._compute_loss(values, rows, features, labels, weights)
-        self._refuse_untrainable_uses(loss.graph, scope, values, lent)
-        found, found_of_rows = tape.gradient(loss, [trained, lent])
-        self._check_missing_gradients(found, [self.variables[index].name for index in self._variables.trained])
-        looked_up = [values.consumers() for values in lent]  # what no call looks up is not pushed
+        self._refuse_untrainable_uses(loss.graph, scope, values, row_values)
+        gradients_or_none, row_gradients_or_none = tape.gradient(loss, [trained, row_values])
         self._check_missing_gradients(
-            compress(found_of_rows, looked_up), compress([table.name for table in self.tables], looked_up)
+            gradients_or_none, [self.variables[index].name for index in self._variables.trained]
         )
-        gradients, row_gradients = _zeros_where_none(found, trained), _zeros_where_none(found_of_rows, lent)
+        is_looked_up = [values.consumers() for values in row_values]  # what no call looks up is not pushed
+        self._check_missing_gradients(
+            compress(row_gradients_or_none, is_looked_up), compress([table.name for table in self.tables], is_looked_up)
+        )
+        gradients, row_gradients = (
+            _zeros_where_none(gradients_or_none, trained),
+            _zeros_where_none(row_gradients_or_none, row_values),
+        )
         self._update_local_variables(scope)
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
         pieces = [
@@ -342,16 +357,16 @@ class KerasNetwork:
     def _compute_loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
         with self._given(values, rows) as scope:
             predictions = self.model(features, training=True)
-            own = self.model.losses
-        return self._model_loss(labels, predictions, weights, own, training=True), scope
+            model_losses = self.model.losses
+        return self._model_loss(labels, predictions, weights, model_losses, training=True), scope
 
-    def _refuse_untrainable_uses(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
+    def _refuse_untrainable_uses(self, graph: Any, scope: Any, values: Any, row_values: Any) -> None:
         weights = dict(
             zip([_quote_variable(spec.name) for spec in self.variables], self._variables.weights, strict=True)
         )
-        given = dict(zip(weights, values, strict=True))
-        tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, lent, strict=True)}
-        refuse_unsupported_uses(graph, given | tables, weights)
+        values_by_name = dict(zip(weights, values, strict=True))
+        tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, row_values, strict=True)}
+        refuse_unsupported_uses(graph, values_by_name | tables, weights)
         for index in self._variables.trained:
             if scope.get_current_value(self._variables.weights[index]) is not values[index]:
                 raise BadInputError(
@@ -366,9 +381,9 @@ class KerasNetwork:
         for gradient, name in zip(gradients, names, strict=True):
             if gradient is not None:
                 continue
-            if mover := self.optimizer.zero_gradient_update(name):
+            if update_cause := self.optimizer.zero_gradient_update(name):
                 raise BadInputError(
-                    f"the loss has no gradient for '{name}', and {mover} would change it all the same",
+                    f"the loss has no gradient for '{name}', and {update_cause} would change it all the same",
                     where=MODEL_LOCATION,
                     hint="set trainable = False for its layer",
                 )
@@ -390,15 +405,15 @@ class KerasNetwork:
                 )
             variable.assign(value)
 
-    def _evaluate_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
-        with self._given(self._cut(slab), rows):
+    def _evaluate_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
+        with self._given(self._cut(flat_values), rows):
             predictions = self.model(features, training=False)
-            own = self.model.losses
-        loss = self._model_loss(labels, predictions, weights, own, training=False)
+            model_losses = self.model.losses
+        loss = self._model_loss(labels, predictions, weights, model_losses, training=False)
         self._metrics.update(loss, labels, predictions, weights)
 
-    def _predict_graph(self, slab: Any, rows: Any, features: Any) -> Any:
-        with self._given(self._cut(slab), rows):
+    def _predict_graph(self, flat_values: Any, rows: Any, features: Any) -> Any:
+        with self._given(self._cut(flat_values), rows):
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
@@ -407,22 +422,22 @@ class KerasNetwork:
             self.model(features, training=False)
         return [recording.calls[layer] for layer in self._ps_embeddings]
 
-    def _cut(self, slab: Any) -> list[Any]:
+    def _cut(self, flat_values: Any) -> list[Any]:
         specs = self._variables.specs
-        flat = tf.split(slab, [spec.size for spec in specs]) if specs else []
+        flat = tf.split(flat_values, [spec.size for spec in specs]) if specs else []
         return [tf.reshape(piece, spec.shape) for piece, spec in zip(flat, specs, strict=True)]
 
     def _given(self, values: Any, rows: Any) -> Any:
         """A scope in which the model's variables have these values and served layers these rows."""
-        lent = BoundRows(dict(zip(self._ps_embeddings, rows, strict=True)))
-        return _ValueScope(zip(self._variables.weights, values, strict=True), lent)
+        bound_rows = BoundRows(dict(zip(self._ps_embeddings, rows, strict=True)))
+        return _ValueScope(zip(self._variables.weights, values, strict=True), bound_rows)
 
 
 class _ValueScope(ExitStack):
-    def __init__(self, values: Any, lent: BoundRows) -> None:
+    def __init__(self, values: Any, bound_rows: BoundRows) -> None:
         super().__init__()
         self._values = list(values)
-        self._bound_rows = lent
+        self._bound_rows = bound_rows
 
     def __enter__(self) -> Any:
         super().__enter__()
@@ -439,8 +454,8 @@ def _optional_argument(weights: Any) -> tuple[Any, ...]:
 def _check_id_range(table: TableSpec, ids: UniqueIds) -> UniqueIds:
     # As unsigned numbers negative ids are the largest of all
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
-        wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise id_out_of_range_error(int(wrong), table.rows, {table.name: table.dim})
+        wrong_id = ids.min() if ids.min() < 0 else ids.max()
+        raise id_out_of_range_error(int(wrong_id), table.rows, {table.name: table.dim})
     return ids
 
 
@@ -448,8 +463,8 @@ def _quote_variable(variable: str) -> str:
     return f"the variable '{variable}'"
 
 
-def _zeros_where_none(gradients: Any, of: Any) -> list[Any]:
-    return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, of, strict=True)]
+def _zeros_where_none(gradients: Any, values: Any) -> list[Any]:
+    return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, values, strict=True)]
 
 
 def _copy_tensor(tensor: Any) -> Floats:

@@ -116,11 +116,11 @@ class LearningRate:
     def _rate(self, step: int) -> float:
         import keras
 
-        given = self._optimizer._learning_rate
-        if not isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        rate_or_schedule = self._optimizer._learning_rate
+        if not isinstance(rate_or_schedule, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._optimizer.learning_rate)
-        if given is not self._schedule:
-            self._schedule, self._rate_at_step = given, _trace_schedule(given)
+        if rate_or_schedule is not self._schedule:
+            self._schedule, self._rate_at_step = rate_or_schedule, _trace_schedule(rate_or_schedule)
         return self._rate_at_step(step)
 
 
@@ -135,21 +135,23 @@ class JobLearningRate:
         decided: what was decided for all workers; None: nothing yet, or not any more.
     """
 
-    def __init__(self, optimizer: Any, own: Callable[[int], float], decided: Callable[[], float | None]) -> None:
+    def __init__(
+        self, optimizer: Any, own_rate: Callable[[int], float], decided_rate: Callable[[], float | None]
+    ) -> None:
         self._optimizer = optimizer
-        self._own = own
-        self._decided_rate = decided
+        self._own = own_rate
+        self._decided_rate = decided_rate
         self._assigned_rate: float | None = None
         self._before: float | None = None
 
     def __call__(self, step: int) -> float:
         """The rate at ``step``; as :class:`LearningRate`."""
-        decided = self._decided_rate()
-        if decided != self._assigned_rate:
+        decided_rate = self._decided_rate()
+        if decided_rate != self._assigned_rate:
             if self._before is None:
                 self._before = float(self._optimizer.learning_rate)
-            self._optimizer.learning_rate = self._before if decided is None else decided
-            self._assigned_rate = decided
+            self._optimizer.learning_rate = self._before if decided_rate is None else decided_rate
+            self._assigned_rate = decided_rate
             _LOG.info("the learning rate is %.6g from step %d on", float(self._optimizer.learning_rate), step)
         return self._own(step)
 
@@ -228,7 +230,7 @@ class TranslatedOptimizer:
 
 
 def translate_optimizer(
-    optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()
+    optimizer: Any, keras_names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()
 ) -> TranslatedOptimizer:
     """Divide a Keras optimizer between PS and worker.
 
@@ -246,7 +248,7 @@ def translate_optimizer(
     _refuse_arguments(kind, config)
     spec = _make_spec(kind, config)
     if spec.number("weight_decay"):
-        spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed_names(optimizer, names))
+        spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed_names(optimizer, keras_names))
     return TranslatedOptimizer(spec, LearningRate(optimizer, zoo), GradientClipping.of(config))
 
 
@@ -255,16 +257,16 @@ def keras_variable_name(variable: Any) -> str:
     return str(variable.value.name)
 
 
-def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
+def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], ps_count: int) -> None:
     """LAMB needs the length of a whole variable, and no PS has it when a table's rows are spread over several.
 
     Raises:
         BadInputError: that is so.
     """
-    if optimizer.name == "lamb" and tables and parts > 1:
+    if optimizer.name == "lamb" and tables and ps_count > 1:
         raise BadInputError(
             f"the optimizer Lamb cannot be reproduced for the table '{tables[0]}': it needs the norm of the whole "
-            f"table, and {parts} parameter servers share its rows",
+            f"table, and {ps_count} parameter servers share its rows",
             hint="use Adam or AdamW, or ps: {count: 1}, or raise ps.embedding_threshold until the table is not served",
         )
 

@@ -32,7 +32,7 @@ _ASSERTION_ERROR = re.compile(
 """What ``check_ids_in_table`` raises."""
 
 
-def id_out_of_range_error(wrong: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
+def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
     """The error for an id.
 
     Args:
@@ -42,7 +42,7 @@ def id_out_of_range_error(wrong: int, rows: int, dims: Mapping[str, int]) -> Bad
     """
     named = " or ".join(f"'{name}' ({rows} x {dim})" for name, dim in dims.items())
     return BadInputError(
-        f"id {wrong} is outside of the embedding {named}, whose ids are 0 to {rows - 1}",
+        f"id {wrong_id} is outside of the embedding {named}, whose ids are 0 to {rows - 1}",
         hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
     )
 
@@ -57,10 +57,10 @@ def explain_dense_id_errors(model: Any) -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        told = _error_from_assertion(str(error)) or _error_from_gather(str(error), model)
-        if told is None:
+        translated = _error_from_assertion(str(error)) or _error_from_gather(str(error), model)
+        if translated is None:
             raise
-        raise told from error
+        raise translated from error
 
 
 @contextmanager
@@ -155,7 +155,7 @@ _GRADIENT_OVERRIDE_ATTRIBUTE = "_gradient_op_type"
 TensorId: TypeAlias = tuple[str, int]
 
 
-def refuse_unsupported_uses(graph: Any, given: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+def refuse_unsupported_uses(graph: Any, tensors_by_name: Mapping[str, Any], weights_by_name: Mapping[str, Any]) -> None:
     """Look through a traced forward pass, before its gradients are.
 
     Args:
@@ -166,20 +166,20 @@ def refuse_unsupported_uses(graph: Any, given: Mapping[str, Any], held: Mapping[
     Raises:
         BadInputError: the model uses one of them in one of these ways; says which, and what to do instead.
     """
-    names = {_tensor_id(tensor): name for name, tensor in given.items()}
+    names = {_tensor_id(tensor): name for name, tensor in tensors_by_name.items()}
     for operation in graph.get_operations():
-        used: Iterable[Any]
+        used_tensors: Iterable[Any]
         if operation.type == "IdentityN" and _has_custom_gradient(operation):
-            used, (wrong, remedy) = _tensors_inside_gradient(operation), _CUSTOM_GRADIENT_PROBLEM
+            used_tensors, (problem, remedy) = _tensors_inside_gradient(operation), _CUSTOM_GRADIENT_PROBLEM
         elif operation.type in _FUNCTION_CALL_TYPES:
-            used, (wrong, remedy) = operation.inputs, _TF_FUNCTION_PROBLEM
+            used_tensors, (problem, remedy) = operation.inputs, _TF_FUNCTION_PROBLEM
         else:
             continue
-        for name in filter(None, (names.get(_tensor_id(tensor)) for tensor in used)):
-            raise BadInputError(f"{name} {wrong}", where=MODEL_LOCATION, hint=remedy)
-    captured = {id(outer) for outer, _ in graph.captures if outer.dtype == tf.resource}
-    for name, weight in held.items():
-        if id(weight.value.handle) in captured:
+        for name in filter(None, (names.get(_tensor_id(tensor)) for tensor in used_tensors)):
+            raise BadInputError(f"{name} {problem}", where=MODEL_LOCATION, hint=remedy)
+    captured_handles = {id(outer) for outer, _ in graph.captures if outer.dtype == tf.resource}
+    for name, weight in weights_by_name.items():
+        if id(weight.value.handle) in captured_handles:
             raise BadInputError(
                 f"{name} is used as a tf.Variable that was taken from it before (such as self.kernel = weight.value in "
                 "build()), and would keep its initial value",
@@ -197,17 +197,17 @@ def _tensors_inside_gradient(operation: Any) -> Iterator[Any]:
 
     Its operation passes results on, which are used, and arguments, which are not: they are there for their gradients.
     """
-    passed = list(zip(operation.inputs, operation.outputs, strict=True))
-    seen = {_tensor_id(tensor) for tensor, out in passed if not out.consumers()}
-    left: Sequence[Any] = [tensor for tensor, out in passed if out.consumers()]
-    while left:
+    passed_tensors = list(zip(operation.inputs, operation.outputs, strict=True))
+    seen = {_tensor_id(tensor) for tensor, out in passed_tensors if not out.consumers()}
+    pending_tensors: Sequence[Any] = [tensor for tensor, out in passed_tensors if out.consumers()]
+    while pending_tensors:
         following = []
-        for tensor in left:
-            if (place := _tensor_id(tensor)) not in seen:
-                seen.add(place)
+        for tensor in pending_tensors:
+            if (tensor_id := _tensor_id(tensor)) not in seen:
+                seen.add(tensor_id)
                 yield tensor
                 following += tensor.op.inputs
-        left = following
+        pending_tensors = following
 
 
 def _tensor_id(tensor: Any) -> TensorId:
@@ -228,11 +228,11 @@ _PROBE_RECORD_COUNT = 7919
 
 
 def refuse_broadcast(
-    what: str,
+    function_name: str,
     function: Callable[..., Any],
     labels: Any,
     predictions: Any,
-    found: Any,
+    result: Any,
     weights: Any = None,
     where: str | None = None,
 ) -> None:
@@ -253,19 +253,20 @@ def refuse_broadcast(
     Raises:
         BadInputError: it does; says which shapes there are.
     """
-    given = (labels, predictions) if weights is None else (labels, predictions, weights)
+    arguments = (labels, predictions) if weights is None else (labels, predictions, weights)
     if not _could_broadcast(
         *({_format_shape(leaf) for leaf in tf.nest.flatten(each)} for each in (labels, predictions))
     ):
         return
-    if _returns_square(function, given, found):
+    if _returns_square(function, arguments, result):
         does = "gives the shape (n, n) for n records"
-    elif _computes_square(function, given):
+    elif _computes_square(function, arguments):
         does = "compares each label with every prediction, (n, n) values for n records, before it averages them"
     else:
         return
     raise BadInputError(
-        f"{what} {does}: labels have the shape {_format_shapes(labels)} and predictions {_format_shapes(predictions)}",
+        f"{function_name} {does}: labels have the shape {_format_shapes(labels)} and predictions "
+        f"{_format_shapes(predictions)}",
         where=where or source_file(function),
         hint="give both the same shape, as tf.reshape(labels, tf.shape(predictions)) does, or return one value a "
         "record",
@@ -277,42 +278,42 @@ def _could_broadcast(labels: set[str], predictions: set[str]) -> bool:
     return ("(n,)" in labels and "(n, 1)" in predictions) or ("(n, 1)" in labels and "(n,)" in predictions)
 
 
-def _returns_square(function: Callable[..., Any], given: tuple[Any, ...], found: Any) -> bool:
-    flat = {_format_shape(leaf) for leaf in tf.nest.flatten(given)}
-    if flat != {"(n,)", "(n, 1)"} or not _is_square(found):
+def _returns_square(function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> bool:
+    flat = {_format_shape(leaf) for leaf in tf.nest.flatten(arguments)}
+    if flat != {"(n,)", "(n, 1)"} or not _is_square(result):
         return False
     # With a known number of records it may have as many values a record as there happen to be records
-    return found.shape[0] is None or _is_square(_call_for_any_count(function, given))
+    return result.shape[0] is None or _is_square(_call_for_any_count(function, arguments))
 
 
-def _is_square(found: Any) -> bool:
-    shape = found.shape if isinstance(found, tf.Tensor) else tf.TensorShape([])
+def _is_square(result: Any) -> bool:
+    shape = result.shape if isinstance(result, tf.Tensor) else tf.TensorShape([])
     return shape.rank is not None and shape.rank > 1 and shape[0] == shape[1] != 1
 
 
-def _call_for_any_count(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    specs = tf.nest.map_structure(spec_for_any_count, given)
+def _call_for_any_count(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    specs = tf.nest.map_structure(spec_for_any_count, arguments)
     (found,) = tf.function(function, autograph=False).get_concrete_function(*specs).outputs
     return found
 
 
-def _computes_square(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+def _computes_square(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     """Whether an operation of the function takes labels and predictions as ``(n,)`` and ``(n, 1)`` and is ``(n, n)``.
 
     The function is traced once more, for a number of records that no other dimension has: where that number is twice
     in a shape, both are records. Losses of pairs of records make them of one rank, and so are none of this.
     """
-    specs = tf.nest.map_structure(_spec_for_probe_count, given)
+    specs = tf.nest.map_structure(_spec_for_probe_count, arguments)
     if any(spec is None for spec in tf.nest.flatten(specs)):
         return False
     graph = tf.Graph()
     with graph.as_default(), _inline_tf_functions():
-        places = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
+        placeholders = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
         try:
-            function(*places)
+            function(*placeholders)
         except Exception:  # noqa: BLE001  it did not raise in the step: this trace alone is what it cannot stand
             return False
-    labels, predictions, *weights = ({leaf.op for leaf in tf.nest.flatten(each)} for each in places)
+    labels, predictions, *weights = ({leaf.op for leaf in tf.nest.flatten(each)} for each in placeholders)
     given_by_feed = labels.union(*weights)
     for operation in graph.get_operations():
         if not any(output.shape == (_PROBE_RECORD_COUNT, _PROBE_RECORD_COUNT) for output in operation.outputs):

@@ -50,12 +50,12 @@ def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, An
         initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
         shape: of the table: rows and columns; 0 rows where the vocabulary has no bound.
     """
-    known = keras.initializers
-    if type(initializer) is known.RandomUniform:
+    initializers = keras.initializers
+    if type(initializer) is initializers.RandomUniform:
         return {"name": "uniform", "minval": float(initializer.minval), "maxval": float(initializer.maxval)}
-    if type(initializer) is known.RandomNormal:
+    if type(initializer) is initializers.RandomNormal:
         return {"name": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
-    if type(initializer) is known.TruncatedNormal:
+    if type(initializer) is initializers.TruncatedNormal:
         return {"name": "truncated_normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
     if type(initializer) in _VARIANCE_SCALING_CLASSES and shape[0]:
         return variance_scaling(
@@ -66,11 +66,11 @@ def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, An
             input_axes=initializer.input_axes,
             output_axes=initializer.output_axes,
         )
-    if type(initializer) is known.Zeros:
+    if type(initializer) is initializers.Zeros:
         return {"name": "zeros"}
-    if type(initializer) is known.Ones:
+    if type(initializer) is initializers.Ones:
         return {"name": "constant", "value": 1.0}
-    if type(initializer) is known.Constant and np.ndim(initializer.value) == 0:
+    if type(initializer) is initializers.Constant and np.ndim(initializer.value) == 0:
         return {"name": "constant", "value": float(initializer.value)}
     return None
 
@@ -110,11 +110,11 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
 
     def _check_id_dtype(self, ids: Any) -> None:
         kind = getattr(ids.dtype, "name", ids.dtype)
-        whole = _MAX_EXACT_INTEGER.get(kind)
-        if whole is not None and not 0 < self.served_table.rows <= whole + 1:
+        max_exact = _MAX_EXACT_INTEGER.get(kind)
+        if max_exact is not None and not 0 < self.served_table.rows <= max_exact + 1:
             raise unsupported_embedding_error(
                 self,
-                f"its ids come as {kind}, which has whole numbers up to {whole:,} only, and larger ids are changed",
+                f"its ids come as {kind}, which has whole numbers up to {max_exact:,} only, and larger ids are changed",
                 'declare the input as int64: keras.Input(..., dtype="int64"), and give int64 in feed',
             )
 
@@ -146,9 +146,9 @@ def convert_to_ps_embedding(layer: Any, seed: int) -> None:
     Raises:
         UnsupportedEmbeddingError: it cannot be served; says why.
     """
-    refused = _unsupported_reason(layer)
-    if refused is not None:
-        raise unsupported_embedding_error(layer, *refused)
+    unsupported = _unsupported_reason(layer)
+    if unsupported is not None:
+        raise unsupported_embedding_error(layer, *unsupported)
     # A variable of no rows has the name that the table would have.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
@@ -193,9 +193,9 @@ def find_ps_embeddings(model: Any, threshold: float) -> tuple[PsEmbedding, ...]:
             )
         if isinstance(layer, PsEmbedding) and not layer.trainable:
             raise unsupported_embedding_error(layer, "it is not trainable")
-    served = tuple(layer for layer in layers if isinstance(layer, PsEmbedding))
-    _check_unique_names([layer.served_table.name for layer in served], [weight.path for weight in model.weights])
-    return served
+    ps_embeddings = tuple(layer for layer in layers if isinstance(layer, PsEmbedding))
+    _check_unique_names([layer.served_table.name for layer in ps_embeddings], [weight.path for weight in model.weights])
+    return ps_embeddings
 
 
 def _check_unique_names(tables: list[str], variables: list[str]) -> None:

@@ -79,9 +79,9 @@ _UNTRACKED_LAYER = "the model does not know it; make it an attribute of the mode
 
 
 @contextmanager
-def using_row_provider(source: RowProvider) -> Iterator[None]:
-    """In here, in this thread, served layers get their rows from ``source``."""
-    token = _ROW_PROVIDER.set(source)
+def using_row_provider(provider: RowProvider) -> Iterator[None]:
+    """In here, in this thread, served layers get their rows from ``provider``."""
+    token = _ROW_PROVIDER.set(provider)
     try:
         yield
     finally:
@@ -90,8 +90,8 @@ def using_row_provider(source: RowProvider) -> Iterator[None]:
 
 def look_up_rows(layer: Any, ids: Any) -> Any:
     """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
-    source = _ROW_PROVIDER.get()
-    return _zero_rows(layer, ids) if source is None else source.rows(layer, ids)
+    provider = _ROW_PROVIDER.get()
+    return _zero_rows(layer, ids) if provider is None else provider.rows(layer, ids)
 
 
 def _zero_rows(layer: Any, ids: Any) -> Any:
@@ -123,9 +123,9 @@ class LookupRecording:
             UnsupportedEmbeddingError: what the layer is called with cannot be known outside of the call, or is not
                 what the features say.
         """
-        refused = self._unsupported_context(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
-        if refused:
-            self.refused = unsupported_embedding_error(layer, *refused)
+        refusal_text = self._unsupported_context(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
+        if refusal_text:
+            self.refused = unsupported_embedding_error(layer, *refusal_text)
             raise self.refused
         self.calls[layer].append(ids)
         zeros = _zero_rows(layer, ids)
@@ -165,9 +165,9 @@ class BoundRows:
         pulled: by layer, the positions of all look-ups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
     """
 
-    def __init__(self, pulled: Mapping[Any, tuple[Any, Any]]) -> None:
-        self._pulled_rows = pulled
-        self._next: dict[Any, Any] = dict.fromkeys(pulled, 0)
+    def __init__(self, pulled_rows: Mapping[Any, tuple[Any, Any]]) -> None:
+        self._pulled_rows = pulled_rows
+        self._next: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
 
     def rows(self, layer: Any, ids: Any) -> Any:
         """As :class:`Source`; of the ids only the number counts.
@@ -204,8 +204,8 @@ class IdTracer:
         calls: of features, for each table the ids of its calls, flat int64 tensors; traced.
     """
 
-    def __init__(self, calls: Callable[[Any], Sequence[Sequence[Any]]]) -> None:
-        self._traced_ids = TracedFunction(calls)
+    def __init__(self, trace_ids: Callable[[Any], Sequence[Sequence[Any]]]) -> None:
+        self._traced_ids = TracedFunction(trace_ids)
         self._argument_indices: dict[Any, list[list[int]] | None] = {}
 
     def __call__(self, features: Any) -> list[Ids]:
@@ -213,12 +213,12 @@ class IdTracer:
         trace, leaves = self._traced_ids.find(features)
         if trace not in self._argument_indices:
             self._argument_indices[trace] = _find_argument_indices(trace)
-        sources = self._argument_indices[trace]
-        if sources is None:
+        argument_indices = self._argument_indices[trace]
+        if argument_indices is None:
             (given,) = tf.nest.pack_sequence_as((features,), leaves)
             return [_concatenate_ids(calls) for calls in trace(given)]
         given = tf.nest.flatten(leaves, expand_composites=True)
-        return [_concatenate_ids([given[index] for index in indices]) for indices in sources]
+        return [_concatenate_ids([given[index] for index in indices]) for indices in argument_indices]
 
 
 def _concatenate_ids(calls: Sequence[Any]) -> Ids:
@@ -324,9 +324,9 @@ def _attribute_text(attribute: Any) -> str:
     return attribute.func.name.rstrip("0123456789") if attribute.HasField("func") else str(attribute)
 
 
-def _check_dependencies(layer: Any, ids: Any, given: set[Any]) -> None:
+def _check_dependencies(layer: Any, ids: Any, zero_operations: set[Any]) -> None:
     for operation in iter_dependencies(ids):
-        if operation in given:
+        if operation in zero_operations:
             raise unsupported_embedding_error(layer, "its ids depend on rows that were looked up before")
         if operation.type.startswith("LookupTable"):  # of a vocabulary
             continue

@@ -109,7 +109,7 @@ _SELECTING_OPERATIONS = frozenset({"GatherV2", "GatherNd", "SelectV2"})
 
 
 def iter_dependencies(
-    tensor: Any, inputs: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
+    tensor: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
 ) -> Iterator[Any]:
     """All operations whose values the tensor depends on.
 
@@ -123,7 +123,7 @@ def iter_dependencies(
         if operation not in seen:
             seen.add(operation)
             yield operation
-            left += [value.op for value in inputs(operation) if value.dtype != tf.resource]
+            left += [value.op for value in inputs_of(operation) if value.dtype != tf.resource]
 
 
 def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:

@@ -81,16 +81,20 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
         callbacks: that hear of steps, epochs and evaluation tasks.
         monitors: that are called after each evaluation.
     """
-    for callback, never in (
+    for callback, uncalled in (
         *((each, _UNCALLED_METHODS) for each in callbacks),
         *((each, (*_UNCALLED_METHODS, *_UNCALLED_MONITOR_METHODS)) for each in monitors),
     ):
-        own = [f"{method}()" for method in never if _is_user_defined(callback, method)]
-        if not own:
+        user_methods = [f"{method}()" for method in uncalled if _is_user_defined(callback, method)]
+        if not user_methods:
             continue
         kind = type(callback)
         where = "" if _is_keras_class(kind) else f" ({source_file(kind)})"
-        called = f"{', '.join(own[:-1])} and {own[-1]} are" if len(own) > 1 else f"{own[0]} is"
+        called = (
+            f"{', '.join(user_methods[:-1])} and {user_methods[-1]} are"
+            if len(user_methods) > 1
+            else f"{user_methods[0]} is"
+        )
         _LOG.warning(
             "the callback %s: %s never called%s; docs/model-contract.md, Callbacks, says what is",
             kind.__name__,
@@ -198,9 +202,9 @@ class KerasCallbacks:
         optimizer: Any,
         zoo: Path,
         *,
-        local: bool = False,
-        worker: int | None = None,
-        check: MonitorCheck,
+        trains_locally: bool = False,
+        worker_index: int | None = None,
+        check_monitors: MonitorCheck,
         params: CallbackParams = MappingProxyType({}),
     ) -> None:
         import keras
@@ -210,30 +214,30 @@ class KerasCallbacks:
         model.optimizer = optimizer
         self._zoo = zoo
         self._model = model
-        self._trains_locally = local
+        self._trains_locally = trains_locally
         self._training_begun = False
         self._epoch: int | None = None
         self._epoch_loss_sum, self._epoch_steps = 0.0, 0
         self._stop_warning_logged = False
-        if not local:
+        if not trains_locally:
             block_weight_methods(model)
         with self._calling_user_code("set_model"):
-            found = keras.tree.flatten(list(callbacks))
-            deciding = [each for each in found if monitor_callbacks.is_monitor(each)]
-            found = [each for each in found if not monitor_callbacks.is_monitor(each)]
-            refuse_unsupported_callbacks(found, local=local)
-            check(deciding)
-            self.declared = () if local else monitor_callbacks.declare_callbacks(deciding, optimizer)
+            other_callbacks = keras.tree.flatten(list(callbacks))
+            deciding_callbacks = [each for each in other_callbacks if monitor_callbacks.is_monitor(each)]
+            other_callbacks = [each for each in other_callbacks if not monitor_callbacks.is_monitor(each)]
+            refuse_unsupported_callbacks(other_callbacks, trains_locally=trains_locally)
+            check_monitors(deciding_callbacks)
+            self.declared = () if trains_locally else monitor_callbacks.declare_callbacks(deciding_callbacks, optimizer)
             if self.declared:
-                monitor_callbacks.refuse_conflicting_rates(found, self.declared)
-            if worker is not None:
-                _separate_output_files(found, worker)
-            warn_of_uncalled_methods(found, deciding)
-            self._callback_list = keras.callbacks.CallbackList(found, model=model)
+                monitor_callbacks.refuse_conflicting_rates(other_callbacks, self.declared)
+            if worker_index is not None:
+                _separate_output_files(other_callbacks, worker_index)
+            warn_of_uncalled_methods(other_callbacks, deciding_callbacks)
+            self._callback_list = keras.callbacks.CallbackList(other_callbacks, model=model)
         with self._calling_user_code("set_params"):
-            set_callback_params(found, params)
-        self._scheduled_rates = None if local else _EpochRates(found, optimizer)
-        self._monitors = deciding if local else []
+            set_callback_params(other_callbacks, params)
+        self._scheduled_rates = None if trains_locally else _EpochRates(other_callbacks, optimizer)
+        self._monitors = deciding_callbacks if trains_locally else []
         self._loss_sum_since_evaluation, self._steps_since_evaluation = 0.0, 0
         self._evaluation_count, self._last_evaluated_step, self._resumed_epoch = 0, -1, -1
         self._metrics_by_evaluation: dict[int, Mapping[str, float | None]] = {}
@@ -325,27 +329,27 @@ class KerasCallbacks:
         self._metrics_by_evaluation[self._evaluation_count] = {
             n: v if math.isfinite(v) else None for n, v in metrics.items()
         }
-        decided = []
+        decisions = []
         for callback in self._monitors:
             rate, stopped = self._rate(), self.stop_reason
             with self._calling_user_code(f"on_epoch_end of {type(callback).__name__}"):
                 callback.on_epoch_begin(self._evaluation_count)
                 callback.on_epoch_end(self._evaluation_count, dict(logs))
             if self._rate() != rate:
-                decided.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
+                decisions.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
             if self.stop_reason != stopped:
-                decided.append((type(callback).__name__, self.stop_reason))
+                decisions.append((type(callback).__name__, self.stop_reason))
         self._evaluation_count, self._last_evaluated_step = self._evaluation_count + 1, step
-        return decided
+        return decisions
 
     def _rate(self) -> float | None:
         """The optimizer's rate, if it is a number that can be set."""
         import keras
 
         optimizer = self._model.optimizer
-        given = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
-        by_itself = isinstance(given, keras.optimizers.schedules.LearningRateSchedule)
-        return None if by_itself else float(self._model.optimizer.learning_rate)
+        rate_or_schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        has_schedule = isinstance(rate_or_schedule, keras.optimizers.schedules.LearningRateSchedule)
+        return None if has_schedule else float(self._model.optimizer.learning_rate)
 
     @property
     def stop_reason(self) -> str:
@@ -359,7 +363,7 @@ class KerasCallbacks:
 
     def end_monitors(self) -> Mapping[str, float | None] | None:
         """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
-        found = None
+        best_metrics = None
         for callback in self._monitors:
             with self._calling_user_code(f"on_train_end of {type(callback).__name__}"):
                 callback.on_train_end()
@@ -367,8 +371,8 @@ class KerasCallbacks:
                 getattr(callback, "best_weights", None) is not None
                 and callback.best_epoch != self._evaluation_count - 1
             ):
-                found = self._metrics_by_evaluation.get(callback.best_epoch)
-        return found
+                best_metrics = self._metrics_by_evaluation.get(callback.best_epoch)
+        return best_metrics
 
     def state(self) -> dict[str, Any]:
         """What a run that goes on has to know, as JSON."""
@@ -406,16 +410,16 @@ class KerasCallbacks:
         self._resumed_epoch = -1 if state["epoch"] is None else state["epoch"]
         self._evaluation_count, self._last_evaluated_step = state["evaluations"], state["evaluated_at"]
         self._metrics_by_evaluation = dict(state["values"])
-        for place, (callback, known) in enumerate(zip(self._monitors, state["monitors"], strict=False)):
-            if any(not hasattr(callback, name) for name in known):
+        for place, (callback, saved_fields) in enumerate(zip(self._monitors, state["monitors"], strict=False)):
+            if any(not hasattr(callback, name) for name in saved_fields):
                 continue
-            for name, value in known.items():
+            for name, value in saved_fields.items():
                 setattr(callback, name, value)
-            kept = sorted(
+            weight_keys = sorted(
                 (key for key in arrays if key.startswith(f"best/{place}/")), key=lambda k: int(k.split("/")[2])
             )
-            if kept and hasattr(callback, "best_weights"):
-                callback.best_weights = [arrays[key] for key in kept]
+            if weight_keys and hasattr(callback, "best_weights"):
+                callback.best_weights = [arrays[key] for key in weight_keys]
         if self.stop_reason:
             self._model.stop_training = True
 
@@ -443,8 +447,8 @@ class _EpochRates:
         import keras
 
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
-        by_itself = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        self._schedules = [] if by_itself else schedules  # Keras lets nobody assign a rate then, and says so
+        has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        self._schedules = [] if has_schedule else schedules  # Keras lets nobody assign a rate then, and says so
         self._optimizer = optimizer
         self._before = [float(optimizer.learning_rate)] if self._schedules else []
         """By epoch, as far as they are known."""
@@ -466,19 +470,19 @@ class _EpochRates:
             self._before.append(float(self._optimizer.learning_rate))
 
 
-def _separate_output_files(callbacks: list[Any], worker: int) -> None:
+def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
     """Several workers that write to one file leave one that nobody can read."""
     import keras
 
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger):
             stem, dot, suffix = Path(callback.filename).name.rpartition(".")
-            name = f"{stem}-worker-{worker}.{suffix}" if stem else f"{dot}{suffix}-worker-{worker}"
+            name = f"{stem}-worker-{worker_index}.{suffix}" if stem else f"{dot}{suffix}-worker-{worker_index}"
             callback.filename = str(Path(callback.filename).with_name(name))
-            _LOG.info("CSVLogger of worker %d writes to %s", worker, callback.filename)
+            _LOG.info("CSVLogger of worker %d writes to %s", worker_index, callback.filename)
         elif isinstance(callback, keras.callbacks.TensorBoard):
-            callback.log_dir = str(Path(callback.log_dir) / f"worker-{worker}")
-            _LOG.info("TensorBoard of worker %d writes to %s", worker, callback.log_dir)
+            callback.log_dir = str(Path(callback.log_dir) / f"worker-{worker_index}")
+            _LOG.info("TensorBoard of worker %d writes to %s", worker_index, callback.log_dir)
 
 
 def _json_number(value: Any) -> float | int | None:
@@ -489,25 +493,34 @@ def _json_number(value: Any) -> float | int | None:
 
 
 def make_callbacks(
-    make: Callable[[], Any] | None,
+    callbacks_function: Callable[[], Any] | None,
     model: Any,
     optimizer: Any,
     zoo: Path,
     *,
-    local: bool = False,
-    worker: int | None = None,
-    check: MonitorCheck,
-    params: Callable[[], CallbackParams] = dict,
+    trains_locally: bool = False,
+    worker_index: int | None = None,
+    check_monitors: MonitorCheck,
+    make_params: Callable[[], CallbackParams] = dict,
 ) -> NoCallbacks | KerasCallbacks:
-    """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
+    """The module's callbacks; ``callbacks_function``: its ``callbacks``; the rest as of :class:`KerasCallbacks`.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.
         UserCodeError: the user's code raises.
     """
-    found = make() if make is not None else None
+    callbacks = callbacks_function() if callbacks_function is not None else None
     return (
-        KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker, check=check, params=params())
-        if found
+        KerasCallbacks(
+            callbacks,
+            model,
+            optimizer,
+            zoo,
+            trains_locally=trains_locally,
+            worker_index=worker_index,
+            check_monitors=check_monitors,
+            params=make_params(),
+        )
+        if callbacks
         else NoCallbacks()
     )

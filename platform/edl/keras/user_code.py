@@ -61,7 +61,7 @@ class UserCodeError(BadInputError):
 
 
 @contextmanager
-def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) -> Iterator[None]:
+def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = None) -> Iterator[None]:
     """Translate whatever the user's code raises into a :class:`UserCodeError`.
 
     Args:
@@ -78,7 +78,7 @@ def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) ->
     except EdlError:
         raise
     except (Exception, SystemExit) as error:
-        raise _to_user_code_error(error, zoo, doing, of) from error
+        raise _to_user_code_error(error, zoo, action, function) from error
 
 
 def source_file(function: Callable[..., Any]) -> str | None:
@@ -89,15 +89,17 @@ def source_file(function: Callable[..., Any]) -> str | None:
         return None
 
 
-def _to_user_code_error(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> UserCodeError:
+def _to_user_code_error(
+    error: BaseException, zoo: Path, action: str, function: Callable[..., Any] | None
+) -> UserCodeError:
     text = _COLOUR_CODE.sub("", str(error))
-    own = _frames_below(zoo, traceback.extract_tb(error.__traceback__))
-    traced = [] if own else _frames_below(zoo, _graph_frames(text))
+    user_frames = _frames_below(zoo, traceback.extract_tb(error.__traceback__))
+    graph_frames = [] if user_frames else _frames_below(zoo, _graph_frames(text))
     return UserCodeError(
-        f"{doing} raised {type(error).__name__}: {_error_headline(text)}",
-        where=_error_location(error, own or traced, of),
+        f"{action} raised {type(error).__name__}: {_error_headline(text)}",
+        where=_error_location(error, user_frames or graph_frames, function),
         hint=_find_remedy(text),
-        detail=_format_detail(error, text, own, traced),
+        detail=_format_detail(error, text, user_frames, graph_frames),
     )
 
 
@@ -114,16 +116,16 @@ def _frames_below(zoo: Path, frames: StackFrames) -> StackFrames:
 
 def _graph_frames(text: str) -> StackFrames:
     """Where the operation that failed was made, as far as TensorFlow says it."""
-    found = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH_ERROR_PREFIX) else ()
-    return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
+    matches = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH_ERROR_PREFIX) else ()
+    return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in matches]
 
 
-def _error_location(error: BaseException, own: StackFrames, of: Callable[..., Any] | None) -> str | None:
+def _error_location(error: BaseException, user_frames: StackFrames, function: Callable[..., Any] | None) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    if own:
-        return f"{own[-1].filename}:{own[-1].lineno}"
-    return None if of is None else source_file(of)
+    if user_frames:
+        return f"{user_frames[-1].filename}:{user_frames[-1].lineno}"
+    return None if function is None else source_file(function)
 
 
 def _error_headline(text: str) -> str:
@@ -138,13 +140,13 @@ def _error_headline(text: str) -> str:
     return asserted["parts"].replace("] [", " ").replace("\\'", "'") if asserted else headline
 
 
-def _format_detail(error: BaseException, text: str, own: StackFrames, traced: StackFrames) -> str:
+def _format_detail(error: BaseException, text: str, user_frames: StackFrames, graph_frames: StackFrames) -> str:
     heading = "No line of your code was running when this was raised:\n"
-    if own:
+    if user_frames:
         heading = "Traceback (most recent call last), your code:\n"
-    elif traced:
+    elif graph_frames:
         heading = "Raised by an operation that was made here (most recent call last), your code:\n"
-    raised = "".join(traceback.format_exception_only(error))
+    error_text = "".join(traceback.format_exception_only(error))
     if text.startswith(_GRAPH_ERROR_PREFIX):  # dozens of lines of TensorFlow's own
-        raised = f"{type(error).__name__}: {_error_headline(text)}\n"
-    return heading + "".join(traceback.format_list(own or traced)) + _COLOUR_CODE.sub("", raised)
+        error_text = f"{type(error).__name__}: {_error_headline(text)}\n"
+    return heading + "".join(traceback.format_list(user_frames or graph_frames)) + _COLOUR_CODE.sub("", error_text)

@@ -29,10 +29,10 @@ class _ZooFinder(MetaPathFinder):
     ``rich`` or ``yaml`` may hold anything.
     """
 
-    def __init__(self, zoo: Path, root: str, *, whole: bool) -> None:
-        """Serve ``root``: the zoo itself if ``whole``, else a module or folder below it."""
-        self._zoo, self._root_name = zoo, root
-        self._folder = zoo if whole else zoo / root
+    def __init__(self, zoo: Path, root_name: str, *, zoo_is_package: bool) -> None:
+        """Serve ``root_name``: the zoo itself if ``zoo_is_package``, else a module or folder below it."""
+        self._zoo, self._root_name = zoo, root_name
+        self._folder = zoo if zoo_is_package else zoo / root_name
         self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
 
     def find_spec(
@@ -62,7 +62,7 @@ def _module_spec(name: str, folder: Path) -> ModuleSpec | None:
     return spec
 
 
-def import_zoo_module(zoo: Path, found: ZooModule) -> ModuleType:
+def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
     """Import a module of the zoo. The zoo and its parent folder are importable from, in this order, before all else.
 
     Args:
@@ -72,11 +72,11 @@ def import_zoo_module(zoo: Path, found: ZooModule) -> ModuleType:
     Raises:
         BadInputError: the zoo is called like a package that every model needs, or another module answers for it.
     """
-    root = found.name.partition(".")[0]
+    root = zoo_module.name.partition(".")[0]
     if root in _RESERVED_NAMES:
         raise BadInputError(
             f"a model zoo, or a folder of it, that is called {root} hides the package {root}",
-            where=str(found.path),
+            where=str(zoo_module.path),
             hint="rename the folder",
         )
     for folder in (str(zoo.parent), str(zoo)):
@@ -85,17 +85,17 @@ def import_zoo_module(zoo: Path, found: ZooModule) -> ModuleType:
         sys.path.insert(0, folder)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last: roles start without it, and a model may import from it
-    below = [part for part in found.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
-    whole = found.name.count(".") == len(below)  # the zoo's own name stands before them
+    path_parts = [part for part in zoo_module.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
+    zoo_is_package = zoo_module.name.count(".") == len(path_parts)  # the zoo's own name stands before them
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ZooFinder)]
-    sys.meta_path.insert(0, _ZooFinder(zoo, root, whole=whole))
+    sys.meta_path.insert(0, _ZooFinder(zoo, root, zoo_is_package=zoo_is_package))
     importlib.invalidate_caches()
     _forget_other_zoos(zoo, root)
-    module = importlib.import_module(found.name)
-    if Path(module.__file__ or "").resolve() != found.path:
+    module = importlib.import_module(zoo_module.name)
+    if Path(module.__file__ or "").resolve() != zoo_module.path:
         raise BadInputError(
-            f"another module is called {found.name}: {module.__file__}",
-            where=str(found.path),
+            f"another module is called {zoo_module.name}: {module.__file__}",
+            where=str(zoo_module.path),
             hint="rename the zoo or the module, or clean PYTHONPATH",
         )
     return module

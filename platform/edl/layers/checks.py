@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def check_rank(where: str, ids: Any) -> None:
+def check_rank(layer_name: str, ids: Any) -> None:
     """Refuse ragged and sparse ids that are not of records and columns.
 
     Args:
@@ -19,34 +19,37 @@ def check_rank(where: str, ids: Any) -> None:
         return
     remedy = ": reshape them with tf.sparse.reshape, or look up each column by itself" if kind == "sparse" else ""
     raise ValueError(
-        f"{where}: a combiner takes {kind} ids of records and columns, [records, columns], not "
+        f"{layer_name}: a combiner takes {kind} ids of records and columns, [records, columns], not "
         f"{tuple(ids.shape)}{remedy}"
     )
 
 
-def align_weights(where: str, ids: Any, weights: Any) -> Any:
+def align_weights(layer_name: str, ids: Any, weights: Any) -> Any:
     """The weight of each id, as ids lie in memory; refuses weights that are not in the form of the ids."""
     if not isinstance(weights, tf.SparseTensor | tf.RaggedTensor):
         weights = tf.convert_to_tensor(weights)
     kinds = _tensor_kind(ids), _tensor_kind(weights)
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"{where}: the ids are {kinds[0]} and their weights are {kinds[1]}; give weights in the form of the ids"
+            f"{layer_name}: the ids are {kinds[0]} and their weights are {kinds[1]}; give weights in "
+            "the form of the ids"
         )
     if kinds[0] == "sparse":
-        said = f"{where}: the weights are not where the ids are: give both the same indices"
-        return _values_if_equal(ids.indices, weights.indices, said, weights.values)
+        message = f"{layer_name}: the weights are not where the ids are: give both the same indices"
+        return _values_if_equal(ids.indices, weights.indices, message, weights.values)
     if kinds[0] == "ragged":
         if weights.ragged_rank != 1 or weights.flat_values.shape.rank not in (None, 1):
-            raise ValueError(f"{where}: the weights of ragged ids are ragged, of rank 1 as these, not {weights.shape}")
-        said = f"{where}: the weights are not of as many ids in each record: give both the same row_splits"
-        return _values_if_equal(ids.row_splits, weights.row_splits, said, weights.flat_values)
-    said = f"{where}: the weights have another shape than the ids: give each id a weight"
+            raise ValueError(
+                f"{layer_name}: the weights of ragged ids are ragged, of rank 1 as these, not {weights.shape}"
+            )
+        message = f"{layer_name}: the weights are not of as many ids in each record: give both the same row_splits"
+        return _values_if_equal(ids.row_splits, weights.row_splits, message, weights.flat_values)
+    message = f"{layer_name}: the weights have another shape than the ids: give each id a weight"
     if not ids.shape.is_compatible_with(weights.shape):
-        raise ValueError(f"{said}; {tuple(ids.shape)} and {tuple(weights.shape)}")
+        raise ValueError(f"{message}; {tuple(ids.shape)} and {tuple(weights.shape)}")
     if ids.shape.is_fully_defined() and weights.shape.is_fully_defined():
         return weights
-    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
+    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), message)):
         return tf.identity(weights)
 
 
@@ -61,12 +64,12 @@ def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
         table: what people are told of it.
     """
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
-    said = f"an id is outside of {table}, whose ids are 0 to {rows - 1}"
+    message = f"an id is outside of {table}, whose ids are 0 to {rows - 1}"
     # Without ids these are the largest and the smallest number there is
     lowest, highest = (tf.cast(of(ids), tf.int64) for of in (tf.reduce_min, tf.reduce_max))
-    below = tf.debugging.assert_non_negative(lowest, said)
-    past = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), said)
-    with _after_assertions(below, past):
+    not_negative = tf.debugging.assert_non_negative(lowest, message)
+    not_past_end = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), message)
+    with _after_assertions(not_negative, not_past_end):
         return tf.identity(ids)
 
 
@@ -77,14 +80,14 @@ def _tensor_kind(tensor: Any) -> str:
     return "ragged" if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False) else "dense"
 
 
-def _values_if_equal(ids: Any, weights: Any, said: str, values: Any) -> Any:
+def _values_if_equal(ids: Any, weights: Any, message: str, values: Any) -> Any:
     """The values, once it is known that ids and weights lie alike."""
     if ids is weights:
         return values
     ids, weights = tf.cast(ids, tf.int64), tf.cast(weights, tf.int64)
-    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
-        alike = tf.debugging.assert_equal(ids, weights, said)
-    with _after_assertions(alike):
+    with _after_assertions(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), message)):
+        same_elements = tf.debugging.assert_equal(ids, weights, message)
+    with _after_assertions(same_elements):
         return tf.identity(values)
 
 

@@ -16,7 +16,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 RecordSum = Callable[[Any], Any]
 
 
-def combine_rows(combiner: str, rows: Any, weights: Any, total: RecordSum) -> Any:
+def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) -> Any:
     """One row for each record.
 
     Args:
@@ -26,10 +26,10 @@ def combine_rows(combiner: str, rows: Any, weights: Any, total: RecordSum) -> An
         total: sums what belongs to one record.
     """
     weights = tf.cast(weights, rows.dtype)[..., None]
-    summed = total(rows * weights)
+    summed = sum_rows(rows * weights)
     if combiner == "sum":
         return summed
-    divisor = total(weights) if combiner == "mean" else tf.sqrt(total(tf.square(weights)))
+    divisor = sum_rows(weights) if combiner == "mean" else tf.sqrt(sum_rows(tf.square(weights)))
     return tf.math.divide_no_nan(summed, divisor)
 
 

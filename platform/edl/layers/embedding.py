@@ -63,15 +63,19 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         """Make the table; of one without a bound, only what an export holds of it."""
         if self.built:
             return
-        held = initial_known_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
-        if held is None:
+        known_table = initial_known_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
+        if known_table is None:
             super().build(input_shape)  # which a worker intercepts for tables that are served
             return
         self.ids = self.add_weight(
-            shape=held.ids.shape, initializer=constant_initializer(held.ids), dtype="int64", trainable=False, name="ids"
+            shape=known_table.ids.shape,
+            initializer=constant_initializer(known_table.ids),
+            dtype="int64",
+            trainable=False,
+            name="ids",
         )
         self._embeddings = self.add_weight(
-            shape=held.rows.shape, initializer=constant_initializer(held.rows), name="embeddings"
+            shape=known_table.rows.shape, initializer=constant_initializer(known_table.rows), name="embeddings"
         )
 
     def add_weight(self, shape: Any = None, **options: Any) -> Any:
@@ -121,11 +125,11 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
     def _display_name(self) -> str:
         return f"the Embedding {self.path}"
 
-    def _combine_rows(self, ids: Any, rows: Any, weights: Any, total: Any) -> Any:
+    def _combine_rows(self, ids: Any, rows: Any, weights: Any, sum_rows: Any) -> Any:
         weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
         if self.mask_zero:
             weights = tf.where(tf.equal(ids, 0), tf.zeros_like(weights), weights)
-        return combine_rows(str(self.combiner), rows, weights, total)
+        return combine_rows(str(self.combiner), rows, weights, sum_rows)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """As Keras without a combiner; with one, nothing is left to mask."""

@@ -41,9 +41,9 @@ def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
 
 def initial_known_rows(path: str, count: int | None, dim: int) -> KnownRows | None:
     """What the layer at a path begins with: rows that are given, zeros for ``count`` of a file, or None."""
-    given = (_KNOWN_ROWS.get() or {}).get(path)
-    if given is not None or count is None:
-        return given
+    provided = (_KNOWN_ROWS.get() or {}).get(path)
+    if provided is not None or count is None:
+        return provided
     return KnownRows(np.zeros(count, np.int64), np.zeros((1 + count, dim), np.float32))
 
 
@@ -59,9 +59,11 @@ def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
     return lambda shape, dtype=None: tf.experimental.dlpack.from_dlpack(values.__dlpack__())
 
 
-def row_positions(known: Any, ids: Any) -> Any:
-    """Which row of a table belongs to each id: the first one to those that are not among the ascending ``known``."""
-    known, ids = tf.convert_to_tensor(known), tf.cast(ids, tf.int64)
-    found = tf.reshape(tf.searchsorted(known, tf.reshape(ids, [-1])), tf.shape(ids))
-    there = tf.equal(tf.gather(tf.concat([known, [0]], 0), found), ids) & (found < tf.size(known))
-    return tf.where(there, 1 + found, 0)
+def row_positions(known_ids: Any, ids: Any) -> Any:
+    """Which row of a table belongs to each id: the first to those not among the ascending ``known_ids``."""
+    known_ids, ids = tf.convert_to_tensor(known_ids), tf.cast(ids, tf.int64)
+    insertion_points = tf.reshape(tf.searchsorted(known_ids, tf.reshape(ids, [-1])), tf.shape(ids))
+    is_known = tf.equal(tf.gather(tf.concat([known_ids, [0]], 0), insertion_points), ids) & (
+        insertion_points < tf.size(known_ids)
+    )
+    return tf.where(is_known, 1 + insertion_points, 0)

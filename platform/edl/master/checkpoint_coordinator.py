@@ -57,12 +57,12 @@ class CheckpointCoordinator:
         directory: Path,
         keep: int,
         protected: Callable[[], set[int]],
-        await_right: Callable[[], None] = lambda: None,
+        wait_for_fence: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
         self._keep = keep
         self._protected = protected
-        self._wait_for_fence = await_right
+        self._wait_for_fence = wait_for_fence
 
     def save(
         self, command: SaveCheckpoint, channels: Mapping[int, ControlChannel], count: int, incarnation: int
@@ -138,7 +138,7 @@ class CheckpointCoordinator:
 
     def _wait_for_shard(self, channel: ControlChannel, cut: int, incarnation: int) -> ShardInfo:
         request = pb.SavedRequest(incarnation=incarnation, cut=cut)
-        reply = channel.call(PsControlMethods.Saved, request, deadline=_DEADLINE, retry=_RETRY)
+        reply = channel.call(PsControlMethods.Saved, request, timeout=_DEADLINE, retry=_RETRY)
         if reply.error:
             raise StorageError(reply.error, where=channel.address)
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
@@ -155,25 +155,25 @@ class CheckpointCoordinator:
 
         skipped: list[SkippedCheckpoint] = []
         try:
-            found = checkpoint_shards.newest_intact_checkpoint(self.directory, skipped.append, below=cut)
+            found = checkpoint_shards.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
         except StorageError as error:
             return CheckpointRefused(uid, cut, message, skipped=str(error))
-        told = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
+        reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
-            told = told or f"there is no older one in {self.directory}"
+            reasons = reasons or f"there is no older one in {self.directory}"
             newer = checkpoint_shards.newest_intact_checkpoint(
                 self.directory
             )  # its master died before it could enter it
             if newer is not None:
-                told += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
-            return CheckpointRefused(uid, cut, message, skipped=told)
+                reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
+            return CheckpointRefused(uid, cut, message, skipped=reasons)
         older = SavedCheckpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
-        return CheckpointRefused(uid, cut, message, older, told)
+        return CheckpointRefused(uid, cut, message, older, reasons)
 
     def _make_room(self, failed: int) -> None:
         try:
             self._wait_for_fence()
-            removed = prune_for_full_disk(self.directory, self._keep, self._protected(), failed=failed)
+            removed = prune_for_full_disk(self.directory, self._keep, self._protected(), failed_cut=failed)
         except (StorageError, RetryableError) as error:
             log.warning("no room was made for the next checkpoint: %s", error)
         else:

@@ -9,7 +9,7 @@ FailureHandler = Callable[[Exception], None]
 """Told what a part of the master cannot go on for; ends the master."""
 
 
-def start_guarded_thread(name: str, run: Callable[[], None], failed: FailureHandler) -> threading.Thread:
+def start_guarded_thread(name: str, run: Callable[[], None], on_failure: FailureHandler) -> threading.Thread:
     """Run something on a thread of its own; whatever it raises ends the master.
 
     Args:
@@ -22,7 +22,7 @@ def start_guarded_thread(name: str, run: Callable[[], None], failed: FailureHand
         try:
             run()
         except Exception as error:  # noqa: BLE001 - the master ends by it, whatever it is
-            failed(error)
+            on_failure(error)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()

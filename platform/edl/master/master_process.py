@@ -163,13 +163,13 @@ STOP_CHECKPOINT_SECONDS = 30.0
 """How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""
 
 
-def desired_state_events(wishes: Iterable[DesiredState]) -> Iterator[CoreEvent]:
+def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[CoreEvent]:
     """What each wish means for the job; the core ignores what is so already.
 
     Args:
         wishes: as they are pinned, one after the other.
     """
-    for wish in wishes:
+    for wish in desired_states:
         if wish.stop:
             yield StopRequested(STOPPED, STOP_CHECKPOINT_SECONDS)
             return
@@ -239,7 +239,7 @@ def _load_spec(run: RunDirectory) -> JobSpec:
 def serve_job(
     identity: ProcessIdentity,
     spec: JobSpec,
-    around: MasterBackend,
+    backend: MasterBackend,
     stopping: threading.Event,
     stop_wanted: threading.Event | None = None,
 ) -> int:
@@ -253,14 +253,14 @@ def serve_job(
         EdlError: this master cannot begin.
     """
     with ExitStack() as taken:
-        taken.callback(around.close)
-        if not around.acquire(stopping):
+        taken.callback(backend.close)
+        if not backend.acquire(stopping):
             log.info("told to go before it was this master's turn")
             return SIGTERM_EXIT
-        with MasterProcess(identity, spec, around) as master:
+        with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
         master.publish_end()  # all that it wrote is on disk now
-        return around.conclude(failed=master.failed) if code == DONE_EXIT else code
+        return backend.conclude(failed=master.failed) if code == DONE_EXIT else code
 
 
 class MasterProcess:
@@ -276,22 +276,22 @@ class MasterProcess:
         StorageError: the journal cannot be read or opened.
     """
 
-    def __init__(self, identity: ProcessIdentity, spec: JobSpec, around: MasterBackend) -> None:
+    def __init__(self, identity: ProcessIdentity, spec: JobSpec, backend: MasterBackend) -> None:
         self._run = RunDirectory(identity.run_dir)
-        self._backend = around
+        self._backend = backend
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
         state, self._journal = self._replay_journal(f"master process {os.getpid()}")
-        self._publisher = RunPublisher(around.board, self._run) if around.board is not None else None
-        heard = self._publisher.hear if self._publisher is not None else lambda event: None
+        self._publisher = RunPublisher(backend.board, self._run) if backend.board is not None else None
+        on_event = self._publisher.hear if self._publisher is not None else lambda event: None
         figures = PsMetrics(spec.strategy, spec.ps.max_rows)
         self._reporter = StatusReporter(
             self._run,
             spec.name,
             state,
             lambda error: self.shell.fail(error),
-            heard,
+            on_event,
             lambda: None if self._predict else figures.together(),
             lambda: self.shell.time.now(),
         )
@@ -301,9 +301,14 @@ class MasterProcess:
         )
         incarnation = self._journal.incarnation
         self._servers = PsControlClient(identity.token, incarnation, state.settings.ps, checkpoints)
-        self._pods = PodController(around.cluster)
+        self._pods = PodController(backend.cluster)
         self.shell = MasterShell(
-            state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
+            state,
+            self._journal,
+            pods=self._pods,
+            ps_client=self._servers,
+            emit_event=self._reporter.tell,
+            fence=backend.fence,
         )
         self._servicer = MasterService(self.shell, self._servers, incarnation, figures.heard)
         self._resources = ExitStack()
@@ -320,8 +325,8 @@ class MasterProcess:
                 self._run.journal,
                 holder=holder,
                 exclusive=fence is None,
-                at_least=fence.incarnation if fence else 0,
-                check=partial(check_not_truncated, self._run),
+                minimum_incarnation=fence.incarnation if fence else 0,
+                validate_replay=partial(check_not_truncated, self._run),
             )
         state = JobStateMachine(settings)
         state.replay_journal(replay.snapshot, list(replay.entries))
@@ -423,9 +428,9 @@ class MasterProcess:
         """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
         return stopping.is_set() and self.shell.ended is None
 
-    def _seen(self, leaves: Callable[[], bool], event: CoreEvent) -> None:
+    def _seen(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
         """The cluster says something; what it says of PS also goes to those who talk to them."""
-        if leaves():  # the next master is told again
+        if is_leaving():  # the next master is told again
             return
         self.shell.handle(event)
         if isinstance(event, PodChanged) and event.pod.ended:

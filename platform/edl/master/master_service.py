@@ -106,7 +106,7 @@ def parse_result(data: bytes) -> Any:
     if not data:
         return None
     try:
-        return decode_json(data, not_finite=True)
+        return decode_json(data, nonfinite_as_none=True)
     except ValueError as error:
         raise PeerRefusedError(f"a task's result is not JSON: {error}", kind="bad") from error
 
@@ -199,10 +199,14 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     """
 
     def __init__(
-        self, shell: MasterShell, servers: PsControlClient, incarnation: int, heard: PsReportHandler = _ignore_report
+        self,
+        shell: MasterShell,
+        ps_client: PsControlClient,
+        incarnation: int,
+        on_ps_report: PsReportHandler = _ignore_report,
     ) -> None:
-        self._shell, self._servers, self._incarnation, self._on_ps_report = shell, servers, incarnation, heard
-        self._placement_table = PlacementTable(shell.state, servers, incarnation)
+        self._shell, self._servers, self._incarnation, self._on_ps_report = shell, ps_client, incarnation, on_ps_report
+        self._placement_table = PlacementTable(shell.state, ps_client, incarnation)
 
     # ------------------------------------------------------------------ methods of the service
 

@@ -57,13 +57,13 @@ class PeriodicReports:
         with self._shell.lock:
             return self._reporter.status()
 
-    def _begin(self, name: str, period: float, tell: Callable[[Status], None]) -> None:
+    def _begin(self, name: str, period: float, report: Callable[[Status], None]) -> None:
         self._threads.append(
-            guarded_threads.start_guarded_thread(name, partial(self._run_loop, period, tell), self._shell.fail)
+            guarded_threads.start_guarded_thread(name, partial(self._run_loop, period, report), self._shell.fail)
         )
 
-    def _run_loop(self, period: float, tell: Callable[[Status], None]) -> None:
+    def _run_loop(self, period: float, report: Callable[[Status], None]) -> None:
         """A master that may not decide knows nothing that another one does not know better."""
         while not self._closing.wait(period):
             if self._shell.time.runs():
-                tell(self.now())
+                report(self.now())

@@ -30,8 +30,8 @@ class PodController:
     def start(
         self,
         handle: Callable[[CoreEvent], Any],
-        failed: guarded_threads.FailureHandler,
-        leaves: Callable[[], bool] = lambda: False,
+        on_failure: guarded_threads.FailureHandler,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin to watch and to serve wishes.
 
@@ -40,9 +40,9 @@ class PodController:
             failed: told when the cluster is gone for good.
             leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
         """
-        self._is_leaving = leaves
-        guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch(handle), failed)
-        guarded_threads.start_guarded_thread("pods-wishes", lambda: self._serve(handle), failed)
+        self._is_leaving = is_leaving
+        guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch(handle), on_failure)
+        guarded_threads.start_guarded_thread("pods-wishes", lambda: self._serve(handle), on_failure)
 
     def do(self, command: CoreCommand) -> None:
         """Queue a wish."""
@@ -62,21 +62,21 @@ class PodController:
             raise RetryableError("the cluster does not say any more what becomes of the pods")
 
     def _serve(self, handle: Callable[[CoreEvent], Any]) -> None:
-        while (wish := self._commands.get()) is not None and not self._closed:
-            refusal = self._carry_out(wish)
+        while (command := self._commands.get()) is not None and not self._closed:
+            refusal = self._carry_out(command)
             if refusal is not None:
                 handle(refusal)
 
-    def _carry_out(self, wish: StartPod | DeletePod) -> StartRefused | None:
+    def _carry_out(self, command: StartPod | DeletePod) -> StartRefused | None:
         try:
-            if isinstance(wish, DeletePod):
-                self._cluster.delete(wish.uid, grace=wish.grace)
+            if isinstance(command, DeletePod):
+                self._cluster.delete(command.uid, grace=command.grace)
             elif not self._is_leaving():  # the next master finds in the journal that it is wanted
-                self._cluster.start(wish.role, wish.index, wish.wish)
+                self._cluster.start(command.role, command.index, command.wish)
         except (RetryableError, BadInputError) as error:
-            if isinstance(wish, StartPod):
-                return StartRefused(wish.role, wish.index, str(error), isinstance(error, RetryableError))
-            log.warning("pod %s was not deleted: %s", wish.uid, error)
+            if isinstance(command, StartPod):
+                return StartRefused(command.role, command.index, str(error), isinstance(error, RetryableError))
+            log.warning("pod %s was not deleted: %s", command.uid, error)
         return None
 
 

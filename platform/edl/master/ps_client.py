@@ -221,19 +221,19 @@ class PsConnection:
         bulk_address: str,
         token: str,
         *,
-        patience: float = ANSWER_TIMEOUT_SECONDS,
+        answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uid, self.index = uid, index
         self.control_address, self.bulk_address = control_address, bulk_address
         self._channel = open_control_channel(control_address, token)
-        self._answer_timeout, self._clock = patience, clock
+        self._answer_timeout, self._clock = answer_timeout, clock
         self._requests: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
         self._gone = threading.Event()
 
-    def put(self, question: ControlRequest) -> None:
+    def put(self, request: ControlRequest) -> None:
         """Ask, after what was asked before."""
-        self._requests.put(question)
+        self._requests.put(request)
 
     def end(self) -> None:
         """The pod is gone: nothing is asked any more, and a call on its way ends."""
@@ -251,7 +251,7 @@ class PsConnection:
         question = self._requests.get()
         return None if self.gone else question
 
-    def ask(self, question: ControlRequest, silent: Callable[[float], None]) -> object:
+    def ask(self, request: ControlRequest, on_silence: Callable[[float], None]) -> object:
         """The answer, however long it takes as long as the pod lives.
 
         Args:
@@ -265,18 +265,18 @@ class PsConnection:
         since = self._clock()
         while not self.gone:
             try:
-                return self._send_once(question)
+                return self._send_once(request)
             except RetryableError:
                 waited = self._clock() - since
                 if waited >= self._answer_timeout and not self.gone:
-                    silent(waited)
+                    on_silence(waited)
                     since = self._clock()
             self._gone.wait(_PAUSE_SECONDS)
         raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
-    def _send_once(self, question: ControlRequest) -> object:
+    def _send_once(self, request: ControlRequest) -> object:
         try:
-            return self._channel.call(question.method, question.request, deadline=question.deadline)
+            return self._channel.call(request.method, request.request, timeout=request.deadline)
         except RefusedError as error:
             if self.gone or refusal_kind(error) == "busy":
                 raise RetryableError(str(error)) from error
@@ -304,19 +304,19 @@ class PsControlClient:
         count: int,
         checkpoints: CheckpointCoordinator,
         *,
-        patience: float = ANSWER_TIMEOUT_SECONDS,
+        answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         self._token, self._incarnation, self._count = token, incarnation, count
-        self._checkpoints, self._answer_timeout = checkpoints, patience
+        self._checkpoints, self._answer_timeout = checkpoints, answer_timeout
         self._request_builder = ControlRequestBuilder(incarnation, count, checkpoints.directory)
         self._connections: dict[str, PsConnection] = {}
         self._lock = threading.Lock()
         self._handle: Callable[[CoreEvent], Any] = lambda event: None
         self._on_failure: guarded_threads.FailureHandler = lambda error: None
 
-    def start(self, handle: Callable[[CoreEvent], Any], failed: guarded_threads.FailureHandler) -> None:
+    def start(self, handle: Callable[[CoreEvent], Any], on_failure: guarded_threads.FailureHandler) -> None:
         """Where answers go, and who is told that this master has been replaced; before anything else."""
-        self._handle, self._on_failure = handle, failed
+        self._handle, self._on_failure = handle, on_failure
 
     # ------------------------------------------------------------------ who there is
 
@@ -329,7 +329,9 @@ class PsControlClient:
         with self._lock:
             if uid in self._connections:
                 return False
-            link = PsConnection(uid, index, control_address, bulk_address, self._token, patience=self._answer_timeout)
+            link = PsConnection(
+                uid, index, control_address, bulk_address, self._token, answer_timeout=self._answer_timeout
+            )
             self._connections[uid] = link
         guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._serve(link), self._on_failure)
         return True
@@ -370,35 +372,35 @@ class PsControlClient:
         for uid in sorted(asked):
             links[uid].put(self._request_builder.build_request(command, uid))
 
-    def _serve(self, link: PsConnection) -> None:
-        while (question := link.next()) is not None:
+    def _serve(self, connection: PsConnection) -> None:
+        while (question := connection.next()) is not None:
             try:
-                reply = link.ask(question, lambda seconds: self._handle(PsSilent(link.uid, seconds)))
+                reply = connection.ask(question, lambda seconds: self._handle(PsSilent(connection.uid, seconds)))
             except PsGoneError:
                 return
             except RefusedError as error:
-                self._handle_refusal(link, question, error)
+                self._handle_refusal(connection, question, error)
             else:
-                self._handle_answer(link, question, reply)
+                self._handle_answer(connection, question, reply)
 
-    def _handle_answer(self, link: PsConnection, question: ControlRequest, reply: Any) -> None:
-        if question.waits(reply):
-            link.put(question)
+    def _handle_answer(self, link: PsConnection, request: ControlRequest, reply: Any) -> None:
+        if request.waits(reply):
+            link.put(request)
             return
-        event = question.event(reply)
+        event = request.event(reply)
         if event is not None:
             self._handle(event)
 
-    def _handle_refusal(self, link: PsConnection, question: ControlRequest, error: RefusedError) -> None:
-        method, kind = question.method.name, refusal_kind(error)
+    def _handle_refusal(self, link: PsConnection, request: ControlRequest, error: RefusedError) -> None:
+        method, kind = request.method.name, refusal_kind(error)
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
             self._on_failure(error)
-        elif question.restore and kind == "storage":
-            self._handle(self._checkpoints.refused(link.uid, question.restore, what))
-        elif question.is_required or question.cut:
-            self._handle(PsRefused(link.uid, kind, what, question.cut))
+        elif request.restore and kind == "storage":
+            self._handle(self._checkpoints.refused(link.uid, request.restore, what))
+        elif request.is_required or request.cut:
+            self._handle(PsRefused(link.uid, kind, what, request.cut))
 
     def _copy(self, command: CopyCheckpoint) -> None:
         self._handle(self._checkpoints.copy(command))

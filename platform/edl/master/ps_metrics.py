@@ -30,9 +30,9 @@ class PushTotals:
     stalest: int = 0
 
     @classmethod
-    def of(cls, told: pb.PsFigures) -> PushTotals:
+    def of(cls, message: pb.PsFigures) -> PushTotals:
         """Those of a message; none is negative."""
-        numbers = (told.entered, told.updates, told.refused, told.staleness, told.stalest)
+        numbers = (message.entered, message.updates, message.refused, message.staleness, message.stalest)
         return cls(*(max(0, number) for number in numbers))
 
     def __add__(self, other: PushTotals) -> PushTotals:
@@ -75,20 +75,20 @@ class PsMetrics:
         self._told: Mapping[int, _PsReport] = {}
         self._lock = threading.Lock()
 
-    def heard(self, uid: str, index: int, figures: pb.PsFigures) -> None:
+    def heard(self, uid: str, index: int, message: pb.PsFigures) -> None:
         """The parameter server ``index`` told this; ``uid`` is its process."""
         with self._lock:
             last = self._told.get(index)
             before = PushTotals() if last is None else last.before if last.uid == uid else last.counts
-            self._told = {**self._told, index: _PsReport(uid, figures, self._clock(), before)}
+            self._told = {**self._told, index: _PsReport(uid, message, self._clock(), before)}
 
     def together(self) -> ParametersStatus:
         """What all of them told last."""
-        told = self._told
-        counts = [one.counts for one in told.values()]
+        reports = self._told
+        counts = [one.counts for one in reports.values()]
         most = max(counts, key=lambda each: each.entered, default=PushTotals())  # a step goes to all parameter servers
         entered = sum(each.entered for each in counts)
-        tables = table_statuses([one.figures for one in told.values()], self._max_rows)
+        tables = table_statuses([one.figures for one in reports.values()], self._max_rows)
         return ParametersStatus(
             strategy=self._strategy,
             pushes=most.entered,
@@ -96,7 +96,7 @@ class PsMetrics:
             refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
             staleness=sum(each.staleness for each in counts) / entered if entered else None,
             stalest=max((each.stalest for each in counts), default=0),
-            round=self._round_status(told.get(0)),
+            round=self._round_status(reports.get(0)),
             tables=tuple(tables[:TABLES_SHOWN]),
             tables_total=len(tables),
         )
@@ -115,10 +115,10 @@ class PsMetrics:
         )
 
 
-def table_statuses(told: Iterable[pb.PsFigures], max_rows: int | None) -> list[TableStatus]:
+def table_statuses(messages: Iterable[pb.PsFigures], max_rows: int | None) -> list[TableStatus]:
     """The tables of all parameter servers, the fullest first."""
     parts: dict[str, list[pb.TableUse]] = {}
-    for figures in told:
+    for figures in messages:
         for use in figures.tables:
             parts.setdefault(use.name, []).append(use)
     tables = [_table_status(name, uses, max_rows) for name, uses in parts.items()]

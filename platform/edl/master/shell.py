@@ -65,8 +65,8 @@ class CommandOutbox:
         do: carries a command out; must not wait for anybody.
     """
 
-    def __init__(self, durable: Callable[[int], None], do: Callable[[CoreCommand], None]) -> None:
-        self._durable, self._do = durable, do
+    def __init__(self, wait_durable: Callable[[int], None], execute: Callable[[CoreCommand], None]) -> None:
+        self._durable, self._do = wait_durable, execute
         self._queue: queue.SimpleQueue[tuple[int, CoreCommand | threading.Event] | None] = queue.SimpleQueue()
 
     def put(self, lsn: int, command: CoreCommand) -> None:
@@ -207,8 +207,8 @@ class MasterShell:
         journal: Journal,
         *,
         pods: CommandExecutor,
-        ps: CommandExecutor,
-        tell: Callable[[EmitEvent], None],
+        ps_client: CommandExecutor,
+        emit_event: Callable[[EmitEvent], None],
         fence: MasterFence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -218,7 +218,7 @@ class MasterShell:
         self.time = FencedClock(clock, fence)
         self.ended: EndJob | None = None
         self.failure: Exception | None = None
-        self._pods, self._ps_client, self._tell = pods, ps, tell
+        self._pods, self._ps_client, self._tell = pods, ps_client, emit_event
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._deadline_changed = threading.Condition(self.lock)
@@ -395,12 +395,12 @@ class MasterShell:
 
     # ------------------------------------------------------------------ waiting
 
-    def lease(self, worker: str, seconds: float, held: frozenset[int] | None = None) -> RequestAnswer:
+    def lease(self, worker: str, seconds: float, known_leases: frozenset[int] | None = None) -> RequestAnswer:
         """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
             generation = self._generation
-            answer = self.handle(LeaseRequested(worker, held))
+            answer = self.handle(LeaseRequested(worker, known_leases))
             assert answer is not None
             if not isinstance(answer, WaitForWork) or not self._wait_for_generation(generation, until):
                 return answer
@@ -430,15 +430,15 @@ class MasterShell:
         with self.lock:
             self._changed.wait(seconds)
 
-    def run(self, stopped: Callable[[], bool], longest: float = 0.2) -> None:
-        """Let time pass for the core until the job has ended, this master failed or ``stopped`` says so.
+    def run(self, is_stopped: Callable[[], bool], max_wait: float = 0.2) -> None:
+        """Let time pass for the core until the job has ended, this master failed or ``is_stopped`` says so.
 
         Args:
-            stopped: looked at every ``longest`` seconds, or more often.
+            stopped: looked at every ``max_wait`` seconds, or more often.
             longest: seconds that pass without a look.
         """
         due = self.time.now()
-        while not (self._has_ended() or stopped()):
+        while not (self._has_ended() or is_stopped()):
             if self.time.over():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             elif not self.time.runs():
@@ -447,7 +447,7 @@ class MasterShell:
             late = max(0.0, self.time.now() - due)  # since the last look; a master that is stopped hears nobody
             with self.lock:
                 now = self.time.now()
-                wait = min(max(self.state.deadline(now) - now, 0.001), longest)
+                wait = min(max(self.state.deadline(now) - now, 0.001), max_wait)
                 due = now + wait
                 if not self._has_ended():
                     self._deadline_changed.wait(wait)

@@ -49,8 +49,8 @@ class RunPublisher:
         run: whose earlier events, summary and failure are shown.
     """
 
-    def __init__(self, board: StatusPublisher, run: RunDirectory) -> None:
-        self._status_publisher, self._run = board, run
+    def __init__(self, status_publisher: StatusPublisher, run: RunDirectory) -> None:
+        self._status_publisher, self._run = status_publisher, run
         self._lock = threading.Lock()
         self._events: deque[JobEvent] = deque(maxlen=MAX_EVENTS)
         self._losses = DisruptionCounter()
@@ -83,12 +83,12 @@ class RunPublisher:
 
     def publish_end(self, status: Status) -> None:
         """Publish for the last time, with what stands in the run directory now."""
-        told = self._build_publication(status)
+        publication = self._build_publication(status)
         self.keep()
         summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
         self._publish(
             replace(
-                told,
+                publication,
                 summary=None if summary is None else section_type.from_json(Summary, summary, SUMMARY_FILE),
                 failure=None if failure is None else JobFailure.from_json(failure, FAILURE_FILE),
             )

@@ -112,19 +112,19 @@ class StatusReporter:
         run: RunDirectory,
         job: str,
         state: JobStateMachine,
-        failed: guarded_threads.FailureHandler,
-        heard: Callable[[JobEvent], None] = lambda event: None,
-        parameters: Callable[[], ParametersStatus | None] = lambda: None,
+        on_failure: guarded_threads.FailureHandler,
+        on_event: Callable[[JobEvent], None] = lambda event: None,
+        parameters_status: Callable[[], ParametersStatus | None] = lambda: None,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._parameters_status, self._now = parameters, now
-        self._run, self._job, self._state, self._on_event = run, job, state, heard
+        self._parameters_status, self._now = parameters_status, now
+        self._run, self._job, self._state, self._on_event = run, job, state, on_event
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = find_run_start(run)
         self._rate = restore_throughput(run, self._began)
         self._worker_throughput: dict[str, ThroughputMeter] = {}
         self._writing = threading.Lock()
-        self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, failed)
+        self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, on_failure)
 
     # ------------------------------------------------------------------ events
 
@@ -318,11 +318,11 @@ def find_run_start(run: RunDirectory) -> float:
     return started or time.time()
 
 
-def restore_throughput(run: RunDirectory, began: float) -> ThroughputMeter:
+def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
     """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
     with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
         status = from_json(Status, read_json(run.status), str(run.status))
-        if status.updated >= began:
+        if status.updated >= run_start:
             rate = ThroughputMeter(status.records_worked, status.seconds_worked)
             rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)
             return rate

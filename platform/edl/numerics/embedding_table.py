@@ -98,22 +98,23 @@ class RowRetention:
         """Rows of a table that one server may hold."""
         return None if self.max_rows is None else -(-self.max_rows // self.servers)
 
-    def check(self, table: TableSpec, stored: int, new: int) -> None:
-        """Refuse a push that would store ``new`` more rows on this server where that is too many.
+    def check(self, table: TableSpec, stored_rows: int, new_rows: int) -> None:
+        """Refuse a push that would store ``new_rows`` more rows on this server where that is too many.
 
         Raises:
             TableFullError: it is.
         """
-        if not new or self.share is None or stored + new <= self.share:
+        if not new_rows or self.share is None or stored_rows + new_rows <= self.share:
             return
-        bound = "as ps.max_rows says"
+        limit_source = "as ps.max_rows says"
         if self.servers > 1:
-            bound = f"its part of ps.max_rows {self.max_rows} on {self.servers} parameter servers"
-        dropped = "set ps.evict_after_steps, so that rows which are not used any more make room"
+            limit_source = f"its part of ps.max_rows {self.max_rows} on {self.servers} parameter servers"
+        eviction_hint = "set ps.evict_after_steps, so that rows which are not used any more make room"
         if self.evict_after_steps is not None:
-            dropped = f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has gone unused for so long"
+            eviction_hint = f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has gone unused for so long"
         raise TableFullError(
-            f"{table.described} holds {stored} rows on this parameter server, {new} more do not fit: it may hold "
-            f"{self.share}, {bound}",
-            hint=f"raise ps.max_rows or ps.count, or {dropped}; then go on with --resume",
+            f"{table.described} holds {stored_rows} rows on this parameter server, {new_rows} more do "
+            "not fit: it may hold "
+            f"{self.share}, {limit_source}",
+            hint=f"raise ps.max_rows or ps.count, or {eviction_hint}; then go on with --resume",
         )

@@ -24,8 +24,8 @@ def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> Pus
     if not parts:
         return None
     if len(parts) == 1:
-        only = parts[0]
-        return PushGradients(only.slab, only.rows, learning_rate, only.weight)
+        single = parts[0]
+        return PushGradients(single.slab, single.rows, learning_rate, single.weight)
     factors = _record_weights(parts)
     slab = parts[0].slab * factors[0]
     scratch = np.empty_like(slab)

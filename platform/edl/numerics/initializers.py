@@ -94,12 +94,12 @@ def check_initializer(initializer: Mapping[str, Any]) -> None:
     name = str(initializer.get("name"))
     if name not in INITIALIZER_PARAMETERS:
         raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(INITIALIZER_PARAMETERS)}")
-    given = {key: value for key, value in initializer.items() if key != "name"}
-    numbers = all(_is_number(value) for value in given.values())
-    if set(given) != set(INITIALIZER_PARAMETERS[name]) or not numbers:
+    parameters = {key: value for key, value in initializer.items() if key != "name"}
+    numbers = all(_is_number(value) for value in parameters.values())
+    if set(parameters) != set(INITIALIZER_PARAMETERS[name]) or not numbers:
         raise BadInputError(
             f"row initializer {name} takes the numbers {INITIALIZER_PARAMETERS[name]} from {-MAX_PARAMETER:g} to"
-            f" {MAX_PARAMETER:g}, got {given}"
+            f" {MAX_PARAMETER:g}, got {parameters}"
         )
 
 
@@ -149,11 +149,11 @@ def _row_streams(seed: int, ids: NDArray[np.int64]) -> Words:
     return streams
 
 
-def _uniform_fractions(streams: Words, places: NDArray[np.int64]) -> Doubles:
+def _uniform_fractions(streams: Words, offsets: NDArray[np.int64]) -> Doubles:
     """Uniform in (0, 1): 53 bits of a stream at each place."""
     import numpy as np
 
-    bits = splitmix64(streams + places.astype(np.uint64))
+    bits = splitmix64(streams + offsets.astype(np.uint64))
     fractions: Doubles = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return fractions
 
@@ -162,9 +162,9 @@ def _standard_normal(streams: Words, draw: int, dim: int) -> Doubles:
     """Standard normal values by the Box-Muller transform, ``[n, dim]``; a draw takes ``2 * dim`` places of a stream."""
     import numpy as np
 
-    places = np.arange(2 * dim) + draw * 2 * dim
-    radius: Doubles = np.sqrt(-2.0 * log(_uniform_fractions(streams, places[:dim])))
-    return radius * cos_of_turns(_uniform_fractions(streams, places[dim:]))
+    offsets = np.arange(2 * dim) + draw * 2 * dim
+    radius: Doubles = np.sqrt(-2.0 * log(_uniform_fractions(streams, offsets[:dim])))
+    return radius * cos_of_turns(_uniform_fractions(streams, offsets[dim:]))
 
 
 def _truncated_normal(streams: Words, dim: int) -> Doubles:
@@ -174,6 +174,6 @@ def _truncated_normal(streams: Words, dim: int) -> Doubles:
     values, draw = _standard_normal(streams, 0, dim), 0
     while len(rows := np.flatnonzero((np.abs(values) > _TRUNCATION_LIMIT).any(axis=1))):
         draw += 1
-        again = _standard_normal(streams[rows], draw, dim)
-        values[rows] = np.where(np.abs(values[rows]) > _TRUNCATION_LIMIT, again, values[rows])
+        redrawn = _standard_normal(streams[rows], draw, dim)
+        values[rows] = np.where(np.abs(values[rows]) > _TRUNCATION_LIMIT, redrawn, values[rows])
     return values

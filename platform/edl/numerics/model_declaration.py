@@ -104,10 +104,10 @@ class ModelDeclaration:
 
     def table(self, name: str) -> TableSpec:
         """A table by name; raises BadInputError if there is none."""
-        found = self._tables_by_name.get(name)
-        if found is None:
+        table = self._tables_by_name.get(name)
+        if table is None:
             raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
-        return found
+        return table
 
     @cached_property
     def _tables_by_name(self) -> Mapping[str, TableSpec]:
@@ -171,7 +171,7 @@ def _check_shape(variable: VariableSpec) -> None:
         )
 
 
-def _comparable_fields(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
+def _comparable_fields(items: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
     """By name, what one must have in common with another that holds the same values; the shape is first."""
     return {
         one.name: (
@@ -179,22 +179,24 @@ def _comparable_fields(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[
             if isinstance(one, VariableSpec)
             else ([one.rows, one.dim], dict(one.initializer), one.seed)
         )
-        for one in declared
+        for one in items
     }
 
 
 def _first_difference(
-    kind: str, theirs: Mapping[str, tuple[object, ...]], ours: Mapping[str, tuple[object, ...]]
+    kind: str, other_fields: Mapping[str, tuple[object, ...]], own_fields: Mapping[str, tuple[object, ...]]
 ) -> str | None:
     """A variable or table that only one of two models has, or that is not the same in both."""
-    for name in sorted(theirs.keys() | ours.keys()):
-        if name not in ours:
-            return f"this PS holds no {kind} '{name}' {theirs[name][0]}"
-        if name not in theirs:
-            return f"it has no {kind} '{name}' {ours[name][0]}, which this PS holds"
-        if theirs[name] != ours[name]:
-            at = next(i for i, pair in enumerate(zip(theirs[name], ours[name], strict=True)) if pair[0] != pair[1])
-            return f"{kind} '{name}' is {theirs[name][at]}, this PS holds {ours[name][at]}"
+    for name in sorted(other_fields.keys() | own_fields.keys()):
+        if name not in own_fields:
+            return f"this PS holds no {kind} '{name}' {other_fields[name][0]}"
+        if name not in other_fields:
+            return f"it has no {kind} '{name}' {own_fields[name][0]}, which this PS holds"
+        if other_fields[name] != own_fields[name]:
+            position = next(
+                i for i, pair in enumerate(zip(other_fields[name], own_fields[name], strict=True)) if pair[0] != pair[1]
+            )
+            return f"{kind} '{name}' is {other_fields[name][position]}, this PS holds {own_fields[name][position]}"
     return None
 
 

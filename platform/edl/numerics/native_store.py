@@ -28,10 +28,15 @@ class NativeParameterStore(TableParameterStore):
     """
 
     def __init__(
-        self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None, *, threads: int = 1
+        self,
+        declaration: ModelDeclaration,
+        initial_values: Floats,
+        retention: RowRetention | None = None,
+        *,
+        threads: int = 1,
     ) -> None:
         self._threads = threads
-        super().__init__(declaration, dense, retention)
+        super().__init__(declaration, initial_values, retention)
 
     def _made(self, table: TableSpec) -> EmbeddingTable:
         return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)

@@ -44,13 +44,13 @@ class NativeTableSnapshot:
         has_last_steps: its rows say by which step they were named last.
     """
 
-    def __init__(self, table: _native.Table, dim: int, slots: tuple[str, ...], *, tracked: bool) -> None:
+    def __init__(self, table: _native.Table, dim: int, slot_names: tuple[str, ...], *, has_last_steps: bool) -> None:
         self._snapshot = _native.Snapshot(table)
         self._count = len(self._snapshot)
         self._position_limit = self._snapshot.extent
         self._dim = dim
-        self._slots = slots
-        self._has_last_steps = tracked
+        self._slots = slot_names
+        self._has_last_steps = has_last_steps
         self._holder_count = 1
         self._lock = threading.Lock()
 
@@ -67,7 +67,7 @@ class NativeTableSnapshot:
         """As the protocol says."""
         return self._has_last_steps
 
-    def read(self, ids: Ids, declared: TableSpec) -> Floats:
+    def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
         """As the protocol says; the table itself knows the initial values."""
         out = np.empty((len(ids), self._dim), np.float32)
         with _translate_released():
@@ -81,12 +81,14 @@ class NativeTableSnapshot:
 
     def iter_chunks(self) -> Iterator[RowArrays]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
-        rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
-        room = self._room(min(rows, self._position_limit))  # once: new memory for each piece costs as much as its rows
-        for start, end in pairwise([*range(0, self._position_limit, rows), self._position_limit]):
-            piece = self._copy_rows(start, room.first(end - start), pass_by=self._holder_count == 1)
-            if len(piece):
-                yield piece
+        chunk_rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
+        buffer = self._room(
+            min(chunk_rows, self._position_limit)
+        )  # once: new memory for each piece costs as much as its rows
+        for start, end in pairwise([*range(0, self._position_limit, chunk_rows), self._position_limit]):
+            chunk = self._copy_rows(start, buffer.first(end - start), pass_by=self._holder_count == 1)
+            if len(chunk):
+                yield chunk
 
     def whole(self) -> RowArrays:
         """As the protocol says."""
@@ -105,8 +107,8 @@ class NativeTableSnapshot:
                 return
         self._snapshot.release()
 
-    def _room(self, positions: int) -> RowArrays:
-        return RowArrays.empty(positions, self._dim, self._slots, tracked=self._has_last_steps)
+    def _room(self, row_count: int) -> RowArrays:
+        return RowArrays.empty(row_count, self._dim, self._slots, with_last_steps=self._has_last_steps)
 
     def _copy_rows(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
         """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
@@ -115,9 +117,9 @@ class NativeTableSnapshot:
             return rows.first(self._snapshot.scan(start, rows.ids, rows.values, slots, rows.seen, pass_by=pass_by))
 
 
-def count_positions(start: int, limit: int, extent: int) -> int:
+def count_positions(start: int, limit: int, position_limit: int) -> int:
     """How many of the positions ``start`` to ``start + limit`` there are, if start is not negative."""
-    return max(0, min(limit, extent - max(0, start)))
+    return max(0, min(limit, position_limit - max(0, start)))
 
 
 @contextmanager
@@ -149,7 +151,7 @@ class NativeTable:
 
     def __init__(
         self,
-        declared: TableSpec,
+        table_spec: TableSpec,
         optimizer: OptimizerSpec,
         *,
         threads: int = 1,
@@ -157,19 +159,19 @@ class NativeTable:
         retention: RowRetention | None = None,
         salt: int | None = None,
     ) -> None:
-        chosen, starts = select_kernel(optimizer), list(optimizer.slots.values())
-        self._table_spec = declared
+        selected_kernel, slot_starts = select_kernel(optimizer), list(optimizer.slots.values())
+        self._table_spec = table_spec
         self._retention = retention or RowRetention()
         self._evicts_rows = self._retention.evict_after_steps is not None
         self._evicted_count = 0
-        self._dim = declared.dim
+        self._dim = table_spec.dim
         self._slots = tuple(optimizer.slots)
-        self._step = make_step_factory(optimizer, declared)
+        self._step = make_step_factory(optimizer, table_spec)
         self._table = _native.Table(
-            declared.dim,
-            starts,
-            _native_initializer(declared),
-            chosen,
+            table_spec.dim,
+            slot_starts,
+            _native_initializer(table_spec),
+            selected_kernel,
             threads=threads,
             isa=isa,
             evict_after=self._retention.evict_after_steps or 0,
@@ -222,8 +224,8 @@ class NativeTable:
     def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
         self._evict_rows(step)
-        bound = self._retention.share
-        if bound is not None and len(self) + len(ids) > bound:
+        row_limit = self._retention.share
+        if row_limit is not None and len(self) + len(ids) > row_limit:
             self._retention.check(self._table_spec, len(self), self._table.missing(ids))
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
@@ -242,7 +244,7 @@ class NativeTable:
 
     def snapshot(self) -> NativeTableSnapshot:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        return NativeTableSnapshot(self._table, self._dim, self._slots, tracked=self._evicts_rows)
+        return NativeTableSnapshot(self._table, self._dim, self._slots, has_last_steps=self._evicts_rows)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
@@ -250,26 +252,26 @@ class NativeTable:
 
     def _evict_rows(self, step: int) -> None:
         if self._evicts_rows:
-            before = len(self)
+            rows_before = len(self)
             self._table.drop(step)
-            self._evicted_count += before - len(self)
+            self._evicted_count += rows_before - len(self)
 
     def _rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)
 
 
-def _native_initializer(declared: TableSpec) -> _native.Initializer:
+def _native_initializer(table_spec: TableSpec) -> _native.Initializer:
     """The table's initializer; that its parameters are right was checked with the declaration."""
-    given: Mapping[str, Any] = declared.initializer
+    parameters: Mapping[str, Any] = table_spec.initializer
     distribution, a, b = _native.Distribution.constant, 0.0, 0.0
-    match given["name"]:
+    match parameters["name"]:
         case "constant":
-            a = given["value"]
+            a = parameters["value"]
         case "uniform":
-            distribution, a, b = _native.Distribution.uniform, given["minval"], given["maxval"]
+            distribution, a, b = _native.Distribution.uniform, parameters["minval"], parameters["maxval"]
         case "normal" | "truncated_normal" as name:
-            distribution, a, b = _native.Distribution[name], given["mean"], given["stddev"]
-    return _native.Initializer(distribution, a, b, splitmix64(declared.seed))
+            distribution, a, b = _native.Distribution[name], parameters["mean"], parameters["stddev"]
+    return _native.Initializer(distribution, a, b, splitmix64(table_spec.seed))
 
 
 __all__ = ["CHUNK_BYTES", "NATIVE_OPTIMIZERS", "NativeTable", "NativeTableSnapshot", "count_positions"]

@@ -29,6 +29,6 @@ class NativeUniqueFinder:
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
         positions = aligned_memory.allocate_aligned(len(ids), dtype=np.int32)
-        each = np.empty(self._found.take(ids, positions), np.int64)
-        self._found.copy(each)
-        return each, positions
+        unique_ids = np.empty(self._found.take(ids, positions), np.int64)
+        self._found.copy(unique_ids)
+        return unique_ids, positions

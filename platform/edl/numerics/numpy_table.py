@@ -36,23 +36,23 @@ class NumpyTable:
 
     def __init__(
         self,
-        declared: TableSpec,
-        slots: Mapping[str, float],
+        table_spec: TableSpec,
+        slot_starts: Mapping[str, float],
         rule: UpdateRule,
         retention: RowRetention | None = None,
         *,
         salt: int | None = None,
     ) -> None:
         self._retention = retention or RowRetention()
-        self._table_spec = declared
-        self._slot_starts = slots
+        self._table_spec = table_spec
+        self._slot_starts = slot_starts
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
-        self._position_index = np.zeros(declared.rows, np.int32) if declared.rows else _SparsePositionIndex(salt)
+        self._position_index = np.zeros(table_spec.rows, np.int32) if table_spec.rows else _SparsePositionIndex(salt)
         self._count = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
-        self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
-        self._slots = {name: np.empty_like(self._values) for name in slots}
+        self._values = np.empty((_FIRST_CAPACITY, table_spec.dim), np.float32)
+        self._slots = {name: np.empty_like(self._values) for name in slot_starts}
         # The step that named each row last; 0 where a position is free.
         self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free_positions: list[int] = []
@@ -86,9 +86,9 @@ class NumpyTable:
     def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
         self._evict_rows(step)
-        new = int(np.count_nonzero(self._position_index[np.unique(ids)] == 0))
-        self._retention.check(self._table_spec, len(self), new)
-        self._ensure_capacity(self._count + max(0, new - len(self._free_positions)))
+        new_rows = int(np.count_nonzero(self._position_index[np.unique(ids)] == 0))
+        self._retention.check(self._table_spec, len(self), new_rows)
+        self._ensure_capacity(self._count + max(0, new_rows - len(self._free_positions)))
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
@@ -130,8 +130,8 @@ class NumpyTable:
         """All stored rows with their slot variables, copied."""
         part = np.flatnonzero(self._seen[: self._count])
         slots = {name: slot[part] for name, slot in self._slots.items()}
-        seen = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
-        return RowArrays(self._ids[part], self._values[part], slots, seen)
+        last_steps = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
+        return RowArrays(self._ids[part], self._values[part], slots, last_steps)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; the rows are not stored yet."""
@@ -144,16 +144,16 @@ class NumpyTable:
 
     def _evict_rows(self, step: int) -> None:
         """Free the positions of the rows that no push named for too long."""
-        span = self._retention.evict_after_steps
-        if span is None or step <= self._now:
+        max_unused_steps = self._retention.evict_after_steps
+        if max_unused_steps is None or step <= self._now:
             return
         self._now = step
-        seen = self._seen[: self._count]
-        due = np.flatnonzero((seen > 0) & (seen + span < step))
-        self._position_index[self._ids[due]] = np.zeros(len(due), np.int32)
-        seen[due] = 0
-        self._free_positions += due.tolist()
-        self._evicted_count += len(due)
+        last_steps = self._seen[: self._count]
+        due_positions = np.flatnonzero((last_steps > 0) & (last_steps + max_unused_steps < step))
+        self._position_index[self._ids[due_positions]] = np.zeros(len(due_positions), np.int32)
+        last_steps[due_positions] = 0
+        self._free_positions += due_positions.tolist()
+        self._evicted_count += len(due_positions)
 
     def _store_missing_rows(self, ids: Ids) -> np.ndarray:
         """Where the rows are stored, after storing those that were not."""
@@ -166,10 +166,10 @@ class NumpyTable:
         return self._position_index[ids] - 1
 
     def _assign_positions(self, ids: Ids) -> np.ndarray:
-        free = min(len(self._free_positions), len(ids))
-        count = self._count + len(ids) - free
+        reused_count = min(len(self._free_positions), len(ids))
+        count = self._count + len(ids) - reused_count
         self._ensure_capacity(count)
-        reused = [self._free_positions.pop() for _ in range(free)]
+        reused = [self._free_positions.pop() for _ in range(reused_count)]
         positions = np.array([*reused, *range(self._count, count)], np.int32)
         self._count = count
         self._ids[positions] = ids
@@ -183,9 +183,9 @@ class NumpyTable:
         while capacity < count:
             capacity *= 2
         # All of them before one is replaced: memory may run out in between.
-        ids, values, seen = (_copy_extended(array, capacity) for array in (self._ids, self._values, self._seen))
+        ids, values, last_steps = (_copy_extended(array, capacity) for array in (self._ids, self._values, self._seen))
         slots = {name: _copy_extended(slot, capacity) for name, slot in self._slots.items()}
-        self._ids, self._values, self._seen, self._slots = ids, values, seen, slots
+        self._ids, self._values, self._seen, self._slots = ids, values, last_steps, slots
 
     def _initial_rows(self, ids: Ids) -> Floats:
         table = self._table_spec

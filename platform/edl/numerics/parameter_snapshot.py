@@ -46,8 +46,8 @@ class TableSnapshot(Protocol):
     def has_last_steps(self) -> bool:
         """They say by which step they were named last."""
 
-    def read(self, ids: Ids, declared: TableSpec) -> Floats:
-        """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
+    def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
+        """Rows ``[n, dim]``, a new array; initial values, which ``table_spec`` says, of those that were not stored."""
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
@@ -85,16 +85,18 @@ class RowArrays:
     seen: StepNumbers | None = None
 
     @classmethod
-    def empty(cls, count: int, dim: int, slots: Sequence[str] = (), *, tracked: bool = False) -> Self:
+    def empty(cls, row_count: int, dim: int, slot_names: Sequence[str] = (), *, with_last_steps: bool = False) -> Self:
         """Room for so many rows, whatever is in it."""
-        ids, values = np.empty(count, np.int64), np.empty((count, dim), np.float32)
-        seen = np.empty(count, np.uint32) if tracked else None
-        return cls(ids, values, {name: np.empty_like(values) for name in slots}, seen)
+        ids, values = np.empty(row_count, np.int64), np.empty((row_count, dim), np.float32)
+        last_steps = np.empty(row_count, np.uint32) if with_last_steps else None
+        return cls(ids, values, {name: np.empty_like(values) for name in slot_names}, last_steps)
 
-    def select_rows(self, which: np.ndarray | slice) -> RowArrays:
+    def select_rows(self, selection: np.ndarray | slice) -> RowArrays:
         """The rows that an index array, a mask or a slice selects."""
-        slots = {name: slot[which] for name, slot in self.slots.items()}
-        return RowArrays(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
+        slots = {name: slot[selection] for name, slot in self.slots.items()}
+        return RowArrays(
+            self.ids[selection], self.values[selection], slots, None if self.seen is None else self.seen[selection]
+        )
 
     def first(self, count: int) -> RowArrays:
         """The first rows; these themselves if that is all of them."""
@@ -122,14 +124,14 @@ class RowArrays:
         """See TableSnapshot."""
         return self.seen is not None
 
-    def read(self, ids: Ids, declared: TableSpec) -> Floats:
+    def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
         """See TableSnapshot."""
         positions = self.find(ids)
         missing = positions < 0
-        values = np.empty((len(ids), declared.dim), np.float32)
+        values = np.empty((len(ids), table_spec.dim), np.float32)
         values[~missing] = self.values[positions[~missing]]
         if missing.any():
-            values[missing] = initial_rows(declared.initializer, declared.seed, ids[missing], declared.dim)
+            values[missing] = initial_rows(table_spec.initializer, table_spec.seed, ids[missing], table_spec.dim)
         return values
 
     def scan(self, start: int, limit: int) -> RowArrays:
@@ -204,14 +206,14 @@ class ParameterSnapshot:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
 
-    def rearrange(self, dense: Sequence[VariableSpec]) -> ParameterSnapshot:
+    def rearrange(self, variables: Sequence[VariableSpec]) -> ParameterSnapshot:
         """The same values with some of the dense variables, in another order."""
-        declaration = replace(self.declaration, dense=tuple(dense))
+        declaration = replace(self.declaration, dense=tuple(variables))
         places = {variable.name: place for variable, place in self.declaration.places()}
-        trained = [places[variable.name] for variable in dense if not variable.statistic]
+        trained = [places[variable.name] for variable in variables if not variable.statistic]
         return ParameterSnapshot(
             declaration,
-            _pick_slices(self.dense, [places[variable.name] for variable in dense]),
+            _pick_slices(self.dense, [places[variable.name] for variable in variables]),
             {slot: _pick_slices(values, trained) for slot, values in self.slots.items()},
             self.tables,
         )
@@ -219,14 +221,14 @@ class ParameterSnapshot:
 
 def join_rows(parts: Sequence[RowArrays]) -> RowArrays:
     """The rows of disjoint parts, of which there is at least one."""
-    seen = [part.seen for part in parts if part.seen is not None]
+    last_steps = [part.seen for part in parts if part.seen is not None]
     return RowArrays(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.values for part in parts]),
         {slot: np.concatenate([part.slots[slot] for part in parts]) for slot in parts[0].slots},
-        np.concatenate(seen) if len(seen) == len(parts) else None,
+        np.concatenate(last_steps) if len(last_steps) == len(parts) else None,
     )
 
 
-def _pick_slices(slab: Floats, places: Sequence[slice]) -> Floats:
-    return np.concatenate([slab[:0], *(slab[place] for place in places)])
+def _pick_slices(flat_values: Floats, places: Sequence[slice]) -> Floats:
+    return np.concatenate([flat_values[:0], *(flat_values[place] for place in places)])

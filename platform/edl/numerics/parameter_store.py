@@ -70,7 +70,7 @@ class ParameterStore(Protocol):
             OutOfMemoryError: for so many.
         """
 
-    def apply(self, gradients: PushGradients, step: int) -> None:
+    def apply(self, gradients: PushGradients, update_number: int) -> None:
         """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
 
         Args:
@@ -128,45 +128,46 @@ class FlatParameters:
         rule: of an optimizer and a weight decay.
     """
 
-    def __init__(self, declaration: ModelDeclaration, values: Floats, rule: RuleFactory = make_rule) -> None:
-        optimizer, trained = declaration.optimizer, declaration.trained
+    def __init__(self, declaration: ModelDeclaration, values: Floats, rule_factory: RuleFactory = make_rule) -> None:
+        optimizer, trained_size = declaration.optimizer, declaration.trained
         self.values: Floats = np.array(values, np.float32)
         self.slots: dict[str, Floats] = {
-            name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
+            name: np.full(trained_size, start, np.float32) for name, start in optimizer.slots.items()
         }
-        self._trained_values, self._statistic_values = self.values[:trained], self.values[trained:]
+        self._trained_values, self._statistic_values = self.values[:trained_size], self.values[trained_size:]
         self._blocks = tuple(
-            (block, rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, declaration.places())
+            (block, rule_factory(optimizer, block.weight_decay))
+            for block in make_blocks(optimizer, declaration.places())
         )
         self._scratch = ScratchArrays.allocate_like(self._trained_values)
         self._room: FlatCopy | None = None
 
     def apply(self, gradients: PushGradients, step: int) -> None:
         """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
-        trained = len(self._trained_values)
-        update = ParameterUpdate(gradients.slab[:trained], gradients.learning_rate, step)
+        trained_size = len(self._trained_values)
+        update = ParameterUpdate(gradients.slab[:trained_size], gradients.learning_rate, step)
         for block, block_rule in self._blocks:
             block.apply(block_rule, self._trained_values, self.slots.values(), update, self._scratch)
         if len(self._statistic_values):
-            self._statistic_values += gradients.slab[trained:] * np.float32(gradients.weight)
+            self._statistic_values += gradients.slab[trained_size:] * np.float32(gradients.weight)
 
     def make_room(self) -> None:
         """Touch the memory that the next copy goes to: new pages cost far more than copying.
 
         May run beside anything else that is done with the slab.
         """
-        room = self._allocate_copy()
-        for array in (room.values, *room.slots.values()):
+        spare_copy = self._allocate_copy()
+        for array in (spare_copy.values, *spare_copy.slots.values()):
             array.fill(0)
-        self._room = room
+        self._room = spare_copy
 
     def copy(self) -> FlatCopy:
         """As it is now; quick if room was made before."""
-        room, self._room = self._room or self._allocate_copy(), None
-        np.copyto(room.values, self.values)
+        copied, self._room = self._room or self._allocate_copy(), None
+        np.copyto(copied.values, self.values)
         for name, slot in self.slots.items():
-            np.copyto(room.slots[name], slot)
-        return room
+            np.copyto(copied.slots[name], slot)
+        return copied
 
     def _allocate_copy(self) -> FlatCopy:
         return FlatCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})
@@ -184,15 +185,17 @@ class TableParameterStore(ABC):
         OutOfMemoryError: for the dense values, or a table.
     """
 
-    def __init__(self, declaration: ModelDeclaration, dense: Floats, retention: RowRetention | None = None) -> None:
+    def __init__(
+        self, declaration: ModelDeclaration, initial_values: Floats, retention: RowRetention | None = None
+    ) -> None:
         self._declaration = declaration
         self._retention = retention or RowRetention()
-        self._slab = self._make_flat_parameters(dense)
+        self._slab = self._make_flat_parameters(initial_values)
         self._tables = {table.name: self._make_empty_table(table) for table in declaration.tables}
 
-    def _make_flat_parameters(self, dense: Floats) -> FlatParameters:
+    def _make_flat_parameters(self, initial_values: Floats) -> FlatParameters:
         try:
-            return FlatParameters(self._declaration, dense, self._rule)
+            return FlatParameters(self._declaration, initial_values, self._rule)
         except MemoryError as error:
             raise out_of_memory_error(f"{self._dense}, with their slot variables") from error
 
@@ -229,8 +232,8 @@ class TableParameterStore(ABC):
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
             try:
-                for piece in rows.iter_chunks():
-                    self._tables[name].load(piece, version)
+                for chunk in rows.iter_chunks():
+                    self._tables[name].load(chunk, version)
             except MemoryError as error:
                 raise out_of_memory_error(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
 
@@ -255,20 +258,20 @@ class TableParameterStore(ABC):
         except MemoryError as error:
             raise out_of_memory_error(self._rows(table, ids)) from error
 
-    def apply(self, gradients: PushGradients, step: int) -> None:
+    def apply(self, gradients: PushGradients, update_number: int) -> None:
         """As the port says."""
         for name, rows in gradients.rows.items():
             try:
-                self._tables[name].prepare_update(rows.ids, step)
+                self._tables[name].prepare_update(rows.ids, update_number)
             except MemoryError as error:
                 raise out_of_memory_error(self._rows(name, rows.ids)) from error
         try:
-            self._slab.apply(gradients, step)
+            self._slab.apply(gradients, update_number)
         except MemoryError as error:
             raise partial_update_error(self._dense) from error
         for name, rows in gradients.rows.items():
             try:
-                self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
+                self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, update_number)
             except MemoryError as error:
                 raise partial_update_error(self._rows(name, rows.ids)) from error
 
@@ -284,14 +287,14 @@ class TableParameterStore(ABC):
         """As the port says."""
         tables: dict[str, TableSnapshot] = {}
         try:
-            slab = self._slab.copy()
+            flat_copy = self._slab.copy()
             for name, table in self._tables.items():
                 tables[name] = table.snapshot()
         except MemoryError as error:
             for rows in tables.values():
                 rows.release()
             raise out_of_memory_error(f"a copy of {self._copy_description}") from error
-        return ParameterSnapshot(self._declaration, slab.values, slab.slots, tables)
+        return ParameterSnapshot(self._declaration, flat_copy.values, flat_copy.slots, tables)
 
     def make_room(self) -> None:
         """As the port says."""

@@ -34,34 +34,36 @@ class NumpyUniqueFinder:
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
         order = np.arange(len(ids))
-        first = self._first_positions(ids, order)
-        chosen = np.flatnonzero(first == order)
+        first_positions = self._first_positions(ids, order)
+        chosen = np.flatnonzero(first_positions == order)
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
         positions = rank.take(
-            first, out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32), mode="clip"
+            first_positions, out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32), mode="clip"
         )  # "raise" would copy
         return ids.take(chosen), positions
 
-    def _first_positions(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:
+    def _first_positions(self, ids: Ids, order: Ids, hash_round: int = 0) -> Ids:
         """For each id the index of the first that is equal."""
-        if turn == _HASH_ROUNDS:
-            _, first, of = np.unique(ids, return_index=True, return_inverse=True)
-            return np.asarray(first[of])
-        slots, table = self._slots(ids, turn)
+        if hash_round == _HASH_ROUNDS:
+            _, first_positions, inverse = np.unique(ids, return_index=True, return_inverse=True)
+            return np.asarray(first_positions[inverse])
+        slots, table = self._slots(ids, hash_round)
         table[slots[::-1]] = order[::-1]  # of those that meet the first is written last, and stays
-        first = table.take(slots)
-        others = np.flatnonzero(ids.take(first) != ids)
-        if len(others):  # another id has their slot
-            first[others] = others.take(self._first_positions(ids.take(others), order[: len(others)], turn + 1))
-        return first
+        first_positions = table.take(slots)
+        colliding = np.flatnonzero(ids.take(first_positions) != ids)
+        if len(colliding):  # another id has their slot
+            first_positions[colliding] = colliding.take(
+                self._first_positions(ids.take(colliding), order[: len(colliding)], hash_round + 1)
+            )
+        return first_positions
 
-    def _slots(self, ids: Ids, turn: int) -> tuple[Ids, Ids]:
+    def _slots(self, ids: Ids, hash_round: int) -> tuple[Ids, Ids]:
         """The slot of each id, and the hash table, in which anything may stand."""
         bits = max(4, (_SLOTS_PER_ID * len(ids) - 1).bit_length())
         if len(self._table) < 1 << bits:
             self._table = np.empty(1 << bits, np.int64)
-        hashed = ids.view(np.uint64) * _HASH_MULTIPLIERS[turn]
+        hashed = ids.view(np.uint64) * _HASH_MULTIPLIERS[hash_round]
         hashed >>= np.uint64(64 - bits)
         return hashed.view(np.int64), self._table
 
@@ -82,18 +84,18 @@ class UniqueIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
     @classmethod
     def of(cls, ids: Ids, positions: NDArray[np.int32]) -> UniqueIds:
         """Ids ``[n]``, and for each look-up the position of its id, ``[lookups]``."""
-        wanted = ids.view(cls)
-        wanted.positions = positions
-        return wanted
+        unique_ids = ids.view(cls)
+        unique_ids.positions = positions
+        return unique_ids
 
 
-def positions_in(ids: Ids, wanted: UniqueIds) -> NDArray[np.int32]:
+def positions_in(ids: Ids, unique_ids: UniqueIds) -> NDArray[np.int32]:
     """For each look-up, where its id is among ``ids``: the wanted ones themselves, or all of them in another order."""
-    if ids is wanted:
-        return wanted.positions
+    if ids is unique_ids:
+        return unique_ids.positions
     order = np.argsort(ids)
-    found = order[np.searchsorted(ids, wanted, sorter=order)].astype(np.int32)
-    return np.asarray(found[wanted.positions])
+    sorted_positions = order[np.searchsorted(ids, unique_ids, sorter=order)].astype(np.int32)
+    return np.asarray(sorted_positions[unique_ids.positions])
 
 
 def make_fastest_finder() -> FindUnique:
@@ -112,21 +114,21 @@ class UniqueIdFinder(threading.local):
         make: what finds them.
     """
 
-    def __init__(self, make: Callable[[], FindUnique] = make_fastest_finder) -> None:
-        self._find_unique = make()
+    def __init__(self, make_finder: Callable[[], FindUnique] = make_fastest_finder) -> None:
+        self._find_unique = make_finder()
 
     def find_by_table(self, tables: Sequence[Ids]) -> Iterator[UniqueIds]:
         """For each table the ids ``[lookups]`` that are looked up there, each once; the same for those looked up alike.
 
         Models often give the same ids to several tables: a weight and a vector for each.
         """
-        found: dict[tuple[int, ...], tuple[Ids, UniqueIds]] = {}
+        unique_by_prefix: dict[tuple[int, ...], tuple[Ids, UniqueIds]] = {}
         for ids in tables:
-            like = (len(ids), *ids[:1].tolist())
-            known = found.get(like)
-            if known is None or not np.array_equal(known[0], ids):
-                known = found[like] = ids, self.of(ids)
-            yield known[1]
+            prefix = (len(ids), *ids[:1].tolist())
+            earlier_result = unique_by_prefix.get(prefix)
+            if earlier_result is None or not np.array_equal(earlier_result[0], ids):
+                earlier_result = unique_by_prefix[prefix] = ids, self.of(ids)
+            yield earlier_result[1]
 
     def of(self, ids: Ids) -> UniqueIds:
         """The ids ``[lookups]``, each once, in the order in which they come first."""

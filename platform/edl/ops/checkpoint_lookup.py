@@ -149,7 +149,7 @@ def storage_errors_as_bad_input() -> Iterator[None]:
 
 
 def choose_checkpoint(
-    place: CheckpointLocation, number: int | None, skipped: list[SkippedCheckpoint]
+    location: CheckpointLocation, number: int | None, skipped: list[SkippedCheckpoint]
 ) -> CheckpointManifest:
     """The intact checkpoint ``number``, or the one that the place names, or the newest.
 
@@ -161,41 +161,41 @@ def choose_checkpoint(
     Raises:
         BadInputError: there is none, or it cannot be used; says which can.
     """
-    wanted = place.cut if number is None else number
+    cut = location.cut if number is None else number
     with storage_errors_as_bad_input():
-        if wanted is not None:
-            return _require_intact(place, wanted)
-        found = newest_intact_checkpoint(place.directory, skipped.append)
-    if found is not None:
-        return found
+        if cut is not None:
+            return _require_intact(location, cut)
+        manifest = newest_intact_checkpoint(location.directory, skipped.append)
+    if manifest is not None:
+        return manifest
     if not skipped:
         hint = "A run writes one when it starts, and every checkpoint.every_steps steps."
-        raise BadInputError(f"{place.name} has no checkpoint", where=str(place.directory), hint=hint)
-    told = "\n  ".join(f"checkpoint {each.cut}: {each.reason}" for each in skipped)
+        raise BadInputError(f"{location.name} has no checkpoint", where=str(location.directory), hint=hint)
+    reasons = "\n  ".join(f"checkpoint {each.cut}: {each.reason}" for each in skipped)
     raise BadInputError(
-        f"{place.name} has no checkpoint that can be used\n  {told}",
-        where=str(place.directory),
+        f"{location.name} has no checkpoint that can be used\n  {reasons}",
+        where=str(location.directory),
         hint="Copy the run from a backup of its volume, or start a new run.",
     )
 
 
-def _require_intact(place: CheckpointLocation, number: int) -> CheckpointManifest:
-    directory = cut_directory(place.directory, number)
+def _require_intact(location: CheckpointLocation, number: int) -> CheckpointManifest:
+    directory = cut_directory(location.directory, number)
     if not directory.is_dir():
-        known = ", ".join(map(str, list_cuts(place.directory)))
+        known = ", ".join(map(str, list_cuts(location.directory)))
         hint = f"Its checkpoints are: {known}." if known else "It has none."
-        raise BadInputError(f"{place.name} has no checkpoint {number}", where=str(place.directory), hint=hint)
+        raise BadInputError(f"{location.name} has no checkpoint {number}", where=str(location.directory), hint=hint)
     found = load_manifest(directory)
     reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
     if isinstance(found, CheckpointManifest) and reason is None:
         return found
-    raise BadInputError(f"cannot be used: {reason}", where=str(directory), hint=_suggest_intact(place, number))
+    raise BadInputError(f"cannot be used: {reason}", where=str(directory), hint=_suggest_intact(location, number))
 
 
-def _suggest_intact(place: CheckpointLocation, number: int) -> str:
-    other = newest_intact_checkpoint(place.directory)
+def _suggest_intact(location: CheckpointLocation, number: int) -> str:
+    other = newest_intact_checkpoint(location.directory)
     if other is None:
-        return f"No other checkpoint of {place.name} is intact."
+        return f"No other checkpoint of {location.name} is intact."
     return f"Checkpoint {other.cut} is the newest that is intact: --checkpoint {other.cut}."
 
 
@@ -272,7 +272,7 @@ class ListedCheckpoint:
         }
 
 
-def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoint]:
+def list_checkpoints(directory: Path, *, read_all_bytes: bool) -> list[ListedCheckpoint]:
     """The checkpoints in ``directory``, oldest first.
 
     Args:
@@ -282,20 +282,20 @@ def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoin
     Raises:
         StorageError: the folder cannot be read.
     """
-    return [_list_checkpoint(directory, cut, verified=verified) for cut in list_cuts(directory)]
+    return [_list_checkpoint(directory, cut, read_all_bytes=read_all_bytes) for cut in list_cuts(directory)]
 
 
-def newest_usable(found: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
+def newest_usable(checkpoints: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
     """The newest that nothing is known to be wrong with."""
-    return next((each for each in reversed(found) if each.usable), None)
+    return next((each for each in reversed(checkpoints) if each.usable), None)
 
 
-def checkpoint_table(found: Sequence[ListedCheckpoint], now: float) -> list[str]:
+def checkpoint_table(checkpoints: Sequence[ListedCheckpoint], now: float) -> list[str]:
     """Lines, with a head; the newest usable one has a star."""
-    best = newest_usable(found)
+    best = newest_usable(checkpoints)
     head = ["CHECKPOINT", "STEP", "RECORDS", "SIZE", "SHARDS", "AGE", "STATE"]
     return align_columns(
-        [head, *(_checkpoint_row(each, now, newest=each is best) for each in found)], right=_RIGHT_ALIGNED
+        [head, *(_checkpoint_row(each, now, newest=each is best) for each in checkpoints)], right=_RIGHT_ALIGNED
     )
 
 
@@ -317,7 +317,7 @@ def parse_created(created: str) -> float | None:
         return None
 
 
-def _list_checkpoint(checkpoints: Path, cut: int, *, verified: bool) -> ListedCheckpoint:
+def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> ListedCheckpoint:
     directory = cut_directory(checkpoints, cut)
     try:
         found = load_manifest(directory)
@@ -327,10 +327,10 @@ def _list_checkpoint(checkpoints: Path, cut: int, *, verified: bool) -> ListedCh
         if (directory / MANIFEST_NAME).exists():
             return ListedCheckpoint(cut, directory, "damaged", found.reason)
         return ListedCheckpoint(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
-    problem = verify_checkpoint(directory, found, check_shard_bytes if verified else check_shard_size)
+    problem = verify_checkpoint(directory, found, check_shard_bytes if read_all_bytes else check_shard_size)
     if problem:
         return ListedCheckpoint(cut, directory, "damaged", problem, found)
-    return ListedCheckpoint(cut, directory, "intact" if verified else "complete", manifest=found)
+    return ListedCheckpoint(cut, directory, "intact" if read_all_bytes else "complete", manifest=found)
 
 
 def _checkpoint_row(each: ListedCheckpoint, now: float, *, newest: bool) -> list[str]:

@@ -128,21 +128,21 @@ def _is_ending(pod: Manifest) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) or ended
 
 
-def _capacity_problem(pod: Manifest, wait: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
+def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
     """Text and remedy, if the pod is not known to fit on an empty node."""
-    if wait.reason != "Unschedulable":
+    if problem.reason != "Unschedulable":
         return None
-    return _unknown_capacity(pod, wait) if nodes is None else _exceeds_every_node(pod, nodes)
+    return _unknown_capacity(pod, problem) if nodes is None else _exceeds_every_node(pod, nodes)
 
 
-def _unknown_capacity(pod: Manifest, wait: PodProblem) -> tuple[str, str] | None:
+def _unknown_capacity(pod: Manifest, problem: PodProblem) -> tuple[str, str] | None:
     """That nobody here can tell whether room would be enough, if it is room that it waits for."""
     wanted = pod_requests(pod)
-    lacking = {name: wanted[name] for name in insufficient_resources(wait.said) if name in wanted}
+    lacking = {name: wanted[name] for name in insufficient_resources(problem.said) if name in wanted}
     if not lacking:
         return None
     doubt = "whether any node has that much at all is not known: you may not list nodes"
-    return f"{wait.text}; it asks for {format_amounts(lacking)}, and {doubt}", _UNKNOWN_CAPACITY_HINT
+    return f"{problem.text}; it asks for {format_amounts(lacking)}, and {doubt}", _UNKNOWN_CAPACITY_HINT
 
 
 def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:

@@ -141,7 +141,7 @@ def judge_pod_security_dry_run(namespace: str, refusal: ForbiddenError | None) -
 
 
 def judge_user_rights(
-    namespace: str, missing: Sequence[AccessRight], less: Sequence[AccessRight]
+    namespace: str, missing: Sequence[AccessRight], missing_optional: Sequence[AccessRight]
 ) -> Iterator[DoctorFinding]:
     """What the user may not do, those rights together that the same is needed for."""
     for needed_for, role, said in _group_rights(missing):
@@ -155,7 +155,7 @@ def judge_user_rights(
         yield DoctorFinding(
             FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
         )
-    for needed_for, role, said in _group_rights(less):
+    for needed_for, role, said in _group_rights(missing_optional):
         text = f"you may not {said}; missing then: {needed_for}"
         yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
@@ -402,8 +402,8 @@ def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[D
 
 def _check_user_rights(api: KubeClient) -> Iterator[DoctorFinding]:
     missing = [right for right in REQUIRED_RIGHTS if not has_right(api, right)]
-    less = [right for right in OPTIONAL_RIGHTS if not has_right(api, right)]
-    yield from judge_user_rights(api.namespace, missing, less)
+    missing_optional = [right for right in OPTIONAL_RIGHTS if not has_right(api, right)]
+    yield from judge_user_rights(api.namespace, missing, missing_optional)
 
 
 def _check_accounts(api: KubeClient) -> Iterator[DoctorFinding]:
@@ -474,12 +474,12 @@ def _check_claims(api: KubeClient) -> Iterator[DoctorFinding]:
 
 
 def check_image_pull(
-    api: KubeClient, image: str, classes: PriorityClassNames, tell: Callable[[str], None]
+    api: KubeClient, image: str, classes: PriorityClassNames, on_wait: Callable[[str], None]
 ) -> DoctorFinding:
     """Whether the nodes can have an image: a pod of it, with a worker's priority, is started and deleted at once."""
-    visit = HelperPodSpec(None, image, RunAsSpec(), seconds=600, task="tries the image", priority=classes.low)
+    helper_spec = HelperPodSpec(None, image, RunAsSpec(), seconds=600, task="tries the image", priority=classes.low)
     try:
-        with run_helper_pod(api, visit, tell):
+        with run_helper_pod(api, helper_spec, on_wait):
             return DoctorFinding(FindingLevel.OK, "images", f"{image} was pulled, and its container started")
     except RetryableError as error:
         return DoctorFinding(FindingLevel.WARN, "images", f"{image}: {error.message}", error.hint or "")

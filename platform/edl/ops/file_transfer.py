@@ -105,44 +105,48 @@ class VolumeFiles:
         self._ask("make", path)
         self._answer()
 
-    def upload(self, source: Path, path: str, moved: BytesMoved) -> int:
+    def upload(self, source: Path, path: str, on_moved: BytesMoved) -> int:
         """Write a file of this machine to the volume, unless it is there; returns the bytes that did travel."""
         with translate_os_errors(source, "read"):
             size = source.stat().st_size
         sha256 = file_sha256(source)
-        there = self.stat(path)
-        if there.kind == "directory":
+        target_stat = self.stat(path)
+        if target_stat.kind == "directory":
             raise BadInputError("there is a directory of this name", where=path)
-        if there.kind == "file" and there.size == size and self.stat(path, with_digest=True).sha256 == sha256:
-            moved(size)
+        if (
+            target_stat.kind == "file"
+            and target_stat.size == size
+            and self.stat(path, with_digest=True).sha256 == sha256
+        ):
+            on_moved(size)
             return 0
         self._ask("receive", path, size=size, sha256=sha256)
         arrived = int(self._answer()["arrived"])
-        moved(arrived)
-        self._send(source, arrived, size, moved)
+        on_moved(arrived)
+        self._send(source, arrived, size, on_moved)
         self._answer()
         return size - arrived
 
-    def download(self, path: str, target: Path, moved: BytesMoved) -> int:
+    def download(self, path: str, target: Path, on_moved: BytesMoved) -> int:
         """Write a file of the volume to this machine, unless it is here; returns the bytes that did travel."""
-        there = self.stat(path, with_digest=True)
-        if there.kind != "file":
-            raise BadInputError(f"this is no file ({there.kind})", where=path)
-        if target.is_file() and target.stat().st_size == there.size and file_sha256(target) == there.sha256:
-            moved(there.size)
+        source_stat = self.stat(path, with_digest=True)
+        if source_stat.kind != "file":
+            raise BadInputError(f"this is no file ({source_stat.kind})", where=path)
+        if target.is_file() and target.stat().st_size == source_stat.size and file_sha256(target) == source_stat.sha256:
+            on_moved(source_stat.size)
             return 0
-        with PartialUpload(target, there.size, there.sha256) as incoming:
+        with PartialUpload(target, source_stat.size, source_stat.sha256) as incoming:
             before = incoming.arrived
-            moved(before)
-            self._ask("send", path, offset=incoming.arrived, size=there.size)
+            on_moved(before)
+            self._ask("send", path, offset=incoming.arrived, size=source_stat.size)
             while incoming.missing:
                 data = self._receive_frame(DATA_FRAME).payload
                 incoming.write(data)
-                moved(len(data))
+                on_moved(len(data))
             incoming.finish()
-        return there.size - before
+        return source_stat.size - before
 
-    def _send(self, source: Path, offset: int, size: int, moved: BytesMoved) -> None:
+    def _send(self, source: Path, offset: int, size: int, on_moved: BytesMoved) -> None:
         with translate_os_errors(source, "read"), source.open("rb") as file:
             file.seek(offset)
             while offset < size:
@@ -150,7 +154,7 @@ class VolumeFiles:
                 if not data:
                     raise StorageError("the file has become shorter", where=str(source), hint="Copy it once more.")
                 self._pipe.write(encode_frame(DATA_FRAME, data))
-                moved(len(data))
+                on_moved(len(data))
                 offset += len(data)
                 if self._pipe.waiting():  # it speaks only at the end, unless something is wrong
                     self._check_interruption()
@@ -230,7 +234,7 @@ class CopyPlan:
         return sum(item.size for item in self.items)
 
 
-def plan_upload(source: Path, target: str, kind: str) -> CopyPlan:
+def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
     """From this machine to the volume.
 
     Args:
@@ -242,12 +246,12 @@ def plan_upload(source: Path, target: str, kind: str) -> CopyPlan:
         BadInputError: there is no such file, or a directory would take the place of a file.
     """
     if source.is_file():
-        inside = kind == "directory" or target.endswith("/")
+        inside = target_kind == "directory" or target.endswith("/")
         there = posixpath.join(target, source.name) if inside else target
         return CopyPlan((CopyItem(source, there, source.stat().st_size),))
     if not source.is_dir():
         raise BadInputError("no such file or directory", where=str(source))
-    if kind in ("file", "other"):
+    if target_kind in ("file", "other"):
         raise BadInputError("this is a file, and a directory would take its place", where=target)
     with translate_os_errors(source, "list"):
         found = list(_walk_directory(source))
@@ -258,7 +262,7 @@ def plan_upload(source: Path, target: str, kind: str) -> CopyPlan:
 
 
 def plan_download(
-    source: str, entries: Iterable[VolumeEntry], target: Path, *, is_file: bool, inside: bool
+    source: str, entries: Iterable[VolumeEntry], target: Path, *, is_file: bool, into_directory: bool
 ) -> CopyPlan:
     """From the volume to this machine.
 
@@ -274,7 +278,7 @@ def plan_download(
     """
     found = list(entries)
     if is_file:
-        here = target / PurePosixPath(source).name if inside else target
+        here = target / PurePosixPath(source).name if into_directory else target
         return CopyPlan((CopyItem(here, source, found[0].size),))
     if target.is_file():
         raise BadInputError("this is a file, and a directory would take its place", where=str(target))

@@ -88,7 +88,7 @@ class PodImageError(BadInputError):
     """The pod cannot start, and another image may help."""
 
 
-def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
+def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
     """The manifest of the pod."""
     labels = {
         "app.kubernetes.io/name": "edl",
@@ -98,8 +98,8 @@ def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
     }
     container: Manifest = {
         "name": names.ROLE_CONTAINER,
-        "image": visit.image,
-        "command": ["sleep", str(visit.seconds)],
+        "image": helper_spec.image,
+        "command": ["sleep", str(helper_spec.seconds)],
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": {
             "requests": {"cpu": CPU_REQUEST, "memory": MEMORY_REQUEST, "ephemeral-storage": "16Mi"},
@@ -108,27 +108,27 @@ def render_helper_pod(visit: HelperPodSpec, name: str) -> Manifest:
         "securityContext": pod_template.container_security_context(),
     }
     optional: Manifest = {}
-    if visit.claim is not None:
-        container["volumeMounts"] = [{"name": "claim", "mountPath": CLAIM_MOUNT, "readOnly": visit.read_only}]
-        optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]
+    if helper_spec.claim is not None:
+        container["volumeMounts"] = [{"name": "claim", "mountPath": CLAIM_MOUNT, "readOnly": helper_spec.read_only}]
+        optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": helper_spec.claim}}]
     spec: Manifest = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": visit.seconds,
+        "activeDeadlineSeconds": helper_spec.seconds,
         "terminationGracePeriodSeconds": 1,
-        "priorityClassName": visit.priority,
+        "priorityClassName": helper_spec.priority,
         "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_template.pod_security_context(visit.run_as),
+        "securityContext": pod_template.pod_security_context(helper_spec.run_as),
         "containers": [container],
-        "imagePullSecrets": [{"name": name} for name in visit.pull_secrets],
+        "imagePullSecrets": [{"name": name} for name in helper_spec.pull_secrets],
         **optional,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 @contextmanager
-def run_helper_pod(api: KubeClient, visit: HelperPodSpec, tell: Callable[[str], None]) -> Iterator[str]:
+def run_helper_pod(api: KubeClient, helper_spec: HelperPodSpec, on_wait: Callable[[str], None]) -> Iterator[str]:
     """A running pod with the claim, by name; it is deleted afterwards, however that comes.
 
     Args:
@@ -142,27 +142,27 @@ def run_helper_pod(api: KubeClient, visit: HelperPodSpec, tell: Callable[[str], 
         BadInputError: there is no such claim, the pod is refused, or it cannot start.
         RetryableError: the cluster is away, or has no room for the pod within READY_SECONDS.
     """
-    if visit.claim is not None:
+    if helper_spec.claim is not None:
         _require_exec(api)
-        _require_claim(api, visit.claim)
+        _require_claim(api, helper_spec.claim)
     name = new_pod_name()
     try:
-        _create_pod(api, visit, name)
-        _wait_until_running(api, name, visit, tell)
+        _create_pod(api, helper_spec, name)
+        _wait_until_running(api, name, helper_spec, on_wait)
         yield name
     finally:
         with suppress(NotFoundError):
-            _delete_pod(api, name, tell)
+            _delete_pod(api, name, on_wait)
 
 
-def _create_pod(api: KubeClient, visit: HelperPodSpec, name: str) -> None:
+def _create_pod(api: KubeClient, helper_spec: HelperPodSpec, name: str) -> None:
     try:
-        api.create(render_helper_pod(visit, name))
+        api.create(render_helper_pod(helper_spec, name))
     except ForbiddenError as error:
-        if f"no PriorityClass with name {visit.priority} was found" not in error.message:
+        if f"no PriorityClass with name {helper_spec.priority} was found" not in error.message:
             raise
         raise BadInputError(
-            f"There is no PriorityClass {visit.priority}, which the pod that {visit.task} would have",
+            f"There is no PriorityClass {helper_spec.priority}, which the pod that {helper_spec.task} would have",
             hint="Name one that there is (kubectl get priorityclasses): edl data takes it by --priority, edl doctor by "
             "--low.",
         ) from error
@@ -215,36 +215,38 @@ def _require_claim(api: KubeClient, claim: str) -> None:
         ) from error
 
 
-def _wait_until_running(api: KubeClient, name: str, visit: HelperPodSpec, tell: Callable[[str], None]) -> None:
-    deadline, told = time.monotonic() + READY_TIMEOUT_SECONDS, ""
+def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, on_wait: Callable[[str], None]) -> None:
+    deadline, last_text = time.monotonic() + READY_TIMEOUT_SECONDS, ""
     while True:
         found = api.get(PODS, name)
         if found.get("status", {}).get("phase") == "Running":
             return
         wait = find_pod_problem(found) or PodProblem("starting", "the pod starts")
-        hint = _pod_remedy(wait, visit) or None
+        hint = _pod_remedy(wait, helper_spec) or None
         if wait.final:
             kind = PodImageError if wait.reason in IMAGE_REASONS else BadInputError
-            raise kind(f"The pod that {visit.task} cannot start: {wait.text}", where=name, hint=hint)
+            raise kind(f"The pod that {helper_spec.task} cannot start: {wait.text}", where=name, hint=hint)
         if time.monotonic() > deadline:
-            raise NoResponseError(f"The pod that {visit.task} has not started: {wait.text}", where=name, hint=hint)
-        if wait.text != told:
-            told = wait.text
-            tell(told)
+            raise NoResponseError(
+                f"The pod that {helper_spec.task} has not started: {wait.text}", where=name, hint=hint
+            )
+        if wait.text != last_text:
+            last_text = wait.text
+            on_wait(last_text)
         time.sleep(_POLL_SECONDS)
 
 
-def _pod_remedy(wait: PodProblem, visit: HelperPodSpec) -> str:
-    """What can be done; ``wait`` may speak of a job file, and this pod has none."""
-    if wait.reason in IMAGE_REASONS:
-        return visit.remedy
-    if insufficient_resources(wait.said):
+def _pod_remedy(problem: PodProblem, helper_spec: HelperPodSpec) -> str:
+    """What can be done; ``problem`` may speak of a job file, and this pod has none."""
+    if problem.reason in IMAGE_REASONS:
+        return helper_spec.remedy
+    if insufficient_resources(problem.said):
         return f"It asks for {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have gone."
-    return "" if wait.reason == "Unschedulable" and not wait.final else wait.remedy
+    return "" if problem.reason == "Unschedulable" and not problem.final else problem.remedy
 
 
-def _delete_pod(api: KubeClient, name: str, tell: Callable[[str], None]) -> None:
+def _delete_pod(api: KubeClient, name: str, on_wait: Callable[[str], None]) -> None:
     try:
         api.delete(PODS, name)
     except NoResponseError:
-        tell(f"pod {name} could not be deleted: the API server is away; the pod ends by itself")
+        on_wait(f"pod {name} could not be deleted: the API server is away; the pod ends by itself")

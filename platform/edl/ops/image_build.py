@@ -34,7 +34,7 @@ def ignore_patterns(zoo: Path) -> list[str]:
     return [*ALWAYS_IGNORED, *(line.strip() for line in lines if line.strip() and not line.startswith("#"))]
 
 
-def pack_context(zoo: Path, dockerfile: str, into: IO[bytes]) -> int:
+def pack_context(zoo: Path, dockerfile: str, archive_file: IO[bytes]) -> int:
     """Write the context as a tar archive; its size in bytes.
 
     The engine reads the Dockerfile from it and, because the context's ``.dockerignore`` names it, does not copy it.
@@ -50,7 +50,7 @@ def pack_context(zoo: Path, dockerfile: str, into: IO[bytes]) -> int:
     _require_models(zoo)
     patterns = ignore_patterns(zoo)
     added = {DOCKERFILE: dockerfile, IGNORE_FILE: "\n".join([*patterns, DOCKERFILE, IGNORE_FILE]) + "\n"}
-    with tarfile.open(fileobj=into, mode="w") as archive:
+    with tarfile.open(fileobj=archive_file, mode="w") as archive:
         for path in _included_paths(zoo, patterns, added):
             _add_file(archive, zoo, path)
         for name, text in added.items():
@@ -58,8 +58,8 @@ def pack_context(zoo: Path, dockerfile: str, into: IO[bytes]) -> int:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    size = into.tell()
-    into.seek(0)
+    size = archive_file.tell()
+    archive_file.seek(0)
     return size
 
 
@@ -136,7 +136,7 @@ def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments:
         EngineError: the engine went away.
     """
     with translate_docker_errors(engine.address):
-        told = engine.client.build(
+        messages = engine.client.build(
             fileobj=context,
             custom_context=True,
             dockerfile=DOCKERFILE,
@@ -146,17 +146,17 @@ def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments:
             forcerm=True,
             decode=True,
         )
-        yield from build_lines(told)
+        yield from build_lines(messages)
 
 
-def build_lines(told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def build_lines(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of a build, from the engine's messages: fragments joined, progress bars left out.
 
     Raises:
         BuildFailedError: the messages say that the build failed.
     """
     rest, step, error = "", "", ""
-    for message in told:  # to its end, error or not: the connection is free then
+    for message in messages:  # to its end, error or not: the connection is free then
         error = error or str(message.get("error", ""))
         *whole, rest = (rest + _message_text(message)).split("\n")
         for line in (found.rstrip() for found in whole if found.strip()):
@@ -278,8 +278,8 @@ def inspect_image(engine: DockerEngine, image: str) -> dict[str, Any]:
         EngineError: there is no such image, or the engine went away.
     """
     with translate_docker_errors(engine.address):
-        found: dict[str, Any] = engine.client.inspect_image(image)
-        return found
+        description: dict[str, Any] = engine.client.inspect_image(image)
+        return description
 
 
 def image_faults(config: Mapping[str, Any]) -> Iterator[str]:

@@ -66,20 +66,20 @@ def push_image(engine: DockerEngine, image: str) -> Iterator[PushProgress]:
     """
     with translate_docker_errors(engine.address):
         try:
-            told = engine.client.push(image, stream=True, decode=True)
+            messages = engine.client.push(image, stream=True, decode=True)
         except APIError as error:
             raise push_error(str(error.explanation or error), image) from error
-        yield from push_progress(told, image)
+        yield from push_progress(messages, image)
 
 
-def push_progress(told: Iterable[Mapping[str, Any]], image: str) -> Iterator[PushProgress]:
+def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator[PushProgress]:
     """The states of a push, from the engine's messages.
 
     Raises:
         PushRefusedError: a message says no.
     """
     state, error = PushProgress(), ""
-    for message in told:  # to its end, error or not: the connection is free then
+    for message in messages:  # to its end, error or not: the connection is free then
         error = error or str(message.get("error", ""))
         state = state.hear(message)
         yield state

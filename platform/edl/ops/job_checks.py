@@ -45,13 +45,13 @@ def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordC
     require_training_packages()
     for problem in _missing_native_code(spec):
         raise problem
-    defined = _defined_names(spec, evaluates=bool(spec.data.validation) and not predict)
-    if _READER_FUNCTION in defined:
+    defined_names = _defined_names(spec, evaluates=bool(spec.data.validation) and not predict)
+    if _READER_FUNCTION in defined_names:
         return _UNKNOWN_COUNTS
     try:
         return _count_all_records(spec, predict=predict, resumed=resumed)
     except BadInputError:
-        if STAR_IMPORT in defined:  # perhaps a reader of its own: whoever runs the module finds out
+        if STAR_IMPORT in defined_names:  # perhaps a reader of its own: whoever runs the module finds out
             return _UNKNOWN_COUNTS
         raise
 
@@ -90,20 +90,20 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     Args:
         spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
     """
-    found = [("ps.store", problem) for problem in _missing_native_code(spec)]
-    defined: Sequence[str] = ()
+    problems = [("ps.store", problem) for problem in _missing_native_code(spec)]
+    defined_names: Sequence[str] = ()
     if _is_local_path(spec.model.zoo, spec):
         try:
-            defined = _defined_names(spec, evaluates=bool(spec.data.validation))
+            defined_names = _defined_names(spec, evaluates=bool(spec.data.validation))
         except BadInputError as error:
-            found.append(("model.definition", error))
-    if _READER_FUNCTION in defined:
-        return found
+            problems.append(("model.definition", error))
+    if _READER_FUNCTION in defined_names:
+        return problems
     data = spec.data
     for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
         for path in paths:
-            found += _missing_data(f"data.{name}", path) if _is_local_path(path, spec) else ()
-    return found
+            problems += _missing_data(f"data.{name}", path) if _is_local_path(path, spec) else ()
+    return problems
 
 
 _UNKNOWN_COUNTS = RecordCounts(training=None, validation=None, prediction=None)
@@ -124,8 +124,8 @@ def _missing_native_code(spec: JobSpec) -> Iterator[BadInputError]:
 
 
 def _is_local_path(path: str, spec: JobSpec) -> bool:
-    away = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
-    return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
+    unmounted = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
+    return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in unmounted)
 
 
 def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
@@ -140,11 +140,11 @@ def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
 
 def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition)
-    defined = module.names
+    names = module.names
     needed = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
-    missing = [name for name in needed if name not in defined]
-    if missing and STAR_IMPORT not in defined:
-        public = [name for name in defined if not name.startswith("_")]
+    missing = [name for name in needed if name not in names]
+    if missing and STAR_IMPORT not in names:
+        public = [name for name in names if not name.startswith("_")]
         close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS])
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
@@ -152,7 +152,7 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
         )
     check_misnamed(module.path)
-    return defined
+    return names
 
 
 def _count_records(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ def check_model(spec: JobSpec) -> ModelCheckResult:
     with tempfile.TemporaryDirectory(prefix="edl-check-") as folder:
         spec_file, result_file = Path(folder, "spec.json"), Path(folder, "result.json")
         spec_file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *_CHECK_PROGRAM, str(spec_file), str(result_file)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -215,7 +215,7 @@ def check_model(spec: JobSpec) -> ModelCheckResult:
             check=False,
         )
         if not result_file.exists():
-            return _result_of_crash(done.returncode, done.stdout)
+            return _result_of_crash(process.returncode, process.stdout)
         result = json.loads(result_file.read_text(encoding="utf-8"))
     return ModelCheckResult(tuple(result["lines"]), result["failure"], result["detail"], result["exit_code"])
 

@@ -72,8 +72,8 @@ class ObjectDeletion:
 
 def list_job_objects(api: KubeClient, job: str) -> JobObjects:
     """What of a job is there. Pods are listed first: once the master's is gone nobody makes anything new."""
-    found: list[Manifest] = []
-    unseen: list[str] = []
+    objects: list[Manifest] = []
+    unlistable: list[str] = []
     now = 0.0
     for kind in _JOB_KINDS:
         try:
@@ -81,15 +81,15 @@ def list_job_objects(api: KubeClient, job: str) -> JobObjects:
         except RbacDeniedError:
             if kind in (PODS, JOBS):
                 raise
-            unseen.append(kind.plural)  # the Job owns it, so it goes with the Job
+            unlistable.append(kind.plural)  # the Job owns it, so it goes with the Job
             continue
         head = {"apiVersion": kind.api_version, "kind": kind.name}
-        found += [{**head, **item} for item in answer.body.get("items") or ()]
+        objects += [{**head, **item} for item in answer.body.get("items") or ()]
         now = answer.server_time or now
-    return JobObjects(tuple(found), now, tuple(unseen))
+    return JobObjects(tuple(objects), now, tuple(unlistable))
 
 
-def plan_deletions(there: JobObjects, nodes_ready: Mapping[str, bool]) -> list[ObjectDeletion]:
+def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> list[ObjectDeletion]:
     """What has to be deleted by hand: the Job, what nobody owns, pods that should be gone. The rest follows the Job.
 
     The master goes first, or it would ask for new workers when it sees the old ones go.
@@ -99,12 +99,14 @@ def plan_deletions(there: JobObjects, nodes_ready: Mapping[str, bool]) -> list[O
         nodes_ready: of the nodes that are known; a node that is gone is not ready.
     """
     found = []
-    for thing in there.objects:
+    for thing in job_objects.objects:
         kind, meta = manifest_kind(thing), thing["metadata"]
         if "deletionTimestamp" not in meta:
             if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
                 found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
-        elif kind is PODS and is_deletion_stuck(thing, nodes_ready.get(thing["spec"].get("nodeName", "")), there.now):
+        elif kind is PODS and is_deletion_stuck(
+            thing, nodes_ready.get(thing["spec"].get("nodeName", "")), job_objects.now
+        ):
             found.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace=0))
     return found
 
@@ -153,34 +155,34 @@ class JobDeletion:
 
     def round(self) -> JobObjects:
         """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
-        there = list_job_objects(self._api, self._job)
-        if SECRETS.plural in there.unlistable_kinds and not self._asked:
+        job_objects = list_job_objects(self._api, self._job)
+        if SECRETS.plural in job_objects.unlistable_kinds and not self._asked:
             self._delete_unlistable_token()
-        for deletion in plan_deletions(there, self._nodes_ready(there)):
+        for deletion in plan_deletions(job_objects, self._nodes_ready(job_objects)):
             if (deletion.uid, deletion.grace) not in self._asked:
                 self._delete(deletion)
                 self._asked.add((deletion.uid, deletion.grace))
-        return there
+        return job_objects
 
     def finish(
         self,
-        told: Callable[[JobObjects], Any],
+        on_round: Callable[[JobObjects], Any],
         clock: Callable[[], float],
         sleep: Callable[[float], Any],
-        seconds: float = DELETION_TIMEOUT_SECONDS,
+        timeout: float = DELETION_TIMEOUT_SECONDS,
     ) -> None:
-        """Go on until nothing is left; ``told`` hears of each round.
+        """Go on until nothing is left; ``on_round`` hears of each round.
 
         Raises:
-            DeletionTimeoutError: something is left after ``seconds``.
+            DeletionTimeoutError: something is left after ``timeout``.
             ApiError: the server refuses a deletion.
         """
-        end = clock() + seconds
+        end = clock() + timeout
         while there := self.round():
-            told(there)
+            on_round(there)
             if clock() >= end:
                 raise DeletionTimeoutError(
-                    f"After {seconds:.0f} s there is still: {format_object_list(there.objects)}",
+                    f"After {timeout:.0f} s there is still: {format_object_list(there.objects)}",
                     where=f"job {self._job}",
                     hint="Deleting goes on in the cluster; call `edl delete` again to see it through.",
                 )
@@ -199,9 +201,9 @@ class JobDeletion:
         except (NotFoundError, RbacDeniedError):
             return  # it is gone, or goes with the Job
 
-    def _nodes_ready(self, there: JobObjects) -> dict[str, bool]:
+    def _nodes_ready(self, job_objects: JobObjects) -> dict[str, bool]:
         """Whether the nodes of leaving pods are ready, as far as this user may know."""
-        leaving = [pod for pod in there.of(PODS) if "deletionTimestamp" in pod["metadata"]]
+        leaving = [pod for pod in job_objects.of(PODS) if "deletionTimestamp" in pod["metadata"]]
         ready: dict[str, bool] = {}
         for name in {pod["spec"].get("nodeName", "") for pod in leaving} - {""}:
             try:

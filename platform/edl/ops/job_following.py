@@ -34,7 +34,7 @@ def poll_repeatedly(
     look: Callable[[], PolledValue],
     seconds: float = POLL_SECONDS,
     *,
-    answered: bool = False,
+    server_answered: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[PolledValue]:
@@ -55,7 +55,7 @@ def poll_repeatedly(
         try:
             value = look()
         except RetryableError as error:
-            if not answered:
+            if not server_answered:
                 raise
             now = clock()
             if failing_since is None:
@@ -64,7 +64,7 @@ def poll_repeatedly(
             if now - failing_since > LONGEST_ABSENCE_SECONDS:
                 raise
         else:
-            failing_since, answered = None, True
+            failing_since, server_answered = None, True
             yield value
         sleep(seconds)
 
@@ -109,28 +109,28 @@ class JobFollower:
         self._told = PublishedStatus()
         self.progress: RunProgress | None = None
 
-    def see(self, seen: JobView | None) -> RunOutcome | None:
+    def see(self, job_view: JobView | None) -> RunOutcome | None:
         """Show the job as it is now; None as long as it goes on.
 
         Args:
             seen: None: it is there no more.
         """
-        if seen is None:
+        if job_view is None:
             return self._unpublished_outcome("Interrupted", DELETED_REASON)
-        progress = self.progress or RunProgress(seen.created)
-        for event in new_events(self._shown_events, seen.told.events):
+        progress = self.progress or RunProgress(job_view.created)
+        for event in new_events(self._shown_events, job_view.told.events):
             progress = progress.after(event)
             self._renderer.show_event(event, progress)
-        self.progress = progress.at(seen.told.status) if seen.told.status else progress
-        self._shown_events, self._told = seen.told.events, seen.told
+        self.progress = progress.at(job_view.told.status) if job_view.told.status else progress
+        self._shown_events, self._told = job_view.told.events, job_view.told
         self._renderer.refresh(self.progress, time.time())
         if progress.ended is not None:
             failure = self._told.failure
             return decide_outcome(
                 progress.ended, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
             )
-        if seen.ended:
-            return self._unpublished_outcome(seen.phase, "" if seen.phase == "Done" else UNEXPLAINED_END)
+        if job_view.ended:
+            return self._unpublished_outcome(job_view.phase, "" if job_view.phase == "Done" else UNEXPLAINED_END)
         return None
 
     def _unpublished_outcome(self, phase: str, reason: str) -> RunOutcome:
@@ -142,7 +142,7 @@ class JobFollower:
 
 
 def follow_job(
-    api: KubeClient, watched: WatchedJob, uid: str, *, as_json: bool, check: JobObserver = lambda _: None
+    api: KubeClient, watched: WatchedJob, uid: str, *, as_json: bool, observe: JobObserver = lambda _: None
 ) -> int:
     """Show a job until its end; returns the exit code that ``edl run`` would have.
 
@@ -156,25 +156,27 @@ def follow_job(
     Raises:
         RetryableError: the API server is away for too long; the job goes on.
     """
-    with choose_renderer(as_json=as_json) as face:
-        face.planned(watched)
-        following = JobFollower(face)
-        looks = poll_repeatedly(lambda: _find_job(api, watched.job, uid, check), answered=True)  # when the job was made
+    with choose_renderer(as_json=as_json) as renderer:
+        renderer.planned(watched)
+        following = JobFollower(renderer)
+        looks = poll_repeatedly(
+            lambda: _find_job(api, watched.job, uid, observe), server_answered=True
+        )  # when the job was made
         ends = (following.see(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
-    face.ended(watched, outcome)
+    renderer.ended(watched, outcome)
     return outcome.exit_code
 
 
-def new_events(known: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequence[JobEvent]:
+def new_events(shown: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequence[JobEvent]:
     """The events after those that are known; all of them when none of these is left among the newest."""
-    if known and known[-1] in events:
-        at = len(events) - 1 - list(reversed(events)).index(known[-1])
+    if shown and shown[-1] in events:
+        at = len(events) - 1 - list(reversed(events)).index(shown[-1])
         return events[at + 1 :]
     return events
 
 
-def _find_job(api: KubeClient, job: str, uid: str, check: JobObserver) -> JobView | None:
+def _find_job(api: KubeClient, job: str, uid: str, observe: JobObserver) -> JobView | None:
     from edl.ops import job_view
 
     seen: JobView | None
@@ -184,5 +186,5 @@ def _find_job(api: KubeClient, job: str, uid: str, check: JobObserver) -> JobVie
         seen = None
     if seen is not None and seen.uid != uid:
         seen = None
-    check(seen)
+    observe(seen)
     return seen

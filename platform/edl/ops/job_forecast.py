@@ -198,45 +198,48 @@ class JobForecast:
         return [fit for fit in self.placements if fit.group.role is role]
 
 
-def forecast_job(crowds: Sequence[PodGroup], room: ClusterCapacity | None, quotas: NamespaceQuotas) -> JobForecast:
-    """Let the crowds in one after the other; takes from ``room`` and ``quotas``."""
+def forecast_job(groups: Sequence[PodGroup], capacity: ClusterCapacity | None, quotas: NamespaceQuotas) -> JobForecast:
+    """Let the crowds in one after the other; takes from ``capacity`` and ``quotas``."""
     free = nodes = None
-    if room is not None:
-        free, nodes = _relevant_resources(room.free(crowds[-1].pod), crowds), (room.nodes_usable, room.nodes_total)
-    return JobForecast(tuple(_place_group(crowd, room, quotas) for crowd in crowds), free, nodes)
+    if capacity is not None:
+        free, nodes = (
+            _relevant_resources(capacity.free(groups[-1].pod), groups),
+            (capacity.nodes_usable, capacity.nodes_total),
+        )
+    return JobForecast(tuple(_place_group(crowd, capacity, quotas) for crowd in groups), free, nodes)
 
 
-def _place_group(crowd: PodGroup, room: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
-    never = None if room is None else room.never_fits_reason(crowd.pod)
+def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
+    never_reason = None if capacity is None else capacity.never_fits_reason(group.pod)
     allowed, placed = 0, 0
     waiting: PodPlacement | None = None
     refusal = None
-    for _ in range(crowd.count):
-        refusal = quotas.admit_pod(crowd.pod)
+    for _ in range(group.count):
+        refusal = quotas.admit_pod(group.pod)
         if refusal is not None:
             break
         allowed += 1
-        if room is None or waiting:  # pods of one kind: where one finds no room, the next finds none
+        if capacity is None or waiting:  # pods of one kind: where one finds no room, the next finds none
             continue
-        place = room.place(crowd.pod)
+        place = capacity.place(group.pod)
         if place.node is None:
             waiting = place
         else:
             placed += 1
-    each = {name: amount for name, amount in pod_requests(crowd.pod).items() if name != _HIDDEN_RESOURCE}
+    requests_per_pod = {name: amount for name, amount in pod_requests(group.pod).items() if name != _HIDDEN_RESOURCE}
     return GroupPlacement(
-        group=crowd,
-        requests_per_pod=each,
+        group=group,
+        requests_per_pod=requests_per_pod,
         allowed=allowed,
-        placed=None if room is None else placed,
+        placed=None if capacity is None else placed,
         lacking=waiting.lacking if waiting else (),
         may_preempt=waiting is not None and waiting.may_preempt,
         refusal=refusal,
-        never=never,
+        never=never_reason,
     )
 
 
-def _relevant_resources(free: ResourceAmounts, crowds: Sequence[PodGroup]) -> dict[str, Fraction]:
+def _relevant_resources(free: ResourceAmounts, groups: Sequence[PodGroup]) -> dict[str, Fraction]:
     """Of what is free, that which the job asks for."""
-    asked = set[str]().union(*(pod_requests(crowd.pod) for crowd in crowds)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
+    asked = set[str]().union(*(pod_requests(crowd.pod) for crowd in groups)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
     return {name: amount for name, amount in free.items() if name in asked}

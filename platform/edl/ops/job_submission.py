@@ -41,7 +41,7 @@ def submit_job(
     job: str,
     manifests: Sequence[Manifest],
     submission: str,
-    told: Callable[[Manifest], Any] = lambda _: None,
+    on_created: Callable[[Manifest], Any] = lambda _: None,
 ) -> SubmittedJob:
     """Create a rendered job and let it start.
 
@@ -56,17 +56,21 @@ def submit_job(
     """
     *parts, rendered = manifests
     try:
-        made = create_suspended_job(api, job, rendered, submission, told)
-        create_dependents(api, made, parts, told)
-        unsuspend_job(api, made)
+        submitted = create_suspended_job(api, job, rendered, submission, on_created)
+        create_dependents(api, submitted, parts, on_created)
+        unsuspend_job(api, submitted)
     except BaseException as error:
         _roll_back_on_error(api, rendered["metadata"]["name"], submission, error)
         raise
-    return made
+    return submitted
 
 
 def create_suspended_job(
-    api: KubeClient, job: str, rendered: Manifest, submission: str, told: Callable[[Manifest], Any] = lambda _: None
+    api: KubeClient,
+    job: str,
+    rendered: Manifest,
+    submission: str,
+    on_created: Callable[[Manifest], Any] = lambda _: None,
 ) -> SubmittedJob:
     """Create the Job of a job, suspended.
 
@@ -74,20 +78,25 @@ def create_suspended_job(
         ConflictError: a Job of another submission has its name.
     """
     made = _create_or_get_job(api, _with_suspend(rendered, submission), submission)
-    told(made)
+    on_created(made)
     meta = made["metadata"]
     return SubmittedJob(job, meta["name"], meta["uid"], str(meta.get("namespace") or api.namespace))
 
 
 def create_dependents(
-    api: KubeClient, made: SubmittedJob, parts: Sequence[Manifest], told: Callable[[Manifest], Any] = lambda _: None
+    api: KubeClient,
+    submitted: SubmittedJob,
+    parts: Sequence[Manifest],
+    on_created: Callable[[Manifest], Any] = lambda _: None,
 ) -> None:
     """Create what is missing of the rest of a job."""
     for part in parts:
-        told(_create_or_get_part(api, _with_owner(part, owner_reference(made.name, made.uid)), made.uid))
+        on_created(
+            _create_or_get_part(api, _with_owner(part, owner_reference(submitted.name, submitted.uid)), submitted.uid)
+        )
 
 
-def unsuspend_job(api: KubeClient, made: SubmittedJob) -> None:
+def unsuspend_job(api: KubeClient, submitted: SubmittedJob) -> None:
     """Let a built job start.
 
     Raises:
@@ -95,8 +104,8 @@ def unsuspend_job(api: KubeClient, made: SubmittedJob) -> None:
         ApiError: another Job has its name by now.
     """
     # the server refuses a patch with a uid for any other object
-    meta = {"uid": made.uid, "annotations": {BEGUN_ANNOTATION: "true"}}
-    api.patch(JOBS, made.job_object_name, {"metadata": meta, "spec": {"suspend": False}})
+    meta = {"uid": submitted.uid, "annotations": {BEGUN_ANNOTATION: "true"}}
+    api.patch(JOBS, submitted.job_object_name, {"metadata": meta, "spec": {"suspend": False}})
 
 
 def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
@@ -296,15 +305,15 @@ def _container_status(pod: str, container: Manifest, *, leaving: bool) -> Master
 
 
 def wait_for_start(
-    look: Callable[[], MasterPodStatus],
-    told: Callable[[MasterPodStatus], None],
+    read_status: Callable[[], MasterPodStatus],
+    on_change: Callable[[MasterPodStatus], None],
     clock: Callable[[], float],
     sleep: Callable[[float], Any],
 ) -> MasterPodStatus:
-    """Look until the master has started or failed, at most START_SECONDS; ``told`` hears of each change."""
+    """Look until the master has started or failed, at most START_SECONDS; ``on_change`` hears of each change."""
     began = clock()
-    last, running_since = look(), began
-    told(last)
+    last, running_since = read_status(), began
+    on_change(last)
     while last.stage not in FINAL_STAGES:
         now = clock()
         if last.stage is not MasterStage.RUNNING:
@@ -312,9 +321,9 @@ def wait_for_start(
         if now - began >= START_TIMEOUT_SECONDS or now - running_since >= SETTLE_SECONDS:
             break
         sleep(START_POLL_SECONDS)
-        seen = look()
+        seen = read_status()
         if seen != last:
-            told(seen)
+            on_change(seen)
         last = seen
     return last
 
@@ -336,15 +345,15 @@ class MasterStatusReader:
         pods = self._api.list(PODS, labels=names.label_selector(self._job, Role.MASTER)).items
         own = [pod for pod in pods if _is_owned_by(pod, self._uid)]
         newest = max(own, key=_pod_age_key, default=None)
-        sight = classify_master_pod(newest)
-        if sight.stage is MasterStage.RUNNING and self._has_published():
-            return MasterPodStatus(MasterStage.SERVING, pod=sight.pod)
-        if sight.stage is MasterStage.FAILED and sight.exit_code is not None and not sight.message:
-            return replace(sight, message=self._read_log_tail(sight.pod, sight.container or names.ROLE_CONTAINER))
-        if sight.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not sight.message:
+        status = classify_master_pod(newest)
+        if status.stage is MasterStage.RUNNING and self._has_published():
+            return MasterPodStatus(MasterStage.SERVING, pod=status.pod)
+        if status.stage is MasterStage.FAILED and status.exit_code is not None and not status.message:
+            return replace(status, message=self._read_log_tail(status.pod, status.container or names.ROLE_CONTAINER))
+        if status.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not status.message:
             about = newest["metadata"]["uid"] if newest else self._uid
-            return MasterPodStatus(sight.stage, sight.reason, self._newest_warning(about), pod=sight.pod)
-        return sight
+            return MasterPodStatus(status.stage, status.reason, self._newest_warning(about), pod=status.pod)
+        return status
 
     def _has_published(self) -> bool:
         try:

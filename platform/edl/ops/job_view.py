@@ -157,9 +157,9 @@ def job_conditions(job: Manifest) -> dict[str, Manifest]:
     return {each["type"]: each for each in found if each.get("status") == "True"}
 
 
-def list_jobs(api: KubeClient, *, everywhere: bool = False) -> list[JobView]:
+def list_jobs(api: KubeClient, *, all_namespaces: bool = False) -> list[JobView]:
     """All jobs of the namespace, or of all namespaces, by namespace and name."""
-    where = ALL_NAMESPACES if everywhere else None
+    where = ALL_NAMESPACES if all_namespaces else None
     pages = _published_pages(api.list(CONFIGMAPS, namespace=where, labels=names.label_selector()).items)
     jobs = api.list(JOBS, namespace=where, labels=MASTER_SELECTOR)
     found = [_make_job_view(job, pages.get((job["metadata"]["namespace"], _job_name(job)), {})) for job in jobs.items]
@@ -300,18 +300,18 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
 # The job that has a name already.
 
 
-def find_existing_job(there: JobObjects) -> JobView | None:
+def find_existing_job(job_objects: JobObjects) -> JobView | None:
     """The Job among what has a job's label; None when there is none, though other objects may be left."""
-    for job in there.of(JOBS):
+    for job in job_objects.of(JOBS):
         meta = job["metadata"]
         name = meta["labels"][names.JOB_LABEL]
-        return JobView(name, meta.get("namespace", ""), job, *_read_publication(there, name))
+        return JobView(name, meta.get("namespace", ""), job, *_read_publication(job_objects, name))
     return None
 
 
-def read_submitted_spec(there: JobObjects, name: str) -> JobSpec | None:
+def read_submitted_spec(job_objects: JobObjects, name: str) -> JobSpec | None:
     """The spec that the job was submitted with; None when its ConfigMap is gone or of another version of EDL."""
-    for page in there.of(CONFIGMAPS):
+    for page in job_objects.of(CONFIGMAPS):
         if page["metadata"]["name"] == names.spec_configmap(name):
             try:
                 return load_job_text((page.get("data") or {}).get(names.SPEC_KEY, ""), names.spec_configmap(name))
@@ -325,9 +325,9 @@ def format_submit_time(job: JobView) -> str:
     return str(job.job["metadata"].get("creationTimestamp", "")).replace("T", " ").replace("Z", " UTC")
 
 
-def _read_publication(there: JobObjects, name: str) -> tuple[PublishedStatus, str]:
+def _read_publication(job_objects: JobObjects, name: str) -> tuple[PublishedStatus, str]:
     pages: Manifest = {}
-    for page in there.of(CONFIGMAPS):
+    for page in job_objects.of(CONFIGMAPS):
         if page["metadata"]["name"] == names.status_configmap(name):
             pages = page.get("data") or {}
     try:

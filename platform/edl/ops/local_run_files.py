@@ -34,9 +34,9 @@ def local_run_hint(job: str | None) -> str:
         and (run := newest_run(locate_job_dir(Path(DEFAULT_STORAGE_DIR), job)))
     ):
         return f"{job} ran on this machine, its newest run is {run.path}{_files_text(run, job)}."
-    if known := local_job_names():
+    if names := local_job_names():
         return (
-            f"Jobs that edl run started here: {', '.join(known)}; {_RUN_FILES} of each run are in"
+            f"Jobs that edl run started here: {', '.join(names)}; {_RUN_FILES} of each run are in"
             f" {local_jobs_folder()}/JOB/RUN/."
         )
     return (

@@ -122,10 +122,10 @@ _EXIT_CODES = {SIGINT: INTERRUPTED_EXIT, SIGPIPE: OUTPUT_CLOSED_EXIT, SIGTERM: S
 class LocalRunFollower:
     """One supervised run as ``edl run`` sees it."""
 
-    def __init__(self, run: RunDirectory, face: PipeSafeRenderer, events: JsonLinesTail, began: float) -> None:
-        """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
-        self._run, self._renderer, self._events = run, face, events
-        self.progress = RunProgress(began)
+    def __init__(self, run: RunDirectory, renderer: PipeSafeRenderer, events: JsonLinesTail, start_time: float) -> None:
+        """Follow ``run``, of which ``events`` has not been shown yet, and tell ``renderer``."""
+        self._run, self._renderer, self._events = run, renderer, events
+        self.progress = RunProgress(start_time)
         self._is_training = not (run.path / PREDICT_FILE).exists()
         self._stopped_by: int | None = None
         self._deadline: float | None = None
@@ -155,10 +155,10 @@ class LocalRunFollower:
         with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
             self.progress = self.progress.at(section_type.from_json(Status, read_json(self._run.status)))
 
-    def _stop_supervisor(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
+    def _stop_supervisor(self, supervisor: subprocess.Popen[bytes], stop_signal: Signal) -> None:
         number = SIGINT
         if self._stopped_by is None:
-            self._stopped_by = _EXIT_CODES[wish]
+            self._stopped_by = _EXIT_CODES[stop_signal]
             self._renderer.show_notice(_STOPPING_NOTICE if self._is_training else _LEAVING_NOTICE)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
@@ -224,12 +224,12 @@ def _read_failure(run: RunDirectory) -> RunFailure:
 
 def _log_ends(run: RunDirectory) -> str:
     """The ends of the logs that say why there was no master in the end."""
-    told = []
+    lines_shown = []
     for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
         with suppress(OSError):  # it did not come so far as to have a log
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            told += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]
-    return "\n".join(told)
+            lines_shown += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]
+    return "\n".join(lines_shown)
 
 
 @contextmanager
@@ -322,13 +322,13 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
         if plan.restart is not None:
             restart_journal(plan.restart, f"edl run, process {os.getpid()}")
             reopen_run(run)
-        began = time.time()
-        append_json_line(run.events, to_json(_run_started_event(plan, began)))
+        start_time = time.time()
+        append_json_line(run.events, to_json(_run_started_event(plan, start_time)))
         try:
             supervisor = start_supervisor(run.path, SUPERVISOR_PROGRAM)
         except OSError as error:
             raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
-        outcome = LocalRunFollower(run, face, events, began).follow_until_end(supervisor)
+        outcome = LocalRunFollower(run, face, events, start_time).follow_until_end(supervisor)
     face.ended(plan, outcome)
     return outcome.exit_code
 

@@ -29,11 +29,11 @@ class LogSelection:
         return self.role.value if self.index is None else f"{self.role.value}-{self.index}"
 
 
-def select_log_pods(pods: Sequence[Manifest], chosen: LogSelection) -> list[Manifest]:
+def select_log_pods(pods: Sequence[Manifest], selection: LogSelection) -> list[Manifest]:
     """Those pods; of several of the same name, such as masters, the newest that has come so far as to print."""
     newest: dict[str, Manifest] = {}
     for pod in pods:
-        if pod_role(pod) is not chosen.role or chosen.index not in (None, pod_index(pod)):
+        if pod_role(pod) is not selection.role or selection.index not in (None, pod_index(pod)):
             continue
         known = newest.get(pod_label(pod))
         if known is None or _newest_rank(pod) >= _newest_rank(known):

@@ -41,8 +41,8 @@ class _MessageRule:
     final: bool
 
 
-def _make_rule(pattern: str, text: str, remedy: str = "", *, final: bool = False) -> _MessageRule:
-    return _MessageRule(re.compile(pattern), text, remedy, final)
+def _make_rule(pattern: str, text: str, remedy: str = "", *, is_final: bool = False) -> _MessageRule:
+    return _MessageRule(re.compile(pattern), text, remedy, is_final)
 
 
 _SCHEDULER_RULES = (
@@ -88,7 +88,7 @@ _CLAIM_RULES = (
         r'persistentvolumeclaim "([^"]+)" not found',
         "there is no PersistentVolumeClaim {0}",
         "Create the claim; the pod starts then.",
-        final=True,
+        is_final=True,
     ),
     _make_rule(
         r"unbound immediate PersistentVolumeClaims",
@@ -143,7 +143,7 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
     return PodProblem("Pending", "the scheduler has not looked at it yet")
 
 
-def parse_scheduler_message(said: str, reason: str = "Unschedulable") -> PodProblem:
+def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodProblem:
     """What the scheduler's message means.
 
     ``0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 Insufficient cpu. preemption: ...``
@@ -153,24 +153,24 @@ def parse_scheduler_message(said: str, reason: str = "Unschedulable") -> PodProb
             reason,
             "something holds it back from the scheduler",
             "Another controller of the cluster must let it go.",
-            said=said,
+            said=message,
         )
     for rule in _CLAIM_RULES:
-        if match := rule.pattern.search(said):
-            return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, said)
-    head, _, told = said.partition("nodes are available: ")
+        if match := rule.pattern.search(message):
+            return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, message)
+    head, _, told = message.partition("nodes are available: ")
     reasons = told.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
     total = head.strip().rpartition("/")[2].strip()
     found = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
     if not found:
-        return PodProblem(reason, said or "the scheduler finds no place for it", said=said)
+        return PodProblem(reason, message or "the scheduler finds no place for it", said=message)
     remedies = list(dict.fromkeys(remedy for _, remedy in found if remedy))
-    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=said)
+    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=message)
 
 
-def insufficient_resources(said: str) -> list[str]:
+def insufficient_resources(message: str) -> list[str]:
     """The resources that the scheduler's message says are insufficient somewhere: ``["cpu"]``."""
-    return list(dict.fromkeys(name.rstrip(".,") for name in re.findall(r"\d+ Insufficient (\S+)", said)))
+    return list(dict.fromkeys(name.rstrip(".,") for name in re.findall(r"\d+ Insufficient (\S+)", message)))
 
 
 def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:

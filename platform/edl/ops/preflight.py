@@ -77,12 +77,14 @@ def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFindin
     return list(found.values())
 
 
-def check_job_name(job: str, old: JobView | None, there: JobObjects, *, replaces: bool) -> list[PreflightFinding]:
+def check_job_name(
+    job: str, old: JobView | None, job_objects: JobObjects, *, replaces_ended: bool
+) -> list[PreflightFinding]:
     """What is wrong with the job's name: another job has it, or what is left of one."""
     if old is None:
-        if not there:
+        if not job_objects:
             return []
-        message = f"an earlier job {job} left something behind: {format_object_list(there.objects)}"
+        message = f"an earlier job {job} left something behind: {format_object_list(job_objects.objects)}"
         return [PreflightFinding(message, f"Remove it first: edl delete {job}")]
     taken = f"the name {job} is taken by a job of {format_submit_time(old)}"
     if old.phase == "Deleting":
@@ -93,40 +95,42 @@ def check_job_name(job: str, old: JobView | None, there: JobObjects, *, replaces
             "or choose another name: --set name=…"
         )
         return [PreflightFinding(f"{taken}, which is at work ({old.phase})", hint)]
-    if replaces:
+    if replaces_ended:
         return []
     hint = f"Remove its objects with edl delete {job} (what is on its volumes stays), or go on with it: --resume"
     return [PreflightFinding(f"{taken}, which has ended ({old.phase})", hint)]
 
 
-def check_quotas(fits: Sequence[GroupPlacement], quotas: NamespaceQuotas) -> list[PreflightFinding]:
+def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) -> list[PreflightFinding]:
     """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these.
 
     Args:
         fits: of all pods of the job.
         quotas: those that the fits were made with.
     """
-    works = any(fit.allowed for fit in fits if fit.group.role is Role.WORKER)
-    refused = [(fit.group, fit.refusal) for fit in fits if not (works and fit.group.role is Role.WORKER)]
+    works = any(fit.allowed for fit in placements if fit.group.role is Role.WORKER)
+    refused = [(fit.group, fit.refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
     return [
-        _quota_finding(refusal, _minimum_pods(fits, crowd), quotas) for crowd, refusal in refused if refusal is not None
+        _quota_finding(refusal, _minimum_pods(placements, crowd), quotas)
+        for crowd, refusal in refused
+        if refusal is not None
     ]
 
 
 def _quota_finding(
-    refusal: QuotaRefusal, least: Sequence[tuple[PodGroup, int]], quotas: NamespaceQuotas
+    refusal: QuotaRefusal, minimum_pods: Sequence[tuple[PodGroup, int]], quotas: NamespaceQuotas
 ) -> PreflightFinding:
-    resource, pods = refusal.resource, [crowd.pod for crowd, count in least for _ in range(count)]
+    resource, pods = refusal.resource, [crowd.pod for crowd, count in minimum_pods for _ in range(count)]
     room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
     need = format_amount(resource, quotas.asked(refusal.quota, resource, pods))
-    who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in least)
+    who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in minimum_pods)
     message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
     return PreflightFinding(message, QUOTA_HINT)
 
 
-def _minimum_pods(fits: Iterable[GroupPlacement], refused: PodGroup) -> list[tuple[PodGroup, int]]:
+def _minimum_pods(placements: Iterable[GroupPlacement], refused: PodGroup) -> list[tuple[PodGroup, int]]:
     """The fewest pods that do something: how many of each crowd. The worker is one of those refused, if any is."""
-    crowds = [fit.group for fit in fits]
+    crowds = [fit.group for fit in placements]
     workers = [crowd for crowd in (refused, *crowds) if crowd.role is Role.WORKER][:1]
     others = [(crowd, crowd.count) for crowd in crowds if crowd.role is not Role.WORKER]
     return [*others, *((crowd, 1) for crowd in workers)]
@@ -146,7 +150,7 @@ def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> Pre
 
 
 def check_pod_references(
-    crowd: PodGroup, classes: Sequence[str], accounts: Sequence[str] | None
+    group: PodGroup, classes: Sequence[str], accounts: Sequence[str] | None
 ) -> list[PreflightFinding]:
     """What a pod names and the cluster does not have; admission stops at the first of these, and a user should not.
 
@@ -155,7 +159,7 @@ def check_pod_references(
         classes: the PriorityClasses that there are; empty if they are not known.
         accounts: the namespace's ServiceAccounts; None if they are not known.
     """
-    spec, about = crowd.pod["spec"], (crowd.role.value,)
+    spec, about = group.pod["spec"], (group.role.value,)
     priority, account = spec.get("priorityClassName"), spec.get("serviceAccountName")
     found = [_missing_class_finding(priority, classes, about)] if classes and priority not in classes else []
     return found + (
@@ -175,13 +179,13 @@ def _missing_account_finding(name: str, about: tuple[str, ...]) -> PreflightFind
     return PreflightFinding(f"there is no ServiceAccount {name}", hint, about)
 
 
-def refusal_finding(error: ApiError, crowd: PodGroup | None, classes: Sequence[str]) -> PreflightFinding:
-    """What the server says to an object, or to a pod of ``crowd``.
+def refusal_finding(error: ApiError, group: PodGroup | None, classes: Sequence[str]) -> PreflightFinding:
+    """What the server says to an object, or to a pod of ``group``.
 
     Args:
         classes: the PriorityClasses that there are, as far as known.
     """
-    about = () if crowd is None else (crowd.role.value,)
+    about = () if group is None else (group.role.value,)
     message = _FORBIDDEN_PREFIX.sub("", error.message)
     if namespace := _MISSING_NAMESPACE.search(message):
         hint = "Choose another with -n, or have an admin create it."
@@ -253,19 +257,19 @@ def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResul
         PreflightError: with every reason for which the server would not take the job.
         ApiError: the server cannot be asked.
     """
-    there = list_job_objects(api, request.job)  # first and alone: one clear error when there is no such server
-    answers = _ask_all(api, request, there)
-    if findings := merge_findings(_collect_findings(request, there, answers)):
+    job_objects = list_job_objects(api, request.job)  # first and alone: one clear error when there is no such server
+    answers = _ask_all(api, request, job_objects)
+    if findings := merge_findings(_collect_findings(request, job_objects, answers)):
         raise PreflightError(request.job, api.namespace, findings)
     crowds = tuple(crowd for crowd in answers.pods if isinstance(crowd, PodGroup))
     remarks = tuple(answer for answer in answers.object_checks if isinstance(answer, str))
-    return PreflightResult(there, crowds, answers.nodes, answers.running_pods, answers.quotas, remarks)
+    return PreflightResult(job_objects, crowds, answers.nodes, answers.running_pods, answers.quotas, remarks)
 
 
-def _ask_all(api: KubeClient, request: SubmissionRequest, there: JobObjects) -> _PreflightAnswers:
+def _ask_all(api: KubeClient, request: SubmissionRequest, job_objects: JobObjects) -> _PreflightAnswers:
     """All questions, a few at a time."""
     with ThreadPoolExecutor(PREFLIGHT_THREADS) as pool:
-        objects = [pool.submit(_dry_run_create, api, thing, there) for thing in request.manifests]
+        objects = [pool.submit(_dry_run_create, api, thing, job_objects) for thing in request.manifests]
         pods = [pool.submit(_admit_group, api, crowd) for crowd in request.pod_groups]
         checked = [pool.submit(_check_object, api, VOLUME_CLAIMS, name) for name in request.claims]
         checked += [pool.submit(_check_object, api, SECRETS, name) for name in request.pull_secrets]
@@ -287,11 +291,13 @@ def _ask_all(api: KubeClient, request: SubmissionRequest, there: JobObjects) -> 
 
 
 def _collect_findings(
-    request: SubmissionRequest, there: JobObjects, answers: _PreflightAnswers
+    request: SubmissionRequest, job_objects: JobObjects, answers: _PreflightAnswers
 ) -> Iterator[PreflightFinding]:
     """Everything that is in the way, what concerns the whole job first; some of it several times."""
     classes, accounts = _object_names(answers.classes) or (), _object_names(answers.accounts)
-    yield from check_job_name(request.job, find_existing_job(there), there, replaces=request.replaces_ended)
+    yield from check_job_name(
+        request.job, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
+    )
     for refused in answers.objects:
         yield from refused
     for crowd, admitted in zip(request.pod_groups, answers.pods, strict=True):
@@ -302,14 +308,14 @@ def _collect_findings(
     yield from (answer for answer in answers.object_checks if isinstance(answer, PreflightFinding))
 
 
-def _dry_run_create(api: KubeClient, thing: Manifest, there: JobObjects) -> list[PreflightFinding]:
+def _dry_run_create(api: KubeClient, thing: Manifest, job_objects: JobObjects) -> list[PreflightFinding]:
     name = thing["metadata"]["name"]
     try:
         api.create(thing, dry_run=True)
     except ConflictError as error:
-        known = any((old["kind"], old["metadata"]["name"]) == (thing["kind"], name) for old in there.objects)
-        own = find_existing_job(there)
-        if known or (own is not None and thing["kind"].lower() + "s" in there.unlistable_kinds):
+        known = any((old["kind"], old["metadata"]["name"]) == (thing["kind"], name) for old in job_objects.objects)
+        own = find_existing_job(job_objects)
+        if known or (own is not None and thing["kind"].lower() + "s" in job_objects.unlistable_kinds):
             return []  # of_name speaks of it, or it is replaced
         return [refusal_finding(error, None, ())]
     except RetryableError:
@@ -319,13 +325,13 @@ def _dry_run_create(api: KubeClient, thing: Manifest, there: JobObjects) -> list
     return []
 
 
-def _admit_group(api: KubeClient, crowd: PodGroup) -> PodGroup | ApiError:
+def _admit_group(api: KubeClient, group: PodGroup) -> PodGroup | ApiError:
     """The crowd with its pod as the server would have it; under a name of its own, whatever else there is."""
-    meta = crowd.pod["metadata"]
+    meta = group.pod["metadata"]
     unnamed = {key: value for key, value in meta.items() if key not in ("name", "ownerReferences")}
-    pod = {**crowd.pod, "metadata": {**unnamed, "generateName": f"{meta['name']}-"}}
+    pod = {**group.pod, "metadata": {**unnamed, "generateName": f"{meta['name']}-"}}
     try:
-        return PodGroup(crowd.role, crowd.count, api.create(pod, dry_run=True))
+        return PodGroup(group.role, group.count, api.create(pod, dry_run=True))
     except RetryableError:
         raise
     except ApiError as error:
@@ -350,9 +356,9 @@ def _check_object(api: KubeClient, kind: ResourceKind, name: str) -> PreflightFi
     return None
 
 
-def _list_if_allowed(ask: Callable[[], ResourceList]) -> tuple[Manifest, ...] | None:
+def _list_if_allowed(list_objects: Callable[[], ResourceList]) -> tuple[Manifest, ...] | None:
     try:
-        return ask().items
+        return list_objects().items
     except RbacDeniedError:
         return None
 

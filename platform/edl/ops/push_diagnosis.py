@@ -26,36 +26,46 @@ _FULL_TABLE_HINT = (
 )
 
 
-def diagnose_pushes(job: JobView, called: str) -> Iterator[JobFinding]:
-    """What holds updates up or will; ``called`` is the job as the next command names it."""
-    told = job.status.parameters if job.status else None
-    if told is None:
+def diagnose_pushes(job: JobView, command_target: str) -> Iterator[JobFinding]:
+    """What holds updates up or will; ``command_target`` is the job as the next command names it."""
+    parameters_status = job.status.parameters if job.status else None
+    if parameters_status is None:
         return
     if not job.ended:
-        yield from list(_find_waiting_update(job, told, called)) or _find_small_updates(job, told)
-        yield from _find_full_tables(job, told)
-    yield from _find_refused_pushes(job, told)
+        yield from list(_find_waiting_update(job, parameters_status, command_target)) or _find_small_updates(
+            job, parameters_status
+        )
+        yield from _find_full_tables(job, parameters_status)
+    yield from _find_refused_pushes(job, parameters_status)
 
 
-def _find_waiting_update(job: JobView, told: ParametersStatus, called: str) -> Iterator[JobFinding]:
+def _find_waiting_update(
+    job: JobView, parameters_status: ParametersStatus, command_target: str
+) -> Iterator[JobFinding]:
     """An update that has not got its gradients for long."""
-    now = told.round
-    if now is None or now.seconds < LONG_UPDATE_SECONDS or not now.awaited:
+    current_round = parameters_status.round
+    if current_round is None or current_round.seconds < LONG_UPDATE_SECONDS or not current_round.awaited:
         return
-    missing = max(1, min(now.wanted - now.arrived, now.awaited_total))  # a worker that was refused once is waited for
+    missing = max(
+        1, min(current_round.wanted - current_round.arrived, current_round.awaited_total)
+    )  # a worker that was refused once is waited for
     gradients = "1 gradient" if missing == 1 else f"{missing} gradients"
     text = (
-        f"an update has been waiting for {gradients} for {now.seconds:.0f} s (sync, {now.arrived} of {now.wanted}"
-        f" arrived); awaited: {_awaited_workers(now)}{_missing_workers_text(job, now)}"
+        f"an update has been waiting for {gradients} for {current_round.seconds:.0f} s (sync, "
+        f"{current_round.arrived} of {current_round.wanted}"
+        f" arrived); awaited: {_awaited_workers(current_round)}{_missing_workers_text(job, current_round)}"
     )
-    remedy = f"`edl logs {called} -r worker` shows what they do. A lower strategy.grads_to_wait leaves slow ones out."
+    remedy = (
+        f"`edl logs {command_target} -r worker` shows what they do. A lower "
+        "strategy.grads_to_wait leaves slow ones out."
+    )
     yield JobFinding(job.name, text, remedy)
 
 
-def _find_small_updates(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
+def _find_small_updates(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
     """Updates of fewer gradients than the job wants, because workers are not there."""
-    wanted, running = told.strategy.grads_to_wait, job.running
-    if told.strategy.mode == "sync" and 0 < running < wanted:
+    wanted, running = parameters_status.strategy.grads_to_wait, job.running
+    if parameters_status.strategy.mode == "sync" and 0 < running < wanted:
         text = (
             f"updates are of {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
             f"{_missing_workers_text(job, None)}"
@@ -63,9 +73,9 @@ def _find_small_updates(job: JobView, told: ParametersStatus) -> Iterator[JobFin
         yield JobFinding(job.name, text, "Nothing need be done: those that join are waited for from their first push.")
 
 
-def _find_full_tables(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
+def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
     """Tables that are close to their bound."""
-    for table in told.tables:
+    for table in parameters_status.tables:
         if table.full is not None and table.full >= FULL_TABLE_SHARE and table.max_rows:
             text = (
                 f"table {table.name} has {format_percent(table.full)} of ps.max_rows ({table.rows:,} rows of "
@@ -74,12 +84,12 @@ def _find_full_tables(job: JobView, told: ParametersStatus) -> Iterator[JobFindi
             yield JobFinding(job.name, text, _FULL_TABLE_HINT)
 
 
-def _find_refused_pushes(job: JobView, told: ParametersStatus) -> Iterator[JobFinding]:
+def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
     """Work that was thrown away because the values it was computed at were too old."""
-    share = told.refused_share
-    if share < HIGH_REFUSED_SHARE or told.pushes + told.refused < MIN_PUSHES:
+    share = parameters_status.refused_share
+    if share < HIGH_REFUSED_SHARE or parameters_status.pushes + parameters_status.refused < MIN_PUSHES:
         return
-    strategy = told.strategy
+    strategy = parameters_status.strategy
     text = (
         f"{format_percent(share)} of pushes were rejected as too old and computed again (sync, {strategy.grads_to_wait}"
         f" gradients an update, tolerance {strategy.version_tolerance})"
@@ -91,16 +101,16 @@ def _find_refused_pushes(job: JobView, told: ParametersStatus) -> Iterator[JobFi
     yield JobFinding(job.name, text, remedy)
 
 
-def _awaited_workers(now: RoundStatus) -> str:
-    more = now.awaited_total - len(now.awaited)
+def _awaited_workers(current_round: RoundStatus) -> str:
+    more = current_round.awaited_total - len(current_round.awaited)
     if more:
-        return f"{', '.join(_worker_labels(now.awaited))} and {more} more"
-    return format_short_list(_worker_labels(now.awaited), _MAX_NAMED_WORKERS)
+        return f"{', '.join(_worker_labels(current_round.awaited))} and {more} more"
+    return format_short_list(_worker_labels(current_round.awaited), _MAX_NAMED_WORKERS)
 
 
-def _missing_workers_text(job: JobView, now: RoundStatus | None) -> str:
+def _missing_workers_text(job: JobView, current_round: RoundStatus | None) -> str:
     """``; worker-1 is gone, not waited for``; empty when everybody is there."""
-    awaited = set(now.awaited) if now else set()
+    awaited = set(current_round.awaited) if current_round else set()
     gone, away = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
     if not gone | away:
         return ""
@@ -148,28 +158,29 @@ MIN_TIMELINE_SECONDS = 60.0
 """Workers that have been awaited for a shorter time are no reason for anything."""
 
 
-def diagnose_slowdown(job: JobView, called: str) -> Iterator[JobFinding]:
-    """What cost time so far; ``called`` is the job as the next command names it."""
-    yield from _find_missing_workers(job, called)
-    yield from _find_unapplied_steps(job, called)
+def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]:
+    """What cost time so far; ``command_target`` is the job as the next command names it."""
+    yield from _find_missing_workers(job, command_target)
+    yield from _find_unapplied_steps(job, command_target)
     told = job.told
-    yield from _find_losses(job.name, told.losses or DisruptionCounter.of(told.events).losses, called)
+    yield from _find_losses(job.name, told.losses or DisruptionCounter.of(told.events).losses, command_target)
     for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, WarningRaised)):
         yield JobFinding(job.name, message)
 
 
-def _find_unapplied_steps(job: JobView, called: str) -> Iterator[JobFinding]:
+def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Steps done and pushes applied differ: the parameters are not what the records would have made of them."""
     steps = job.status.steps_not_applied if job.status is not None else 0
     if steps:
         text = f"{steps:,} steps differ between what workers reported as done and what parameter servers applied"
         remedy = (
-            f"Something other than EDL's worker speaks to them with the job's token; `edl logs {called}` says when."
+            "Something other than EDL's worker speaks to them with the job's token; `edl logs "
+            f"{command_target}` says when."
         )
         yield JobFinding(job.name, text, remedy)
 
 
-def _find_missing_workers(job: JobView, called: str) -> Iterator[JobFinding]:
+def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Fewer workers than were wanted, on average."""
     status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.told.timeline))
     if status is None or len(moments) < 2 or moments[-1].time - moments[0].time < MIN_TIMELINE_SECONDS:
@@ -179,7 +190,7 @@ def _find_missing_workers(job: JobView, called: str) -> Iterator[JobFinding]:
         waiting = sum(moment.pending > 0 for moment in moments) / len(moments)
         text = f"{had:.1f} workers on average of {wanted} that were wanted"
         more = f"; in {waiting:.0%} of the time some waited for room" if waiting >= 0.05 else ""
-        yield JobFinding(job.name, text + more, f"`edl status {called}` draws the workers over time.")
+        yield JobFinding(job.name, text + more, f"`edl status {command_target}` draws the workers over time.")
 
 
 def average_workers(moments: Sequence[TimelinePoint]) -> float:
@@ -189,7 +200,7 @@ def average_workers(moments: Sequence[TimelinePoint]) -> float:
     return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(moments[-1].workers)
 
 
-def _find_losses(job: str, losses: DisruptionReport, called: str) -> Iterator[JobFinding]:
+def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Iterator[JobFinding]:
     """What was lost, over the job's whole life."""
     for what, by_reason in (
         ("workers", losses.workers),
@@ -198,7 +209,7 @@ def _find_losses(job: str, losses: DisruptionReport, called: str) -> Iterator[Jo
     ):
         if by_reason:
             told = ", ".join(f"{count} x {reason}" for reason, count in sorted(by_reason.items()))
-            yield JobFinding(job, f"{what} lost: {told}", f"`edl events {called}` shows when.")
+            yield JobFinding(job, f"{what} lost: {told}", f"`edl events {command_target}` shows when.")
     if losses.rollbacks:
         text = (
             f"rolled back {losses.rollbacks} times, {losses.records_rolled_back:,} records again: "

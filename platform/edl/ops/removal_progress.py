@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 _MOST_PODS_NAMED = 4
 
 
-def leftovers_text(there: JobObjects) -> str:
+def leftovers_text(leftovers: JobObjects) -> str:
     """In a line; pods by name when they are few."""
     from edl.ops.job_deletion import count_by_kind
 
-    pods = [pod["metadata"]["name"] for pod in there.objects if pod["kind"] == "Pod"]
+    pods = [pod["metadata"]["name"] for pod in leftovers.objects if pod["kind"] == "Pod"]
     named = f" ({', '.join(pods)})" if 0 < len(pods) <= _MOST_PODS_NAMED else ""
-    return f"being removed: {count_by_kind(there.objects)}{named}"
+    return f"being removed: {count_by_kind(leftovers.objects)}{named}"
 
 
 def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:

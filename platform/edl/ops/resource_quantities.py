@@ -60,9 +60,9 @@ def subtract_resources(one: ResourceAmounts, other: ResourceAmounts) -> dict[str
     return {name: amount - other.get(name, 0) for name, amount in one.items()}
 
 
-def lacking_resources(room: ResourceAmounts, wanted: ResourceAmounts) -> list[str]:
-    """The resources of which there is too little; one that ``room`` does not name is not there."""
-    return [name for name, amount in wanted.items() if amount > room.get(name, 0)]
+def lacking_resources(available: ResourceAmounts, wanted: ResourceAmounts) -> list[str]:
+    """The resources of which there is too little; one that ``available`` does not name is not there."""
+    return [name for name, amount in wanted.items() if amount > available.get(name, 0)]
 
 
 def format_amount(name: str, amount: Fraction) -> str:

@@ -64,7 +64,7 @@ def build_request(
 
 def _pod_groups(spec: JobSpec, job: Manifest, namespace: str) -> tuple[PodGroup, ...]:
     def pod(role: Role, wish: PodOptions = DEFAULT_OPTIONS) -> Manifest:
-        return render_pod(spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage_path(spec), wish=wish)
+        return render_pod(spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage_path(spec), options=wish)
 
     raised = elevated_worker_count(parse_priority(spec.workers.priority).share, spec.workers.max)
     found = [

@@ -90,18 +90,18 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
     Raises:
         BadInputError: all that is left of what the run trained is damaged.
     """
-    left_out: list[SkippedCheckpoint] = []
-    checkpoint, exported = (
-        checkpoint_manifest.newest_intact_checkpoint(run.checkpoints, left_out.append),
+    skipped: list[SkippedCheckpoint] = []
+    checkpoint, export_file = (
+        checkpoint_manifest.newest_intact_checkpoint(run.checkpoints, skipped.append),
         _exported_model(run),
     )
-    damaged = tuple(filter(_was_trained, left_out))
+    damaged = tuple(filter(_was_trained, skipped))
     if checkpoint and checkpoint.directory:
         of_checkpoint = TrainedWeights(checkpoint.directory, run, checkpoint, damaged)
-        if of_checkpoint.trained or not (exported or damaged):
+        if of_checkpoint.trained or not (export_file or damaged):
             return of_checkpoint
-    if exported is not None:
-        return TrainedWeights(exported, run, damaged=damaged)
+    if export_file is not None:
+        return TrainedWeights(export_file, run, damaged=damaged)
     if damaged:
         reasons = "".join(f"\n  checkpoint {each.cut}: {each.reason}" for each in damaged)
         raise BadInputError(

@@ -51,7 +51,7 @@ def _exec_submitter(spec: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.submitter", spec])  # noqa: S606
 
 
-def _exec_role(role: str, spec: str, say: AnnounceLog) -> None:
+def _exec_role(role: str, spec: str, announce_log: AnnounceLog) -> None:
     """In the child: prepare, and become the role."""
     from edl.api.errors import EdlError
     from edl.pod.role_preparation import log_heading, prepare_role, role_log_path
@@ -61,5 +61,5 @@ def _exec_role(role: str, spec: str, say: AnnounceLog) -> None:
     except EdlError as error:
         print(f"edl-role: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    say(str(role_log_path(variables)), log_heading(variables))
+    announce_log(str(role_log_path(variables)), log_heading(variables))
     os.execve(sys.executable, [sys.executable, "-P", "-m", f"edl.{role}"], variables)  # noqa: S606

@@ -37,8 +37,8 @@ class LogFile:
         limit: bytes that may wait.
     """
 
-    def __init__(self, notice: Callable[[str], None], *, limit: int = BACKLOG_BYTES) -> None:
-        self._on_failure, self._limit = notice, limit
+    def __init__(self, on_failure: Callable[[str], None], *, limit: int = BACKLOG_BYTES) -> None:
+        self._on_failure, self._limit = on_failure, limit
         self._waiting: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._dropped_bytes = 0
@@ -69,13 +69,13 @@ class LogFile:
             self._backlog_bytes += len(data)
             self._changed.notify()
 
-    def close(self, patience: float) -> None:
-        """Give the disk up to ``patience`` seconds for what waits."""
+    def close(self, timeout: float) -> None:
+        """Give the disk up to ``timeout`` seconds for what waits."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join(patience)
+            self._thread.join(timeout)
 
     def _run(self, path: Path, heading: str) -> None:
         try:
@@ -123,8 +123,8 @@ class InitProcess:
             that it raises is the end of the child.
     """
 
-    def __init__(self, become: Callable[[AnnounceLog], None]) -> None:
-        self._exec_child = become
+    def __init__(self, exec_child: Callable[[AnnounceLog], None]) -> None:
+        self._exec_child = exec_child
         self._log = LogFile(lambda sentence: _write_stdout(f"edl-role: {sentence}\n".encode()))
         self._told = b""
         self._exit_code: int | None = None

@@ -71,7 +71,7 @@ class RequestedRun:
         return self.run.endswith(FROM_CHECKPOINT_SUFFIX)
 
 
-def open_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
+def open_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     """The Job's run directory, ready for its master.
 
     Args:
@@ -83,31 +83,31 @@ def open_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
             work.
         StorageError: the disk fails.
     """
-    check_writable(wanted.job_dir)
-    run = _resume_run(wanted, spec) if wanted.run else _create_run(wanted, spec)
+    check_writable(requested.job_dir)
+    run = _resume_run(requested, spec) if requested.run else _create_run(requested, spec)
     check_writable(run.path)
     return run
 
 
-def _create_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
-    run = RunDirectory(wanted.job_dir / wanted.uid)
+def _create_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
+    run = RunDirectory(requested.job_dir / requested.uid)
     make_run_directory(run, GROUP_MODE)
     if not run.spec.exists():
         _write_start(run, spec, RunStarted(run.run_id, str(run.path), time=time.time()))
     return run
 
 
-def _resume_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
-    marker = wanted.job_dir / f"{wanted.uid}.run"
+def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
+    marker = requested.job_dir / f"{requested.uid}.run"
     if marker.exists():
-        return RunDirectory(wanted.job_dir / str(read_json(marker)["run"]))
-    run = _find_run(wanted)
-    holder = f"edl-role of Job {wanted.uid}"
+        return RunDirectory(requested.job_dir / str(read_json(marker)["run"]))
+    run = _find_run(requested)
+    holder = f"edl-role of Job {requested.uid}"
     changed = tuple(map(format_change, check_resume_changes(run, spec)))
-    if wanted.from_checkpoint:
-        planned = plan_restart(run)
-        restart_journal(planned, holder, exclusive=False)
-        changed = (*planned.lines(), *changed)
+    if requested.from_checkpoint:
+        restart = plan_restart(run)
+        restart_journal(restart, holder, exclusive=False)
+        changed = (*restart.lines(), *changed)
     reopen_run(run, holder, exclusive=False)
     make_run_directory(run, GROUP_MODE)
     _write_start(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
@@ -115,17 +115,17 @@ def _resume_run(wanted: RequestedRun, spec: JobSpec) -> RunDirectory:
     return run
 
 
-def _find_run(wanted: RequestedRun) -> RunDirectory:
+def _find_run(requested: RequestedRun) -> RunDirectory:
     existing = [
-        run for run in list_submitted_runs(wanted.job_dir) if has_journal(run)
+        run for run in list_submitted_runs(requested.job_dir) if has_journal(run)
     ]  # a submission that failed leaves a spec only
-    found = [run for run in existing if wanted.run_id in (LATEST_RUN, run.run_id)]
-    if not found:
+    matching_runs = [run for run in existing if requested.run_id in (LATEST_RUN, run.run_id)]
+    if not matching_runs:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to go on with" if wanted.run_id == LATEST_RUN else f"run {wanted.run_id!r} to go on with"
+        meant = "run to go on with" if requested.run_id == LATEST_RUN else f"run {requested.run_id!r} to go on with"
         hint = f"Its runs there, the one that was started or resumed last is last: {names}."
-        raise BadInputError(f"this job has no {meant}", where=str(wanted.job_dir), hint=hint)
-    run = found[-1]
+        raise BadInputError(f"this job has no {meant}", where=str(requested.job_dir), hint=hint)
+    run = matching_runs[-1]
     if read_phase(run) == "Done":
         raise BadInputError(
             f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts anew."

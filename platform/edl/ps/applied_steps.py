@@ -91,13 +91,15 @@ class AppliedSteps:
         """
         if incarnation < max(self._incarnation, 1):
             raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
-        known = max(self._incarnation, self._last_known_incarnation)
-        if known and incarnation > known + MAX_MASTERS_AHEAD:
+        last_known = max(self._incarnation, self._last_known_incarnation)
+        if last_known and incarnation > last_known + MAX_MASTERS_AHEAD:
             raise RetryableError(
-                f"master incarnation {incarnation} attaches, and {known} is the last one heard of here"
+                f"master incarnation {incarnation} attaches, and {last_known} is the last one heard of here"
             )
 
-    def attach(self, incarnation: int, floor: int, revoked: Iterable[int], live: Iterable[int]) -> None:
+    def attach(
+        self, incarnation: int, lowest_open_lease: int, revoked_leases: Iterable[int], live_leases: Iterable[int]
+    ) -> None:
         """A master takes over, or the same one comes back.
 
         Args:
@@ -111,17 +113,17 @@ class AppliedSteps:
         """
         self.check_may_attach(incarnation)
         self._incarnation = incarnation
-        self._revoked_leases |= set(revoked)
-        self._surviving_leases = frozenset(live)
-        self.close_leases_below(floor)
+        self._revoked_leases |= set(revoked_leases)
+        self._surviving_leases = frozenset(live_leases)
+        self.close_leases_below(lowest_open_lease)
 
     def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
         """What would become of this push; changes nothing."""
         granted_by = lease >> INCARNATION_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
-        known = granted_by == self._incarnation or lease in self._surviving_leases
-        if not known or lease < self._lowest_open_lease or lease in self._revoked_leases:
+        is_believed = granted_by == self._incarnation or lease in self._surviving_leases
+        if not is_believed or lease < self._lowest_open_lease or lease in self._revoked_leases:
             return AdmissionOutcome.REVOKED
         return AdmissionOutcome.APPLIED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
@@ -134,16 +136,16 @@ class AppliedSteps:
             self._admitted_count += 1
         return admission
 
-    def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
+    def revoke(self, leases: Iterable[int], lowest_open_lease: int) -> dict[int, int]:
         """Close leases for good.
 
         Returns:
-            ``through`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
+            ``steps_by_lease`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
         """
-        through = {lease: self._steps.get(lease, 0) for lease in leases}
-        self._revoked_leases |= through.keys()
-        self.close_leases_below(floor)
-        return through
+        steps_by_lease = {lease: self._steps.get(lease, 0) for lease in leases}
+        self._revoked_leases |= steps_by_lease.keys()
+        self.close_leases_below(lowest_open_lease)
+        return steps_by_lease
 
     def applied(self) -> dict[int, int]:
         """``through`` of every lease at or above the floor that is not revoked."""
@@ -168,28 +170,28 @@ class AppliedSteps:
         """
         return {lease: self._first_steps[lease] for lease in leases if lease in self._first_steps}
 
-    def reached(self, within: Mapping[int, int]) -> bool:
+    def reached(self, included_steps: Mapping[int, int]) -> bool:
         """Whether so many steps of each lease are in."""
-        return all(self._steps.get(lease, 0) >= steps for lease, steps in within.items())
+        return all(self._steps.get(lease, 0) >= steps for lease, steps in included_steps.items())
 
-    def beyond(self, within: Mapping[int, int]) -> dict[int, int]:
+    def beyond(self, included_steps: Mapping[int, int]) -> dict[int, int]:
         """``through`` of those of these leases of which more steps are in than so many."""
-        return {n: self._steps[n] for n, steps in within.items() if self._steps.get(n, 0) > steps}
+        return {n: self._steps[n] for n, steps in included_steps.items() if self._steps.get(n, 0) > steps}
 
-    def restore(self, applied: Mapping[int, int], *, complete: bool = False) -> None:
+    def restore(self, applied_steps: Mapping[int, int], *, covers_all_steps: bool = False) -> None:
         """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
 
-        ``complete``: nothing was applied since that checkpoint, so that these are all steps of each lease.
+        ``covers_all_steps``: nothing was applied since that checkpoint, so that these are all steps of each lease.
         """
-        self._steps = {lease: through for lease, through in applied.items() if lease >= self._lowest_open_lease}
-        self._first_steps = dict(self._steps) if complete else {}
+        self._steps = {lease: through for lease, through in applied_steps.items() if lease >= self._lowest_open_lease}
+        self._first_steps = dict(self._steps) if covers_all_steps else {}
         self._admitted_count = 0
 
-    def close_leases_below(self, floor: int) -> None:
+    def close_leases_below(self, lowest_open_lease: int) -> None:
         """Close every lease below a floor, and forget it; a floor never goes down."""
-        if floor <= self._lowest_open_lease:
+        if lowest_open_lease <= self._lowest_open_lease:
             return
-        self._lowest_open_lease = floor
+        self._lowest_open_lease = lowest_open_lease
         self._steps = {lease: through for lease, through in self._steps.items() if lease >= self._lowest_open_lease}
         self._revoked_leases = {lease for lease in self._revoked_leases if lease >= self._lowest_open_lease}
         self._first_steps = {lease: step for lease, step in self._first_steps.items() if lease in self._steps}

@@ -54,16 +54,16 @@ class BodyReader:
         self._data = data
         self._used = 0
 
-    def read_floats(self, count: int, of: Callable[[], str]) -> Floats:
-        """The next float32 values, without a copy; ``of`` names them in errors."""
-        start = self._advance(4 * count, of)
+    def read_floats(self, count: int, describe: Callable[[], str]) -> Floats:
+        """The next float32 values, without a copy; ``describe`` names them in errors."""
+        start = self._advance(4 * count, describe)
         return np.frombuffer(self._data, np.float32, count, start)
 
-    def ids(self, count: int, of: Callable[[], str]) -> Ids:
+    def ids(self, count: int, describe: Callable[[], str]) -> Ids:
         """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
-        start = self._advance(8 * count, of)
-        found = np.frombuffer(self._data, np.int64, count, start)
-        return found if count and found.flags.aligned else found.copy()
+        start = self._advance(8 * count, describe)
+        values = np.frombuffer(self._data, np.int64, count, start)
+        return values if count and values.flags.aligned else values.copy()
 
     def end(self) -> None:
         """Refuse a body that goes on."""
@@ -72,12 +72,12 @@ class BodyReader:
                 f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
             )
 
-    def _advance(self, size: int, of: Callable[[], str]) -> int:
+    def _advance(self, size: int, describe: Callable[[], str]) -> int:
         start = self._used
         if size < 0 or start + size > self._data.nbytes:
             left = self._data.nbytes - start
             raise PeerRefusedError(
-                f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
+                f"{describe()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
             )
         self._used = start + size
         return start
@@ -90,19 +90,21 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
         Refused: sizes do not agree.
         BadInputError: a variable, table or optimizer that cannot be.
     """
-    declared = ModelDeclaration(
+    model_declaration = ModelDeclaration(
         tuple(variable_from_message(message) for message in head.dense),
         tuple(table_from_message(message) for message in head.tables),
         OptimizerSpec.from_json(json_object(head.optimizer, "the optimizer")),
         head.fingerprint,
     )
-    content = BodyReader(body)
-    dense = content.read_floats(declared.size, lambda: f"the values of {_describe_variables(declared)}")
-    content.end()
-    return declared, dense
+    reader = BodyReader(body)
+    initial_values = reader.read_floats(
+        model_declaration.size, lambda: f"the values of {_describe_variables(model_declaration)}"
+    )
+    reader.end()
+    return model_declaration, initial_values
 
 
-def parse_push_id(head: pb.Push, most_steps: int = MAX_LEASE_STEPS) -> PushId:
+def parse_push_id(head: pb.Push, max_lease_steps: int = MAX_LEASE_STEPS) -> PushId:
     """Which step of which lease a push is.
 
     A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
@@ -116,79 +118,85 @@ def parse_push_id(head: pb.Push, most_steps: int = MAX_LEASE_STEPS) -> PushId:
     """
     pushes: list[pb.Push | pb.Share] = [head, *head.round]
     for one in pushes:
-        if one.step >= most_steps:
-            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
+        if one.step >= max_lease_steps:
+            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {max_lease_steps - 1}"
             raise PeerRefusedError(what, kind="bad")
     return PushId(head.lease, head.step)
 
 
-def parse_origin(head: pb.Push, link: int) -> PushOrigin:
-    """Where a push comes from; ``link`` is its connection."""
+def parse_origin(head: pb.Push, connection: int) -> PushOrigin:
+    """Where a push comes from; ``connection`` is its connection."""
     shares = tuple(PushId(share.lease, share.step) for share in head.round)
-    return PushOrigin(head.worker, link, head.version, head.next, shares, head.again)
+    return PushOrigin(head.worker, connection, head.version, head.next, shares, head.again)
 
 
-def parse_gradients(declared: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
+def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
     """What a push brings, as views of the body; None for an empty push.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
     """
-    content = BodyReader(body)
+    reader = BodyReader(body)
     if head.empty:
-        content.end()
+        reader.end()
         return None
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
         raise PeerRefusedError(
             f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
         )
-    slab = content.read_floats(declared.size, lambda: f"gradients (float32) of {_describe_variables(declared)}")
+    flat_gradients = reader.read_floats(
+        declaration.size, lambda: f"gradients (float32) of {_describe_variables(declaration)}"
+    )
     rows: dict[str, RowGradients] = {}
     for part in head.tables:
-        table = _next_table(declared, part.name, rows)
+        table = _next_table(declaration, part.name, rows)
         count = part.count
-        ids = _read_table_ids(content, table, count)
-        values = content.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
+        ids = _read_table_ids(reader, table, count)
+        values = reader.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
         rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
-    content.end()
-    return PushGradients(slab, rows, head.learning_rate, head.weight)
+    reader.end()
+    return PushGradients(flat_gradients, rows, head.learning_rate, head.weight)
 
 
-def parse_row_ids(declared: ModelDeclaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
+def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
     """Which rows of which tables are asked for, in the order of the request.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
     """
-    content = BodyReader(body)
+    reader = BodyReader(body)
     ids: dict[str, Ids] = {}
     for part in tables:
-        table = _next_table(declared, part.name, ids)
-        ids[table.name] = _read_table_ids(content, table, part.count)
-    content.end()
+        table = _next_table(declaration, part.name, ids)
+        ids[table.name] = _read_table_ids(reader, table, part.count)
+    reader.end()
     return ids
 
 
-def _describe_variables(declared: ModelDeclaration) -> str:
+def _describe_variables(declaration: ModelDeclaration) -> str:
     """The dense variables with their shapes, the first of them by name."""
-    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_MAX_NAMED_VARIABLES]]
-    more = [f"{len(declared.dense) - _MAX_NAMED_VARIABLES} more"] if len(declared.dense) > _MAX_NAMED_VARIABLES else []
-    return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.dense[:_MAX_NAMED_VARIABLES]]
+    more = (
+        [f"{len(declaration.dense) - _MAX_NAMED_VARIABLES} more"]
+        if len(declaration.dense) > _MAX_NAMED_VARIABLES
+        else []
+    )
+    return f"{declaration.size} values: {', '.join([*named, *more])}" if named else "no variable"
 
 
 def _describe_rows(count: int, what: str, table: TableSpec) -> str:
     return f"{count} {what} of {table.described}"
 
 
-def _next_table(declared: ModelDeclaration, name: str, seen: Iterable[str]) -> TableSpec:
-    if name in seen:
+def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Iterable[str]) -> TableSpec:
+    if name in previous_tables:
         raise PeerRefusedError(f"table '{name}' comes twice in one request", kind="bad")
-    return declared.table(name)
+    return declaration.table(name)
 
 
-def _read_table_ids(content: BodyReader, table: TableSpec, count: int) -> Ids:
+def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
     """The next ids, which are of this table."""
-    ids = content.ids(count, partial(_describe_rows, count, "ids (int64)", table))
+    ids = reader.ids(count, partial(_describe_rows, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise PeerRefusedError(
             f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
@@ -215,9 +223,9 @@ class BulkRequestHandler:
         most_steps: that a lease of this job has.
     """
 
-    def __init__(self, server: ParameterServer, *, most_steps: int = MAX_LEASE_STEPS) -> None:
+    def __init__(self, server: ParameterServer, *, max_lease_steps: int = MAX_LEASE_STEPS) -> None:
         self._server = server
-        self._max_lease_steps = most_steps
+        self._max_lease_steps = max_lease_steps
         self._reply_buffer = _ReplyBuffer()
         self._connection = _ConnectionState()
         self._handlers: Mapping[FrameKind, Callable[[ReceivedFrame], OutgoingFrame]] = {
@@ -251,16 +259,18 @@ class BulkRequestHandler:
 
     def _push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        share = parse_push_id(head, self._max_lease_steps)
-        declared = self._server.declaration()
-        gradients = parse_gradients(declared, head, frame.body)
-        slab = self._reply_buffer.values_of_size(declared.size) if head.pull else None
+        push_id = parse_push_id(head, self._max_lease_steps)
+        declaration = self._server.declaration()
+        gradients = parse_gradients(declaration, head, frame.body)
+        flat_values = self._reply_buffer.values_of_size(declaration.size) if head.pull else None
         origin = parse_origin(head, threading.get_ident())
         self._connection.worker = origin.worker
-        result = self._server.push(share, declared, gradients, slab, origin)
+        result = self._server.push(push_id, declaration, gradients, flat_values, origin)
         meta = pb.Pushed(outcome=_WIRE_OUTCOMES[result.admission], version=result.version)
         meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
-        return OutgoingFrame(FrameKind.PUSHED, meta.SerializeToString(), () if slab is None else _memory_views(slab))
+        return OutgoingFrame(
+            FrameKind.PUSHED, meta.SerializeToString(), () if flat_values is None else _memory_views(flat_values)
+        )
 
     def _handle_pull(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Pull, frame.meta)
@@ -269,18 +279,20 @@ class BulkRequestHandler:
             return OutgoingFrame(
                 FrameKind.PULLED, pb.Pulled(version=cut.version).SerializeToString(), _memory_views(cut.snapshot.dense)
             )
-        declared = self._server.declaration()
-        slab = self._reply_buffer.values_of_size(declared.size)
-        version = self._server.pull(declared, slab)
-        return OutgoingFrame(FrameKind.PULLED, pb.Pulled(version=version).SerializeToString(), _memory_views(slab))
+        declaration = self._server.declaration()
+        flat_values = self._reply_buffer.values_of_size(declaration.size)
+        version = self._server.pull(declaration, flat_values)
+        return OutgoingFrame(
+            FrameKind.PULLED, pb.Pulled(version=version).SerializeToString(), _memory_views(flat_values)
+        )
 
     def _handle_pull_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.PullRows, frame.meta)
-        pinned = self._server.pinned(head.pin).snapshot if head.pin else None
-        declared = pinned.declaration if pinned else self._server.declaration()
-        ids = parse_row_ids(declared, head.tables, frame.body)
-        if pinned:
-            rows = [pinned.read_rows(table, wanted) for table, wanted in ids.items()]
+        pinned_snapshot = self._server.pinned(head.pin).snapshot if head.pin else None
+        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.declaration()
+        ids = parse_row_ids(declaration, head.tables, frame.body)
+        if pinned_snapshot:
+            rows = [pinned_snapshot.read_rows(table, wanted) for table, wanted in ids.items()]
         else:
             rows = self._server.pull_rows(ids)
         return OutgoingFrame(FrameKind.ROWS, frame.meta, _memory_views(*rows))
@@ -289,18 +301,18 @@ class BulkRequestHandler:
         head = parse_message(pb.ScanRows, frame.meta)
         if head.cursor < 0 or head.limit < 1:
             raise PeerRefusedError(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
-        pinned = self._server.pinned(head.pin).snapshot if head.pin else None
-        declared = pinned.declaration if pinned else self._server.declaration()
-        table = declared.table(head.table).name
-        rows = (pinned or self._server).scan(table, head.cursor, head.limit)
-        following = head.cursor + head.limit
-        cursor = following if following < (pinned or self._server).position_limit(table) else -1
+        pinned_snapshot = self._server.pinned(head.pin).snapshot if head.pin else None
+        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.declaration()
+        table = declaration.table(head.table).name
+        rows = (pinned_snapshot or self._server).scan(table, head.cursor, head.limit)
+        next_cursor = head.cursor + head.limit
+        cursor = next_cursor if next_cursor < (pinned_snapshot or self._server).position_limit(table) else -1
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
         return OutgoingFrame(FrameKind.SCANNED, meta.SerializeToString(), _memory_views(rows.ids, rows.values))
 
     def _declare(self, frame: ReceivedFrame) -> OutgoingFrame:
-        declared, dense = parse_declaration(parse_message(pb.Declare, frame.meta), frame.body)
-        version, first = self._server.declare(declared, dense)
+        declaration, dense = parse_declaration(parse_message(pb.Declare, frame.meta), frame.body)
+        version, first = self._server.declare(declaration, dense)
         return OutgoingFrame(FrameKind.DECLARED, pb.Declared(version=version, first=first).SerializeToString())
 
 

@@ -34,10 +34,10 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         checkpoints: the run's folder of them: nothing else is read or written. None: any folder.
     """
 
-    def __init__(self, server: ParameterServer, uid: str, checkpoints: Path | None = None) -> None:
+    def __init__(self, server: ParameterServer, uid: str, checkpoint_root: Path | None = None) -> None:
         self._server = server
         self._uid = uid
-        self._checkpoint_root = checkpoints
+        self._checkpoint_root = checkpoint_root
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """A master takes over, or comes back."""
@@ -97,9 +97,9 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
             request.cut,
             checkpoint,
             pin=request.pin,
-            floor=request.floor,
-            within=within,
-            keep=request.keep,
+            lowest_open_lease=request.floor,
+            included_steps=within,
+            keep_paused=request.keep,
         )
         if taken is None:
             return pb.SnapshotReply(waits=True)
@@ -130,23 +130,25 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         """
         if not path:
             return None
-        folder, known = Path(path), self._checkpoint_root
-        if known is not None and (
-            folder.resolve().parent != known.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
+        folder, checkpoint_root = Path(path), self._checkpoint_root
+        if checkpoint_root is not None and (
+            folder.resolve().parent != checkpoint_root.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
         ):
-            raise PeerRefusedError(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
+            raise PeerRefusedError(f"{path} is no checkpoint of this run: they are {checkpoint_root}/cut-N", kind="bad")
         return folder
 
 
-def _check_lowest_open_lease(floor: int, incarnation: int) -> None:
+def _check_lowest_open_lease(lowest_open_lease: int, incarnation: int) -> None:
     """Refuse a floor above every lease of the master that names it: those of the next ones would be closed as well.
 
     Raises:
         Refused: it is one.
     """
-    if floor >> INCARNATION_BITS > incarnation:
-        raise PeerRefusedError(f"no lease of incarnation {incarnation} is above the floor {floor}", kind="bad")
+    if lowest_open_lease >> INCARNATION_BITS > incarnation:
+        raise PeerRefusedError(
+            f"no lease of incarnation {incarnation} is above the floor {lowest_open_lease}", kind="bad"
+        )
 
 
-def _lease_steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:
-    return [pb.LeaseStep(lease=lease, through=steps) for lease, steps in through.items()]
+def _lease_steps(steps_by_lease: Mapping[int, int]) -> list[pb.LeaseStep]:
+    return [pb.LeaseStep(lease=lease, through=steps) for lease, steps in steps_by_lease.items()]

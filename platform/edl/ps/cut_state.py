@@ -48,10 +48,10 @@ class CutState(Generic[CopyT]):
         if cut > self._held:
             self._held, self._since, self._included_steps, self._copied_cut = cut, now, {}, 0
 
-    def let_in(self, cut: int, within: Mapping[int, int]) -> None:
-        """Steps below ``within`` of a lease belong to the cut."""
+    def let_in(self, cut: int, included_steps: Mapping[int, int]) -> None:
+        """Steps below ``included_steps`` of a lease belong to the cut."""
         if cut == self._held:
-            self._included_steps = within
+            self._included_steps = included_steps
 
     def keeps_out(self, lease: int, step: int) -> bool:
         """A step must wait."""
@@ -106,9 +106,9 @@ class CutState(Generic[CopyT]):
         if cut > last + MAX_CUTS_AHEAD:
             raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut {last}, the last one asked for here")
 
-    def taken(self, cut: int, copy: CopyT, *, pin: bool, keep: bool = False) -> None:
-        """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""
-        if keep:
+    def taken(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
+        """The state was copied: let all steps in; ``keep_paused``: not before ``release``. ``pin`` keeps the copy."""
+        if keep_paused:
             self._copied_cut = cut
         else:
             self.passed(cut)

@@ -53,7 +53,9 @@ def find_extension() -> NativeExtension:
     return NativeExtension(NATIVE_OPTIMIZERS)
 
 
-def choose_store(wanted: str, found: NativeExtension, optimizer: OptimizerSpec | None = None) -> Decision[str]:
+def choose_store(
+    requested_store: str, extension: NativeExtension, optimizer: OptimizerSpec | None = None
+) -> Decision[str]:
     """NATIVE or NUMPY: NATIVE wherever that can be had, unless the job asks for NUMPY.
 
     Args:
@@ -61,15 +63,17 @@ def choose_store(wanted: str, found: NativeExtension, optimizer: OptimizerSpec |
         found: the extension.
         optimizer: of the model; None before it is known.
     """
-    if wanted == NUMPY_STORE:
+    if requested_store == NUMPY_STORE:
         return Decision(NUMPY_STORE, _REQUESTED_REASON)
-    if found.problem:
-        return Decision(NUMPY_STORE, found.problem)
-    if optimizer is not None and optimizer.name not in found.optimizers:
+    if extension.problem:
+        return Decision(NUMPY_STORE, extension.problem)
+    if optimizer is not None and optimizer.name not in extension.optimizers:
         return Decision(
-            NUMPY_STORE, f"optimizer {optimizer.name} has no native kernel; {', '.join(found.optimizers)} have"
+            NUMPY_STORE, f"optimizer {optimizer.name} has no native kernel; {', '.join(extension.optimizers)} have"
         )
-    return Decision(NATIVE_STORE, _REQUESTED_REASON if wanted == NATIVE_STORE else "the native extension is there")
+    return Decision(
+        NATIVE_STORE, _REQUESTED_REASON if requested_store == NATIVE_STORE else "the native extension is there"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +96,24 @@ class StoreFactory:
         """See the function of this name."""
         return choose_store(self.wanted, self.found, optimizer)
 
-    def make(self, declaration: ModelDeclaration, dense: Floats) -> TableParameterStore:
+    def make(self, declaration: ModelDeclaration, initial_values: Floats) -> TableParameterStore:
         """A store with this slab and empty tables.
 
         Raises:
             Refused: kind ``model``, if the job insists on native tables and they cannot be had.
         """
-        chosen = self.choose_store_kind(declaration.optimizer)
-        if chosen.value != self.choose_store_kind().value:
-            log.info("tables are %s (%s)", chosen.value, chosen.reason)
-        if chosen.value == NATIVE_STORE:
+        decision = self.choose_store_kind(declaration.optimizer)
+        if decision.value != self.choose_store_kind().value:
+            log.info("tables are %s (%s)", decision.value, decision.reason)
+        if decision.value == NATIVE_STORE:
             from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
 
-            return NativeParameterStore(declaration, dense, self.retention, threads=self.threads)
+            return NativeParameterStore(declaration, initial_values, self.retention, threads=self.threads)
         if self.wanted == NATIVE_STORE:
             raise PeerRefusedError(
-                f"ps.store is native, but {chosen.reason}", kind="model", hint=self._native_store_hint
+                f"ps.store is native, but {decision.reason}", kind="model", hint=self._native_store_hint
             )
-        return NumpyParameterStore(declaration, dense, self.retention)
+        return NumpyParameterStore(declaration, initial_values, self.retention)
 
     def restored(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
         """A store that holds what a snapshot of this version holds; raises what :meth:`make` does."""
@@ -143,9 +147,9 @@ class ModelState:
         initialized: there are parameters, declared by a worker or restored from a checkpoint.
     """
 
-    def __init__(self, stores: StoreFactory | None = None) -> None:
+    def __init__(self, store_factory: StoreFactory | None = None) -> None:
         self.version = 0
-        self._store_factory = stores or StoreFactory()
+        self._store_factory = store_factory or StoreFactory()
         self._store: ParameterStore | None = None
         # Parameters put together from the shards of another number of PS have all values but no order of the slab
         # yet: only workers know it.
@@ -162,7 +166,7 @@ class ModelState:
         """By name; none before there are parameters."""
         return {} if self._store is None else self._store.tables
 
-    def declare(self, declared: ModelDeclaration, dense: Floats) -> bool:
+    def declare(self, declaration: ModelDeclaration, initial_values: Floats) -> bool:
         """Make the parameters, unless they are there; whether they were made.
 
         Raises:
@@ -170,12 +174,12 @@ class ModelState:
             OutOfMemoryError: for this one; nothing is held.
         """
         if self._store is None:
-            self._hold(self._store_factory.make(declared, dense))
+            self._hold(self._store_factory.make(declaration, initial_values))
             return True
-        if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declared):
+        if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declaration):
             with self._store.snapshot() as unordered:
-                self._hold(self._store_factory.restored(unordered.rearrange(declared.dense), self.version))
-        if difference := self._store.declaration.describe_difference(declared):
+                self._hold(self._store_factory.restored(unordered.rearrange(declaration.dense), self.version))
+        if difference := self._store.declaration.describe_difference(declaration):
             raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
 
@@ -192,14 +196,14 @@ class ModelState:
             raise PeerRefusedError("no worker has declared the variables to this PS yet", kind="uninitialized")
         return self._store
 
-    def require_unchanged_store(self, declared: ModelDeclaration) -> ParameterStore:
+    def require_unchanged_store(self, declaration: ModelDeclaration) -> ParameterStore:
         """The parameters, if they are still those that a request was checked against.
 
         Raises:
             Refused: kind ``busy`` if they were replaced since then.
         """
         store = self.store()
-        if store.declaration is not declared:
+        if store.declaration is not declaration:
             raise PeerRefusedError("the parameters were replaced while the request waited", kind="busy")
         return store
 
@@ -224,17 +228,17 @@ class ModelState:
         if self._store is not None:
             self._store.make_room()
 
-    def copy(self, cut: int, leases: AppliedSteps) -> CutSnapshot:
+    def copy(self, cut: int, applied_steps: AppliedSteps) -> CutSnapshot:
         """The state at a cut; who takes it releases its snapshot."""
-        return CutSnapshot(cut, self.store().snapshot(), self.version, leases.applied())
+        return CutSnapshot(cut, self.store().snapshot(), self.version, applied_steps.applied())
 
     def restore(self, cut: CutSnapshot) -> None:
         """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may.
 
         OutOfMemoryError.
         """
-        self._hold(self._store_factory.restored(cut.snapshot, cut.version), ordered=cut.has_slab_order)
+        self._hold(self._store_factory.restored(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order)
         self.version = cut.version
 
-    def _hold(self, store: ParameterStore, *, ordered: bool = True) -> None:
-        self._store, self._has_slab_order, self._partial_update_error = store, ordered, None
+    def _hold(self, store: ParameterStore, *, has_slab_order: bool = True) -> None:
+        self._store, self._has_slab_order, self._partial_update_error = store, has_slab_order, None

@@ -58,21 +58,21 @@ class PushAdmission:
 
     def __init__(
         self,
-        changed: threading.Condition,
-        leases: AppliedSteps,
-        cuts: CutState[Any],
-        contents: ModelState,
+        condition: threading.Condition,
+        applied_steps: AppliedSteps,
+        cut_state: CutState[Any],
+        model_state: ModelState,
         strategy: Strategy,
         *,
-        patience: float,
+        push_timeout: float,
         clock: Callable[[], float],
     ) -> None:
-        self._changed = changed
-        self._leases = leases
-        self._cuts = cuts
-        self._model_state = contents
-        self._updater = _make_updater(strategy, leases, contents, cuts)
-        self._push_timeout = patience
+        self._changed = condition
+        self._leases = applied_steps
+        self._cuts = cut_state
+        self._model_state = model_state
+        self._updater = _make_updater(strategy, applied_steps, model_state, cut_state)
+        self._push_timeout = push_timeout
         self._clock = clock
         self.closed = False
         self.kept_out = 0
@@ -84,13 +84,13 @@ class PushAdmission:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
-        until = self._clock() + self._push_timeout
+        deadline = self._clock() + self._push_timeout
         if self._must_wait(push.share):
-            self._wait_for_cut(push.share, until)
+            self._wait_for_cut(push.share, deadline)
         self._model_state.require_unchanged_store(push.declared)
         self._updater.offer_push(push)
         self._changed.notify_all()
-        self._wait_for_outcome(push, until)
+        self._wait_for_outcome(push, deadline)
         admission = push.admission()
         if admission is AdmissionOutcome.UNKNOWN_MASTER:
             raise PeerRefusedError(
@@ -103,28 +103,28 @@ class PushAdmission:
         self._updater.settle()
         self._changed.notify_all()
 
-    def let_in(self, cut: int, within: Mapping[int, int], seconds: float) -> bool:
-        """Let the steps below ``within`` of each lease in; whether all of them have come after so many seconds.
+    def let_in(self, cut: int, included_steps: Mapping[int, int], timeout: float) -> bool:
+        """Let the steps below ``included_steps`` of each lease in; whether all of them have come after so many seconds.
 
         Raises:
             Refused: kind ``busy``: the process ends.
         """
-        self._cuts.let_in(cut, within)
+        self._cuts.let_in(cut, included_steps)
         self.settle()
-        if not self._leases.reached(within):
-            self._changed.wait_for(lambda: self._leases.reached(within) or self.closed, seconds)
+        if not self._leases.reached(included_steps):
+            self._changed.wait_for(lambda: self._leases.reached(included_steps) or self.closed, timeout)
         self._check_running()
         if self._cuts.expire_pause(self._clock()):
             self.settle()
-        return self._leases.reached(within)
+        return self._leases.reached(included_steps)
 
     def replaced(self) -> None:
         """The parameters are about to be replaced: what waits is to be sent again."""
         self._updater.replaced()
 
-    def parted(self, worker: int, link: int) -> None:
+    def parted(self, worker: int, connection: int) -> None:
         """A worker's connection closed: no round waits for what would have come through it."""
-        self._updater.parted(worker, link)
+        self._updater.parted(worker, connection)
         self._changed.notify_all()
 
     @property
@@ -143,49 +143,53 @@ class PushAdmission:
         self._changed.notify_all()
         return self._updater.summary()
 
-    def _wait_for_cut(self, share: PushId, until: float) -> None:
+    def _wait_for_cut(self, push_id: PushId, deadline: float) -> None:
         self.kept_out += 1
         self._changed.notify_all()
         try:
-            if not self._await(lambda: not self._must_wait(share), until):
+            if not self._await(lambda: not self._must_wait(push_id), deadline):
                 raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
         finally:
             self.kept_out -= 1
 
-    def _wait_for_outcome(self, push: PendingPush, until: float) -> None:
-        self._await(lambda: push.outcome is not None or self.closed, until)
+    def _wait_for_outcome(self, push: PendingPush, deadline: float) -> None:
+        self._await(lambda: push.outcome is not None or self.closed, deadline)
         if push.outcome is None:
             reason = self._updater.withdraw_push(push)
             self._changed.notify_all()
             self._check_running()
             raise PeerRefusedError(f"{reason} for {self._push_timeout:g} s", kind="busy")
 
-    def _await(self, over: Callable[[], bool], until: float) -> bool:
+    def _await(self, is_over: Callable[[], bool], deadline: float) -> bool:
         """Wait until it is over; False if it is not by then. A cut that is held for too long is given up meanwhile."""
-        while not over():
+        while not is_over():
             now = self._clock()
             if self._cuts.expire_pause(now):
                 self.settle()
-            elif now >= until:
+            elif now >= deadline:
                 return False
             else:
-                self._changed.wait(min(until, self._cuts.until) - now)
+                self._changed.wait(min(deadline, self._cuts.until) - now)
         return True
 
-    def _must_wait(self, share: PushId) -> bool:
+    def _must_wait(self, push_id: PushId) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         self._check_running()
-        return self._cuts.keeps_out(*share) and self._leases.decide_push(*share) is AdmissionOutcome.APPLIED
+        return self._cuts.keeps_out(*push_id) and self._leases.decide_push(*push_id) is AdmissionOutcome.APPLIED
 
     def _check_running(self) -> None:
         if self.closed:
             raise PeerRefusedError("this PS ends", kind="busy")
 
 
-def _make_updater(strategy: Strategy, leases: AppliedSteps, contents: ModelState, cuts: CutState[Any]) -> PushUpdater:
+def _make_updater(
+    strategy: Strategy, applied_steps: AppliedSteps, model_state: ModelState, cut_state: CutState[Any]
+) -> PushUpdater:
     if strategy.mode == "sync":
-        return SyncUpdater(leases, contents, strategy.grads_to_wait, strategy.version_tolerance, lambda: cuts.held)
-    return AsyncUpdater(leases, contents, staleness_aware=strategy.staleness_aware)
+        return SyncUpdater(
+            applied_steps, model_state, strategy.grads_to_wait, strategy.version_tolerance, lambda: cut_state.held
+        )
+    return AsyncUpdater(applied_steps, model_state, staleness_aware=strategy.staleness_aware)
 
 
 log = logging.getLogger(__name__)
@@ -210,29 +214,29 @@ class ParameterServer:
 
     def __init__(
         self,
-        index: int,
+        ps_index: int,
         writer: ShardWriter,
         *,
-        stores: StoreFactory | None = None,
+        store_factory: StoreFactory | None = None,
         strategy: Strategy | None = None,
-        patience: float = PUSH_TIMEOUT_SECONDS,
+        push_timeout: float = PUSH_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._ps_index = index
+        self._ps_index = ps_index
         self._shard_writer = writer
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._attach_lock = threading.Lock()
         self._leases = AppliedSteps()
         self._cuts: CutState[CutSnapshot] = CutState()
-        self._model_state = ModelState(stores)
+        self._model_state = ModelState(store_factory)
         self._entrance = PushAdmission(
             self._changed,
             self._leases,
             self._cuts,
             self._model_state,
             strategy or Strategy(),
-            patience=patience,
+            push_timeout=push_timeout,
             clock=clock,
         )
         self._last_taken: SnapshotResult | None = None
@@ -240,7 +244,7 @@ class ParameterServer:
 
     # ------------------------------------------------------------ workers
 
-    def declare(self, declared: ModelDeclaration, dense: Floats) -> tuple[int, bool]:
+    def declare(self, declaration: ModelDeclaration, initial_values: Floats) -> tuple[int, bool]:
         """Make the parameters, unless they are there.
 
         Returns:
@@ -252,9 +256,9 @@ class ParameterServer:
         with self._changed:
             if not self._leases.attached:
                 raise PeerRefusedError("no master has attached to this PS yet", kind="busy")
-            first = self._model_state.declare(declared, dense)
+            first = self._model_state.declare(declaration, initial_values)
             if first:
-                log.info("holds %d dense values and %d tables", declared.size, len(declared.tables))
+                log.info("holds %d dense values and %d tables", declaration.size, len(declaration.tables))
             return self._model_state.version, first
 
     def declaration(self) -> ModelDeclaration:
@@ -262,10 +266,10 @@ class ParameterServer:
         with self._changed:
             return self._model_state.store().declaration
 
-    def pull(self, declared: ModelDeclaration, into: Floats) -> int:
-        """Copy the slab to ``into``, which was made for ``declared``; returns its version."""
+    def pull(self, declaration: ModelDeclaration, out: Floats) -> int:
+        """Copy the slab to ``out``, which was made for ``declaration``; returns its version."""
         with self._changed:
-            self._model_state.require_unchanged_store(declared).read_flat(into)
+            self._model_state.require_unchanged_store(declaration).read_flat(out)
             return self._model_state.version
 
     def pull_rows(self, ids: Mapping[str, Ids]) -> list[Floats]:
@@ -291,10 +295,10 @@ class ParameterServer:
 
     def push(
         self,
-        share: PushId,
-        declared: ModelDeclaration,
+        push_id: PushId,
+        declaration: ModelDeclaration,
         gradients: PushGradients | None,
-        into: Floats | None = None,
+        out: Floats | None = None,
         origin: PushOrigin | None = None,
     ) -> PushReply:
         """Apply a step once, after a cut that keeps it out, and with the other pushes of its update.
@@ -310,17 +314,17 @@ class ParameterServer:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
-        push = PendingPush(share, origin or PushOrigin(), declared, gradients)
+        pending_push = PendingPush(push_id, origin or PushOrigin(), declaration, gradients)
         with self._changed:
-            admission = self._entrance.admit_push(push)
-            if into is not None:
-                self._model_state.require_unchanged_store(declared).read_flat(into)
-            return PushReply(admission, self._model_state.version, push.round)
+            admission = self._entrance.admit_push(pending_push)
+            if out is not None:
+                self._model_state.require_unchanged_store(declaration).read_flat(out)
+            return PushReply(admission, self._model_state.version, pending_push.round)
 
-    def parted(self, worker: int, link: int) -> None:
+    def parted(self, worker: int, connection: int) -> None:
         """A worker's connection closed."""
         with self._changed:
-            self._entrance.parted(worker, link)
+            self._entrance.parted(worker, connection)
 
     # ------------------------------------------------------------ the master
 
@@ -340,11 +344,11 @@ class ParameterServer:
                 self._leases.check_may_attach(attachment.incarnation)
                 if self._leases.attached:
                     self._cuts.check_reachable(attachment.cut)
-            cut = self._load_restored_cut(attachment)
+            restored_cut = self._load_restored_cut(attachment)
             with self._changed:
                 self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
-                if cut is not None:
-                    self._restore_cut(cut, complete=attachment.complete)
+                if restored_cut is not None:
+                    self._restore_cut(restored_cut, covers_all_steps=attachment.complete)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
                 self._entrance.settle()
@@ -361,15 +365,15 @@ class ParameterServer:
             self._leases.heard(incarnation)
 
     def revoke(
-        self, incarnation: int, leases: Sequence[int], floor: int
+        self, incarnation: int, leases: Sequence[int], lowest_open_lease: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Close leases; returns ``through`` of each, and what ``applied_steps.Leases.first`` says of them."""
+        """Close leases; returns ``steps_by_lease`` of each, and what ``applied_steps.Leases.first`` says of them."""
         with self._changed:
             self._leases.check(incarnation)
-            first = self._leases.first(leases)
-            through = self._leases.revoke(leases, floor)
+            first_steps = self._leases.first(leases)
+            steps_by_lease = self._leases.revoke(leases, lowest_open_lease)
             self._entrance.settle()
-            return through, first
+            return steps_by_lease, first_steps
 
     def prepare(self, incarnation: int) -> None:
         """Make room for the copy of a cut, while pushes go on."""
@@ -399,9 +403,9 @@ class ParameterServer:
         checkpoint: Path | None,
         *,
         pin: bool,
-        floor: int = 0,
-        within: Mapping[int, int] | None = None,
-        keep: bool = False,
+        lowest_open_lease: int = 0,
+        included_steps: Mapping[int, int] | None = None,
+        keep_paused: bool = False,
     ) -> SnapshotResult | None:
         """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
 
@@ -422,17 +426,17 @@ class ParameterServer:
         Raises:
             Refused: the master is stale, nothing is declared, or the cut is over.
         """
-        steps = within or {}
+        steps = included_steps or {}
         with self._changed:
             self._leases.check(incarnation)
             if not self._has_copied(cut):
                 self._cuts.check_open(cut)
-                self._leases.close_leases_below(floor)
+                self._leases.close_leases_below(lowest_open_lease)
                 if not self._entrance.let_in(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
                     return None
                 self._leases.check(incarnation)
             if not self._has_copied(cut):  # by a second try of the same question, meanwhile
-                self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep=keep)
+                self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
             self._entrance.settle()
             return self._last_taken
 
@@ -441,16 +445,16 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
             self._cuts.check_reachable(cut)
-            kept = self._cuts.release(cut)
+            pinned_copy = self._cuts.release(cut)
             self._entrance.settle()
-        _release_copy(kept)
+        _release_copy(pinned_copy)
 
     def unpin(self, incarnation: int, cut: int) -> None:
         """Forget the copy of a pinned cut."""
         with self._changed:
             self._leases.check(incarnation)
-            kept = self._cuts.unpin(cut)
-        _release_copy(kept)
+            pinned_copy = self._cuts.unpin(cut)
+        _release_copy(pinned_copy)
 
     def saved(self, incarnation: int, cut: int, timeout: float) -> SavedShard:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
@@ -461,8 +465,8 @@ class ParameterServer:
     def account(self) -> PsStatistics:
         """What it has done and holds, for people; costs no more than a small pull."""
         with self._changed:
-            contents, entrance = self._model_state, self._entrance
-            return PsStatistics(contents.version, entrance.counts, entrance.forming, contents.tables)
+            model_state, admission = self._model_state, self._entrance
+            return PsStatistics(model_state.version, admission.counts, admission.forming, model_state.tables)
 
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
@@ -476,22 +480,32 @@ class ParameterServer:
         return self._last_taken is not None and self._last_taken.cut == cut
 
     def _take(
-        self, cut: int, checkpoint: Path | None, within: Mapping[int, int], *, pin: bool, keep: bool = False
+        self,
+        cut: int,
+        checkpoint: Path | None,
+        included_steps: Mapping[int, int],
+        *,
+        pin: bool,
+        keep_paused: bool = False,
     ) -> SnapshotResult:
         self._cuts.check_open(cut)
-        if beyond := self._leases.beyond(within):
-            raise PeerRefusedError(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
-        began = self._clock()
-        held = self._cuts.paused_seconds(began)
-        copy = self._model_state.copy(cut, self._leases)
-        taken = SnapshotResult(cut, copy.version, held + self._clock() - began, self._leases.entered)
-        with copy.snapshot:
-            self._cuts.taken(cut, copy, pin=pin, keep=keep)
+        if excess_steps := self._leases.beyond(included_steps):
+            raise PeerRefusedError(
+                f"leases are through {excess_steps} where cut {cut} has {dict(included_steps)}", kind="cut"
+            )
+        started_at = self._clock()
+        paused_seconds = self._cuts.paused_seconds(started_at)
+        cut_snapshot = self._model_state.copy(cut, self._leases)
+        result = SnapshotResult(
+            cut, cut_snapshot.version, paused_seconds + self._clock() - started_at, self._leases.entered
+        )
+        with cut_snapshot.snapshot:
+            self._cuts.taken(cut, cut_snapshot, pin=pin, keep_paused=keep_paused)
             if pin:
-                copy.snapshot.hold()
+                cut_snapshot.snapshot.hold()
             if checkpoint is not None:
-                self._shard_writer.begin(checkpoint, copy)
-        return taken
+                self._shard_writer.begin(checkpoint, cut_snapshot)
+        return result
 
     def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | None:
         """What an attachment restores, read without holding up pushes."""
@@ -502,15 +516,15 @@ class ParameterServer:
         except MemoryError as error:
             raise out_of_memory_error(f"its part of the checkpoint {attachment.restore}") from error
 
-    def _restore_cut(self, cut: CutSnapshot, *, complete: bool) -> None:
+    def _restore_cut(self, restored_cut: CutSnapshot, *, covers_all_steps: bool) -> None:
         self._entrance.replaced()
-        self._model_state.restore(cut)
-        self._leases.restore(cut.applied, complete=complete)
-        self._cuts.passed(cut.number)
-        log.info("restored cut %d at version %d", cut.number, cut.version)
+        self._model_state.restore(restored_cut)
+        self._leases.restore(restored_cut.applied, covers_all_steps=covers_all_steps)
+        self._cuts.passed(restored_cut.number)
+        log.info("restored cut %d at version %d", restored_cut.number, restored_cut.version)
 
 
-def _release_copy(kept: CutSnapshot | None) -> None:
+def _release_copy(pinned_copy: CutSnapshot | None) -> None:
     """Give the memory of a copy back, without the lock: that takes a while."""
-    if kept is not None:
-        kept.snapshot.release()
+    if pinned_copy is not None:
+        pinned_copy.snapshot.release()

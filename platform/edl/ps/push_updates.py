@@ -109,7 +109,7 @@ class PushUpdater(Protocol):
     def settle(self) -> None:
         """Leases or cuts changed."""
 
-    def parted(self, worker: int, link: Hashable) -> None:
+    def parted(self, worker: int, connection: Hashable) -> None:
         """A worker's connection closed."""
 
     def replaced(self) -> None:
@@ -137,9 +137,9 @@ class AsyncUpdater:
             as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
     """
 
-    def __init__(self, leases: AppliedSteps, contents: ModelState, *, staleness_aware: bool) -> None:
-        self._leases = leases
-        self._model_state = contents
+    def __init__(self, applied_steps: AppliedSteps, model_state: ModelState, *, staleness_aware: bool) -> None:
+        self._leases = applied_steps
+        self._model_state = model_state
         self._staleness_aware = staleness_aware
         self._push_counter = PushCounter()
 
@@ -164,7 +164,7 @@ class AsyncUpdater:
     def settle(self) -> None:
         """Nothing waits here."""
 
-    def parted(self, worker: int, link: Hashable) -> None:
+    def parted(self, worker: int, connection: Hashable) -> None:
         """Nobody is waited for."""
 
     def replaced(self) -> None:

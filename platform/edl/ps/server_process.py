@@ -65,14 +65,14 @@ def make_registration(identity: ProcessIdentity, control_address: str, bulk_addr
 def keep_registered(
     channel: ControlChannel,
     registration: pb.RegisterRequest,
-    stopping: threading.Event,
+    stop_requested: threading.Event,
     *,
     lost_timeout: float,
-    figures: Callable[[], pb.PsFigures] = pb.PsFigures,
-    heard_of_master: Callable[[int], None] = lambda incarnation: None,
+    collect_figures: Callable[[], pb.PsFigures] = pb.PsFigures,
+    record_incarnation: Callable[[int], None] = lambda incarnation: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Register until ``stopping`` is set and the master lets go; logs when it goes away and when it comes back.
+    """Register until ``stop_requested`` is set and the master lets go; logs when it goes away and when it comes back.
 
     Args:
         channel: to the master.
@@ -87,35 +87,37 @@ def keep_registered(
         Refused: the master does not take the token or speaks another version.
         JobFailedError: the master was away for longer than ``lost_timeout``.
     """
-    said: object = ()
-    heard = clock()
-    known = False
-    while not stopping.is_set():
-        problem = _register_once(channel, registration, figures(), heard_of_master)
+    logged_problem: object = ()
+    last_reply_at = clock()
+    has_registered = False
+    while not stop_requested.is_set():
+        problem = _register_once(channel, registration, collect_figures(), record_incarnation)
         if problem is None:
-            known, heard = True, clock()
-        elif clock() - heard > lost_timeout:
+            has_registered, last_reply_at = True, clock()
+        elif clock() - last_reply_at > lost_timeout:
             raise JobFailedError(
                 f"no master for {lost_timeout:g} s (master.lost_timeout): {problem.message}", where=channel.address
             )
-        if type(problem) is not said:  # while a master is away the text changes with every try, its meaning does not
+        if (
+            type(problem) is not logged_problem
+        ):  # while a master is away the text changes with every try, its meaning does not
             log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
-            said = type(problem)
-        stopping.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)
-    if known:
-        _serve_until_released(channel, registration, figures, clock)
+            logged_problem = type(problem)
+        stop_requested.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)
+    if has_registered:
+        _serve_until_released(channel, registration, collect_figures, clock)
 
 
 def _register_once(
     channel: ControlChannel,
     registration: pb.RegisterRequest,
     figures: pb.PsFigures,
-    heard_of_master: Callable[[int], None],
+    record_incarnation: Callable[[int], None],
 ) -> EdlError | None:
     """One try; what was wrong, if another one makes sense."""
     registration.figures.CopyFrom(figures)
     try:
-        heard_of_master(channel.call(MasterMethods.Register, registration, deadline=_REGISTER_DEADLINE).incarnation)
+        record_incarnation(channel.call(MasterMethods.Register, registration, timeout=_REGISTER_DEADLINE).incarnation)
     except RetryableError as error:
         return error
     except PeerRefusedError as error:
@@ -128,29 +130,29 @@ def _register_once(
 def _serve_until_released(
     channel: ControlChannel,
     registration: pb.RegisterRequest,
-    figures: Callable[[], pb.PsFigures],
+    collect_figures: Callable[[], pb.PsFigures],
     clock: Callable[[], float],
 ) -> None:
     """Serve on until the master says that this process may end, or does not answer any more."""
     registration.leaving = True
     log.info("told to go: serves until what it holds is in a checkpoint")
-    answered = clock()
+    last_reply_at = clock()
     while True:
-        registration.figures.CopyFrom(figures())
+        registration.figures.CopyFrom(collect_figures())
         try:
-            reply = channel.call(MasterMethods.Register, registration, deadline=_LEAVE_DEADLINE)
+            reply = channel.call(MasterMethods.Register, registration, timeout=_LEAVE_DEADLINE)
         except PeerRefusedError as error:
             log.info("ends: the master refuses this process: %s", error)
             return
         except RetryableError as error:
-            if clock() - answered >= _MASTER_LOST_SECONDS:
+            if clock() - last_reply_at >= _MASTER_LOST_SECONDS:
                 log.info("ends: no master is there that could take a checkpoint: %s", error)
                 return
         else:
             if reply.may_end:
                 log.info("ends: the master lets it")
                 return
-            answered = clock()
+            last_reply_at = clock()
         time.sleep(_LEAVE_PERIOD)
 
 
@@ -161,27 +163,31 @@ _MAX_TABLE_THREADS = 8  # of one table: beyond that memory is busy
 _UID_SUFFIX_LENGTH = 8  # characters of the uid in socket names: paths of Unix sockets are short
 
 
-def run_server(identity: ProcessIdentity, spec: JobSpec, stopping: threading.Event) -> None:
-    """Serve until ``stopping`` is set.
+def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threading.Event) -> None:
+    """Serve until ``stop_requested`` is set.
 
     Raises:
         RefusedError: an address cannot be used, or the master refuses this process for good.
         JobFailedError: the master is lost.
     """
     retention = RowRetention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
-    stores = StoreFactory(
-        spec.ps.store, table_thread_count(spec.ps, count_available_cores(), alone=identity.host is not None), retention
+    store_factory = StoreFactory(
+        spec.ps.store, table_thread_count(spec.ps, count_available_cores(), in_pod=identity.host is not None), retention
     )
-    chosen = stores.choose_store_kind()
-    log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)
-    server = ParameterServer(identity.index, ShardWriter(identity.index), stores=stores, strategy=spec.strategy)
+    chosen = store_factory.choose_store_kind()
+    log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, store_factory.threads)
+    server = ParameterServer(
+        identity.index, ShardWriter(identity.index), store_factory=store_factory, strategy=spec.strategy
+    )
     control_address, bulk_address = listen_addresses(identity)
-    with ExitStack() as running:
-        running.callback(server.close)
-        handler = BulkRequestHandler(server, most_steps=spec.train.minibatches_per_task)
-        bulk = BulkServer(bulk_address, identity.token, handler, max_body=MAX_REQUEST_BYTES, parted=handler.parted)
+    with ExitStack() as resources:
+        resources.callback(server.close)
+        handler = BulkRequestHandler(server, max_lease_steps=spec.train.minibatches_per_task)
+        bulk = BulkServer(
+            bulk_address, identity.token, handler, max_body_bytes=MAX_REQUEST_BYTES, on_disconnect=handler.parted
+        )
         bulk.start()
-        running.callback(bulk.stop)
+        resources.callback(bulk.stop)
         plane = PsControlService(server, identity.uid, RunDirectory(identity.run_dir).checkpoints)
         control = start_control_server(
             partial(add_PsControlServicer_to_server, plane),
@@ -190,17 +196,17 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stopping: threading.Eve
             _CONTROL_THREADS,
             before_stop=server.close,
         )
-        running.callback(control.stop)
-        channel = running.enter_context(open_control_channel(identity.master_address, identity.token))
+        resources.callback(control.stop)
+        channel = resources.enter_context(open_control_channel(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
         registration = make_registration(identity, control.address, bulk.address)
         keep_registered(
             channel,
             registration,
-            stopping,
+            stop_requested,
             lost_timeout=spec.master.lost_timeout,
-            figures=PsStatisticsCollector(server).now,
-            heard_of_master=server.heard_of_master,
+            collect_figures=PsStatisticsCollector(server).now,
+            record_incarnation=server.heard_of_master,
         )
     log.info("ends")
 
@@ -218,7 +224,7 @@ def count_available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def table_thread_count(ps: ParameterServerSpec, cores: int, *, alone: bool) -> int:
+def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in_pod: bool) -> int:
     """Threads that share a large batch: as many as this parameter server has cores, at least one.
 
     Args:
@@ -227,17 +233,17 @@ def table_thread_count(ps: ParameterServerSpec, cores: int, *, alone: bool) -> i
         alone: it is in a pod, which was promised ``ps.resources.cpu`` of the node's cores; else the parameter servers
             of the job divide the machine.
     """
-    share = math.ceil(ps.resources.cpu) if alone else cores // ps.count
-    return max(1, min(cores, share, _MAX_TABLE_THREADS))
+    share = math.ceil(ps_spec.resources.cpu) if in_pod else available_cores // ps_spec.count
+    return max(1, min(available_cores, share, _MAX_TABLE_THREADS))
 
 
 def stop_on_signals() -> threading.Event:
     """An event that SIGTERM and SIGINT set; call it from the main thread."""
-    stopping = threading.Event()
+    stop_requested = threading.Event()
 
     def stop(number: int, _: FrameType | None) -> None:
-        stopping.set()
+        stop_requested.set()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    return stopping
+    return stop_requested

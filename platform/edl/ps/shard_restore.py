@@ -63,8 +63,8 @@ def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
         raise StorageError(f"is not the shard of a parameter server: {error}") from error
 
 
-def load_owned_part(directory: Path, index: int, slots: Sequence[int]) -> CutSnapshot:
-    """What PS ``index`` owns of a committed checkpoint, whoever wrote it.
+def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) -> CutSnapshot:
+    """What PS ``ps_index`` owns of a committed checkpoint, whoever wrote it.
 
     Args:
         directory: of the checkpoint.
@@ -80,16 +80,16 @@ def load_owned_part(directory: Path, index: int, slots: Sequence[int]) -> CutSna
     if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
         raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
     shards = (cut_from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)
-    return merge_cuts([select_owned(cut, index, tuple(slots)) for cut in shards])
+    return merge_cuts([select_owned(cut, ps_index, tuple(slot_owners)) for cut in shards])
 
 
-def select_owned(cut: CutSnapshot, index: int, slots: tuple[int, ...]) -> CutSnapshot:
-    """The part of a cut that PS ``index`` owns; variables and rows keep their order."""
+def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) -> CutSnapshot:
+    """The part of a cut that PS ``ps_index`` owns; variables and rows keep their order."""
     snapshot = cut.snapshot
-    kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slots) == index)
-    owners = np.asarray(slots)
+    kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slot_owners) == ps_index)
+    owners = np.asarray(slot_owners)
     tables = {
-        name: rows.select_rows(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
+        name: rows.select_rows(owners[slot_of_row(rows.ids.astype(np.uint64))] == ps_index)
         for name, rows in ((name, rows.whole()) for name, rows in snapshot.tables.items())
     }
     return replace(cut, snapshot=replace(snapshot.rearrange(kept), tables=tables))
@@ -107,7 +107,7 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
         raise StorageError("the checkpoint has no shards")
     snapshots = [part.snapshot for part in parts]
     declaration = _common_declaration(snapshots)
-    together = ParameterSnapshot(
+    merged_snapshot = ParameterSnapshot(
         declaration,
         np.concatenate(
             [s.dense[: s.declaration.trained] for s in snapshots]
@@ -119,7 +119,7 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
     ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
     applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
     version = max(part.version for part in parts)
-    return replace(parts[0], snapshot=together, version=version, applied=applied, has_slab_order=ordered)
+    return replace(parts[0], snapshot=merged_snapshot, version=version, applied=applied, has_slab_order=ordered)
 
 
 def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclaration:
@@ -154,9 +154,9 @@ def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) ->
 
 def _slot_array(arrays: ShardArrays, head: str, slot: str, tail: str, declaration: ModelDeclaration) -> Floats:
     """A slot variable's array, under its present name or the one that earlier versions gave it."""
-    former = head + declaration.optimizer.former_slot_names.get(slot, slot) + tail
-    found: Floats = arrays[former if former in arrays else head + slot + tail]
-    return found
+    former_name = head + declaration.optimizer.former_slot_names.get(slot, slot) + tail
+    array: Floats = arrays[former_name if former_name in arrays else head + slot + tail]
+    return array
 
 
 def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) -> RowArrays:
@@ -185,6 +185,6 @@ def _check_rows(rows: RowArrays, table: TableSpec) -> None:
         raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
 
 
-def _check_dtype(array: np.ndarray, wanted: str, table: TableSpec) -> None:
-    if array.dtype != wanted:
-        raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {wanted} is declared")
+def _check_dtype(array: np.ndarray, expected_dtype: str, table: TableSpec) -> None:
+    if array.dtype != expected_dtype:
+        raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {expected_dtype} is declared")

@@ -47,16 +47,16 @@ def make_shard_content(cut: CutSnapshot) -> ShardContent:
     """This PS's shard."""
     snapshot = cut.snapshot
     dense = dict(_dense_arrays(snapshot))
-    declared = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
+    array_shapes = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
     for table, rows in snapshot.tables.items():
-        declared += _row_array_shapes(snapshot.declaration, table, rows)
+        array_shapes += _row_array_shapes(snapshot.declaration, table, rows)
     meta = {
         "cut": str(cut.number),
         "version": str(cut.version),
         "applied": json.dumps(dict(cut.applied)),
         "declaration": snapshot.declaration.to_json(),
     }
-    return ShardContent(declared, chain(dense.items(), _row_chunks(snapshot)), meta)
+    return ShardContent(array_shapes, chain(dense.items(), _row_chunks(snapshot)), meta)
 
 
 def _dense_arrays(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Floats]]:
@@ -81,12 +81,12 @@ def _row_array_shapes(
 
 def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
     for table, rows in snapshot.tables.items():
-        for piece in rows.iter_chunks():
-            yield f"rows/{table}/ids", piece.ids
-            if piece.seen is not None:
-                yield f"rows/{table}/seen", piece.seen
-            yield f"rows/{table}/values", piece.values
-            for slot, values in piece.slots.items():
+        for chunk in rows.iter_chunks():
+            yield f"rows/{table}/ids", chunk.ids
+            if chunk.seen is not None:
+                yield f"rows/{table}/seen", chunk.seen
+            yield f"rows/{table}/values", chunk.values
+            for slot, values in chunk.slots.items():
                 yield f"rows/{table}/slot/{slot}", values
 
 
@@ -112,8 +112,8 @@ class ShardWriter:
         write: writes one cut to a directory; only tests give another one.
     """
 
-    def __init__(self, index: int, write: Callable[[Path, int, CutSnapshot], SavedShard] | None = None) -> None:
-        self._ps_index = index
+    def __init__(self, ps_index: int, write: Callable[[Path, int, CutSnapshot], SavedShard] | None = None) -> None:
+        self._ps_index = ps_index
         self._write_cut = write or write_cut_shard
         self._results: dict[int, Future[SavedShard]] = {}
         self._lock = threading.Lock()
@@ -156,11 +156,11 @@ class ShardWriter:
             raise
 
 
-def write_cut_shard(directory: Path, index: int, cut: CutSnapshot) -> SavedShard:
-    """Write the shard of PS ``index``, a piece at a time; raises StorageError if the disk does not take it."""
+def write_cut_shard(directory: Path, ps_index: int, cut: CutSnapshot) -> SavedShard:
+    """Write the shard of PS ``ps_index``, a piece at a time; raises StorageError if the disk does not take it."""
     from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     content = make_shard_content(cut)
     arrays = [checkpoint_shards.ArrayShape(*array) for array in content.array_shapes]
-    shard = checkpoint_shards.write_shard_parts(directory, index, arrays, content.parts, content.meta)
+    shard = checkpoint_shards.write_shard_parts(directory, ps_index, arrays, content.parts, content.meta)
     return SavedShard(shard.file, shard.size, f"{shard.crc32:08x}")

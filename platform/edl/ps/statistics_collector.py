@@ -31,31 +31,34 @@ class PsStatisticsCollector:
 
     def now(self) -> pb.PsFigures:
         """As they are now; bytes of tables may be a little older."""
-        account = self._server.account()
-        counts = account.counts
+        statistics = self._server.account()
+        counts = statistics.counts
         return pb.PsFigures(
             entered=counts.entered,
             updates=counts.updates,
             refused=counts.refused,
             staleness=counts.staleness,
             stalest=counts.stalest,
-            forming=self._pending_round_message(account.forming, account.version),
-            tables=self._table_messages(account.tables),
+            forming=self._pending_round_message(statistics.forming, statistics.version),
+            tables=self._table_messages(statistics.tables),
         )
 
-    def _pending_round_message(self, forming: PendingRound | None, version: int) -> pb.Forming | None:
+    def _pending_round_message(self, pending_round: PendingRound | None, version: int) -> pb.Forming | None:
         """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
-        if forming is None:
+        if pending_round is None:
             return None
         if self._waiting is None or self._waiting[0] != version:
             self._waiting = version, self._clock()
         seconds = self._clock() - self._waiting[1]
         return pb.Forming(
-            wanted=forming.wanted, arrived=forming.arrived, awaited=forming.awaited_workers, seconds=seconds
+            wanted=pending_round.wanted,
+            arrived=pending_round.arrived,
+            awaited=pending_round.awaited_workers,
+            seconds=seconds,
         )
 
     def _table_messages(self, tables: Mapping[str, EmbeddingTable]) -> list[pb.TableUse]:
-        told = sorted(tables.items())[:MAX_REPORTED_TABLES]
+        reported_tables = sorted(tables.items())[:MAX_REPORTED_TABLES]
         return [
             pb.TableUse(
                 name=name,
@@ -64,7 +67,7 @@ class PsStatisticsCollector:
                 dropped=table.evicted_count,
                 bound=table.bound or 0,
             )
-            for name, table in told
+            for name, table in reported_tables
         ]
 
 
@@ -82,10 +85,10 @@ class TableSizes:
 
     def measure_bytes(self, name: str, table: EmbeddingTable) -> int:
         """Bytes that the table of this name occupies, or did when it was weighed last."""
-        known, began = self._measured.get(name), self._clock()
-        if known is not None and known[0] is table and began < self._measure_again_at[name]:
-            return known[1]
-        occupied = table.occupied
-        self._measured[name] = table, occupied
-        self._measure_again_at[name] = began + _REMEASURE_FACTOR * (self._clock() - began)
-        return occupied
+        measured, started_at = self._measured.get(name), self._clock()
+        if measured is not None and measured[0] is table and started_at < self._measure_again_at[name]:
+            return measured[1]
+        byte_count = table.occupied
+        self._measured[name] = table, byte_count
+        self._measure_again_at[name] = started_at + _REMEASURE_FACTOR * (self._clock() - started_at)
+        return byte_count

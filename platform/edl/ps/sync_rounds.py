@@ -57,8 +57,8 @@ class SyncRounds:
         wanted: pushes that an update waits for, if so many can come.
     """
 
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
+    def __init__(self, required_pushes: int) -> None:
+        self._wanted = required_pushes
         self._waiting_pushes: dict[int, WaitingPush] = {}
         self._expected_leases: dict[int, int] = {}
         self._guaranteed_workers: set[int] = set()
@@ -81,28 +81,28 @@ class SyncRounds:
             return None
         return PendingRound(self._wanted, tuple(sorted(self._waiting_pushes)), tuple(sorted(self._expected_leases)))
 
-    def bind_connection(self, worker: int, link: Hashable) -> None:
+    def bind_connection(self, worker: int, connection: Hashable) -> None:
         """A worker speaks through this connection from now on."""
-        self._connections[worker] = link
+        self._connections[worker] = connection
 
-    def parted(self, worker: int, link: Hashable) -> None:
+    def parted(self, worker: int, connection: Hashable) -> None:
         """A connection closed: nothing comes from a worker that had no other."""
-        if self._connections.get(worker) == link:
+        if self._connections.get(worker) == connection:
             del self._connections[worker]
             self.stop_expecting(worker)
 
-    def join(self, seat: WaitingPush) -> WaitingPush | None:
+    def join(self, push: WaitingPush) -> WaitingPush | None:
         """A push takes its seat; returns the older one of the same worker that it takes the place of."""
-        self._expected_leases.pop(seat.worker, None)
-        former = self._waiting_pushes.get(seat.worker)
-        self._waiting_pushes[seat.worker] = seat
-        return former
+        self._expected_leases.pop(push.worker, None)
+        previous_push = self._waiting_pushes.get(push.worker)
+        self._waiting_pushes[push.worker] = push
+        return previous_push
 
     def withdraw_push(self, worker: int) -> None:
         """A push is taken back; the worker will send it again."""
-        seat = self._waiting_pushes.pop(worker, None)
-        if seat is not None:
-            self._expected_leases[worker] = seat.share.lease
+        push = self._waiting_pushes.pop(worker, None)
+        if push is not None:
+            self._expected_leases[worker] = push.share.lease
 
     def expect_push(self, worker: int, lease: int) -> None:
         """A worker's next push will be of this lease; 0: none will come."""
@@ -121,16 +121,16 @@ class SyncRounds:
         self._expected_leases.pop(worker, None)
         self._guaranteed_workers.discard(worker)
 
-    def drop(self, refused: Callable[[int], bool]) -> None:
+    def drop(self, is_refused: Callable[[int], bool]) -> None:
         """Wait for nobody whose lease is refused."""
         for worker, lease in list(self._expected_leases.items()):
-            if refused(lease):
+            if is_refused(lease):
                 self.stop_expecting(worker)
 
-    def remove_push(self, share: PushId) -> None:
+    def remove_push(self, push_id: PushId) -> None:
         """A push that sits is answered without a round."""
         for worker, seat in list(self._waiting_pushes.items()):
-            if seat.share == share:
+            if seat.share == push_id:
                 del self._waiting_pushes[worker]
 
     def close(self) -> tuple[WaitingPush, ...]:
@@ -142,11 +142,11 @@ class SyncRounds:
             or self._guaranteed_workers & self._expected_leases.keys()
         ):
             return ()
-        seats, self._waiting_pushes = self.waiting_pushes, {}
-        for seat in seats:
+        pushes, self._waiting_pushes = self.waiting_pushes, {}
+        for seat in pushes:
             self._guaranteed_workers.discard(seat.worker)
             self.expect_push(seat.worker, seat.following)
-        return seats
+        return pushes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,20 +183,20 @@ class FollowerRounds:
         """A push waits; one that was sent again takes the place of the first try."""
         self._waiting[follower.share] = follower
 
-    def remove_push(self, share: PushId) -> None:
+    def remove_push(self, push_id: PushId) -> None:
         """A push does not wait any more."""
-        self._waiting.pop(share, None)
+        self._waiting.pop(push_id, None)
 
-    def close(self, comes: Callable[[PushId], bool]) -> tuple[PushId, ...]:
+    def close(self, may_come: Callable[[PushId], bool]) -> tuple[PushId, ...]:
         """The pushes of a round, in order of leases, if none is missing that may come; the largest such round.
 
         Args:
             comes: whether a push that is not here can still enter: it has not, and its lease is good.
         """
         for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round), one.share)):
-            here = {follower.share} | (follower.round & self._waiting.keys())
-            if follower.again or not any(comes(share) for share in follower.round - here):
-                for share in here:
+            present_pushes = {follower.share} | (follower.round & self._waiting.keys())
+            if follower.again or not any(may_come(share) for share in follower.round - present_pushes):
+                for share in present_pushes:
                     del self._waiting[share]
-                return tuple(sorted(here))
+                return tuple(sorted(present_pushes))
         return ()

@@ -34,13 +34,18 @@ class SyncUpdater:
     """
 
     def __init__(
-        self, leases: AppliedSteps, contents: ModelState, wanted: int, tolerance: int, held: Callable[[], bool]
+        self,
+        applied_steps: AppliedSteps,
+        model_state: ModelState,
+        required_pushes: int,
+        version_tolerance: int,
+        is_paused: Callable[[], bool],
     ) -> None:
-        self._leases = leases
-        self._model_state = contents
-        self._version_tolerance = tolerance
-        self._held = held
-        self._rounds = SyncRounds(wanted)
+        self._leases = applied_steps
+        self._model_state = model_state
+        self._version_tolerance = version_tolerance
+        self._held = is_paused
+        self._rounds = SyncRounds(required_pushes)
         self._follower_rounds = FollowerRounds()
         self._waiting: dict[PushId, PendingPush] = {}
         self._made: dict[int, tuple[PushId, ...]] = {}
@@ -64,9 +69,9 @@ class SyncUpdater:
 
     def _answer_rejected_push(self, push: PendingPush) -> None:
         """A push that enters nothing; one whose answer was lost is told its round again."""
-        made = self._made.get(push.share.lease, ())
+        last_round = self._made.get(push.share.lease, ())
         if push.outcome is AdmissionOutcome.DUPLICATE:
-            push.round = made if push.share in made else ()
+            push.round = last_round if push.share in last_round else ()
         if not push.origin.round:
             self._rounds.expect_push(
                 push.origin.worker, push.origin.following if push.outcome is AdmissionOutcome.DUPLICATE else 0
@@ -85,9 +90,9 @@ class SyncUpdater:
         if push.origin.round:
             self._follower_rounds.join(FollowerPush(push.share, frozenset(push.origin.round), push.origin.again))
             return
-        former = self._rounds.join(WaitingPush(push.origin.worker, push.share, push.origin.following))
-        if former is not None:
-            self._reject_pushes((former.share,), _resent_error())
+        previous_push = self._rounds.join(WaitingPush(push.origin.worker, push.share, push.origin.following))
+        if previous_push is not None:
+            self._reject_pushes((previous_push.share,), _resent_error())
 
     def withdraw_push(self, push: PendingPush) -> str:
         """It does not sit any more."""
@@ -102,19 +107,19 @@ class SyncUpdater:
     def settle(self) -> None:
         """What was revoked leaves; a round may be complete without it, or not be held any more."""
         for share, push in list(self._waiting.items()):
-            decided = self._leases.decide_push(*share)
-            if decided is not AdmissionOutcome.APPLIED:
+            admission = self._leases.decide_push(*share)
+            if admission is not AdmissionOutcome.APPLIED:
                 self._remove_pending(share)
-                push.outcome = decided
+                push.outcome = admission
         self._rounds.drop(lambda lease: self._leases.decide_push(lease, 0) is AdmissionOutcome.REVOKED)
         self._made = {
             n: made for n, made in self._made.items() if self._leases.decide_push(n, 0) is not AdmissionOutcome.REVOKED
         }
         self._close()
 
-    def parted(self, worker: int, link: Hashable) -> None:
+    def parted(self, worker: int, connection: Hashable) -> None:
         """A process that ended is not waited for."""
-        self._rounds.parted(worker, link)
+        self._rounds.parted(worker, connection)
         self._close()
 
     def replaced(self) -> None:
@@ -143,8 +148,8 @@ class SyncUpdater:
 
     def _close(self) -> None:
         """Apply every round that is complete."""
-        while shares := self._next_complete_round():
-            pushes = [self._waiting.pop(share) for share in shares]
+        while push_ids := self._next_complete_round():
+            pushes = [self._waiting.pop(share) for share in push_ids]
             try:
                 self._apply_round(pushes)
             except Exception as error:  # noqa: BLE001  raised again where each of them is answered
@@ -152,9 +157,9 @@ class SyncUpdater:
                     push.outcome = error
 
     def _next_complete_round(self) -> tuple[PushId, ...]:
-        seats = () if self._held() else self._rounds.close()
-        if seats:
-            return tuple(seat.share for seat in seats)
+        waiting_pushes = () if self._held() else self._rounds.close()
+        if waiting_pushes:
+            return tuple(seat.share for seat in waiting_pushes)
         return self._follower_rounds.close(lambda share: self._leases.decide_push(*share) in _MAY_ENTER)
 
     def _apply_round(self, pushes: list[PendingPush]) -> None:
@@ -162,21 +167,21 @@ class SyncUpdater:
         staleness = [push.staleness(self._model_state.version) for push in pushes if push.gradients is not None]
         self._model_state.apply(_merge_pushes(pushes))
         self._push_counter.update(staleness)
-        shares = tuple(push.share for push in pushes)
+        push_ids = tuple(push.share for push in pushes)
         for push in pushes:
-            push.outcome, push.round = self._leases.admit_push(*push.share), shares
-            self._made[push.share.lease] = shares
+            push.outcome, push.round = self._leases.admit_push(*push.share), push_ids
+            self._made[push.share.lease] = push_ids
 
-    def _reject_pushes(self, shares: Iterable[PushId], error: RefusedError) -> None:
-        for share in shares:
+    def _reject_pushes(self, push_ids: Iterable[PushId], error: RefusedError) -> None:
+        for share in push_ids:
             if share in self._waiting:
                 self._waiting[share].outcome = error
                 self._remove_pending(share)
 
-    def _remove_pending(self, share: PushId) -> None:
-        del self._waiting[share]
-        self._rounds.remove_push(share)
-        self._follower_rounds.remove_push(share)
+    def _remove_pending(self, push_id: PushId) -> None:
+        del self._waiting[push_id]
+        self._rounds.remove_push(push_id)
+        self._follower_rounds.remove_push(push_id)
 
 
 def _merge_pushes(pushes: list[PendingPush]) -> PushGradients | None:

@@ -20,8 +20,8 @@ class PipeSafeRenderer:
         broken: whether the reader has left; whoever follows the run decides what that means.
     """
 
-    def __init__(self, face: RunRenderer) -> None:
-        self._renderer = face
+    def __init__(self, renderer: RunRenderer) -> None:
+        self._renderer = renderer
         self.broken = False
 
     def __enter__(self) -> Self:
@@ -31,9 +31,9 @@ class PipeSafeRenderer:
     def __exit__(self, *given: object) -> None:
         self._show(lambda: self._renderer.__exit__(*given))
 
-    def planned(self, plan: RunInfo) -> None:
+    def planned(self, run_info: RunInfo) -> None:
         """What will run."""
-        self._show(lambda: self._renderer.planned(plan))
+        self._show(lambda: self._renderer.planned(run_info))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
@@ -47,12 +47,12 @@ class PipeSafeRenderer:
         """Something about the command itself."""
         self._show(lambda: self._renderer.show_notice(text))
 
-    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
+    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """The end; without a reader a line on standard error, when there is something to go on with."""
-        self._show(lambda: self._renderer.ended(plan, outcome))
+        self._show(lambda: self._renderer.ended(run_info, outcome))
         if self.broken and outcome.phase != "Done":
             with _survive_broken_pipe(sys.stderr):
-                told = ["Nobody reads the output any more: the job was stopped.", *plan.next_steps(outcome)]
+                told = ["Nobody reads the output any more: the job was stopped.", *run_info.next_steps(outcome)]
                 print(" ".join(told), file=sys.stderr, flush=True)
 
     def _show(self, what: Callable[[], object]) -> None:

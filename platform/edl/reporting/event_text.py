@@ -50,26 +50,26 @@ def summary_heading(phase: str, summary: Summary) -> str:
 
 def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]]:
     """The summary as names and values; ``output`` is where predictions are."""
-    found = [("records", _format_record_counts(summary))]
+    lines = [("records", _format_record_counts(summary))]
     if summary.updates_rolled_back:
-        found.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
+        lines.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
     if summary.steps_not_applied:
-        found.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
+        lines.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
     if summary.workers_lost:
-        found.append(("workers", f"{summary.workers_lost} lost"))
+        lines.append(("workers", f"{summary.workers_lost} lost"))
     if summary.parameters:
-        found += ps_statistics_text.push_rows(summary.parameters) + ps_statistics_text.table_rows(
+        lines += ps_statistics_text.push_rows(summary.parameters) + ps_statistics_text.table_rows(
             summary.parameters, _TABLES
         )
     if summary.metrics:
-        found.append(("evaluated", format_metrics(summary.metrics)))
-    places = (
+        lines.append(("evaluated", format_metrics(summary.metrics)))
+    locations = (
         ("export", summary.export),
         ("load with", summary.export_loading),
         ("output", output),
         ("logs", summary.logs),
     )
-    return [*found, *((name, place) for name, place in places if place)]
+    return [*lines, *((name, place) for name, place in locations if place)]
 
 
 def format_block(title: str, values: Iterable[tuple[str, str]]) -> list[str]:
@@ -215,23 +215,23 @@ def format_measurements(status: Status) -> list[str]:
     return parts
 
 
-def format_earlier_evaluations(ended: Sequence[EvaluationEnded]) -> str:
+def format_earlier_evaluations(evaluations: Sequence[EvaluationEnded]) -> str:
     """The evaluations before the newest, newest first, in a line; empty where there are none."""
-    told = []
-    for each in reversed(ended[:-1]):
+    parts = []
+    for each in reversed(evaluations[:-1]):
         shown = {name: value for name, value in each.metrics.items() if name != "loss"} or each.metrics
         if shown:
-            told.append(f"step {each.step:,} {format_metrics(shown)}")
-    return "earlier: " + "   ".join(told) if told else ""
+            parts.append(f"step {each.step:,} {format_metrics(shown)}")
+    return "earlier: " + "   ".join(parts) if parts else ""
 
 
-def describe_served_tables(told: ParametersStatus | None) -> str:
+def describe_served_tables(ps_status: ParametersStatus | None) -> str:
     """Which embedding tables the parameter servers have; empty when there are none, or none is known yet."""
-    if told is None or not told.tables:
+    if ps_status is None or not ps_status.tables:
         return ""
-    names = ", ".join(to_single_line(table.name) for table in told.tables[:_MAX_TABLES])
-    more = f" and {told.tables_total - _MAX_TABLES} more" if told.tables_total > _MAX_TABLES else ""
-    return f"{format_table_count(told.tables_total)} served by the parameter servers: {names}{more}"
+    names = ", ".join(to_single_line(table.name) for table in ps_status.tables[:_MAX_TABLES])
+    more = f" and {ps_status.tables_total - _MAX_TABLES} more" if ps_status.tables_total > _MAX_TABLES else ""
+    return f"{format_table_count(ps_status.tables_total)} served by the parameter servers: {names}{more}"
 
 
 def format_table_count(count: int) -> str:
@@ -239,9 +239,9 @@ def format_table_count(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
 
 
-def format_local_time(moment: float) -> str:
+def format_local_time(unix_seconds: float) -> str:
     """The local time of day of unix seconds."""
-    return time.strftime("%H:%M:%S", time.localtime(moment))
+    return time.strftime("%H:%M:%S", time.localtime(unix_seconds))
 
 
 def format_role(name: str, index: int) -> str:

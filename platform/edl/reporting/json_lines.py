@@ -29,7 +29,7 @@ class JsonLinesRenderer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: RunInfo) -> None:
+    def planned(self, run_info: RunInfo) -> None:
         """Nothing: the first event names the run."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
@@ -47,12 +47,14 @@ class JsonLinesRenderer:
         """For people, who look at standard error."""
         print(text, file=self._errors, flush=True)
 
-    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
+    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
         if outcome.phase == "Failed":
             self.show_notice(failure_text(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
-        self._write_object({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
+        self._write_object(
+            {"event": "summary", "job": run_info.job, "run": run_info.run_id, **end, **to_json(outcome.summary)}
+        )
 
     def _write_object(self, value: dict[str, Any]) -> None:
         self._out.write(json.dumps(value, allow_nan=False) + "\n")

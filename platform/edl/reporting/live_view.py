@@ -165,11 +165,11 @@ class LiveRenderer:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def planned(self, plan: RunInfo) -> None:
+    def planned(self, run_info: RunInfo) -> None:
         """The plan stays above the view."""
-        self._plan = plan
-        for line in plan.lines():
-            for part in wrap_text(line, self._console.width, then="    "):
+        self._plan = run_info
+        for line in run_info.lines():
+            for part in wrap_text(line, self._console.width, next_indent="    "):
                 self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
 
@@ -188,9 +188,9 @@ class LiveRenderer:
         """Shown in the view from now on."""
         self._notice, self._last_drawn = text, 0.0
 
-    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
+    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary, below the last picture."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=sys.stderr, flush=True)
-        for line in summary_lines(plan, outcome):
+        for line in summary_lines(run_info, outcome):
             self._console.print(line, markup=False, soft_wrap=True)

@@ -32,9 +32,9 @@ class PlainTextRenderer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: RunInfo) -> None:
+    def planned(self, run_info: RunInfo) -> None:
         """The plan."""
-        for line in plan.lines():
+        for line in run_info.lines():
             self._print_line(to_single_line(line))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
@@ -47,19 +47,19 @@ class PlainTextRenderer:
         if status is not None and is_status_due(self._last_status, status):
             self._last_status = status
             self._print_line(f"{format_local_time(status.updated)}  {status_headline(status)}")
-            if not self._served_text and (told := describe_served_tables(status.parameters)):
-                self._served_text = told
-                self._print_line(f"{format_local_time(status.updated)}  {told}")
+            if not self._served_text and (tables_text := describe_served_tables(status.parameters)):
+                self._served_text = tables_text
+                self._print_line(f"{format_local_time(status.updated)}  {tables_text}")
 
     def show_notice(self, text: str) -> None:
         """A line."""
         self._print_line(text)
 
-    def ended(self, plan: RunInfo, outcome: RunOutcome) -> None:
+    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=self._errors, flush=True)
-        self._print_line("\n".join(summary_lines(plan, outcome)))
+        self._print_line("\n".join(summary_lines(run_info, outcome)))
 
     def _print_line(self, text: str) -> None:
         print(text, file=self._out, flush=True)

@@ -11,18 +11,18 @@ _UNIT = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def push_rows(told: ParametersStatus) -> list[tuple[str, str]]:
+def push_rows(ps_status: ParametersStatus) -> list[tuple[str, str]]:
     """How pushes became updates and what became of them, as names and values."""
-    found = [("mode", f"{describe_strategy(told.strategy)}{_describe_staleness(told)}")]
-    if told.strategy.mode == "sync" and told.pushes + told.refused:
-        found.append(("pushes", _describe_pushes(told)))
+    found = [("mode", f"{describe_strategy(ps_status.strategy)}{_describe_staleness(ps_status)}")]
+    if ps_status.strategy.mode == "sync" and ps_status.pushes + ps_status.refused:
+        found.append(("pushes", _describe_pushes(ps_status)))
     return found
 
 
-def table_rows(told: ParametersStatus, most: int) -> list[tuple[str, str]]:
+def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, str]]:
     """The tables, the first of them under a name."""
-    texts = [f"{table.name}: {_describe_table(table)}" for table in told.tables[:most]]
-    if (more := told.tables_total - len(texts)) > 0 and texts:
+    texts = [f"{table.name}: {_describe_table(table)}" for table in ps_status.tables[:max_tables]]
+    if (more := ps_status.tables_total - len(texts)) > 0 and texts:
         texts.append(f"and {more} more")
     return [("" if index else "tables", text) for index, text in enumerate(texts)]
 

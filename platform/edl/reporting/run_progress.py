@@ -171,7 +171,7 @@ class RunOutcome:
     detail: str = ""
 
 
-def decide_outcome(ended: JobEnded, failure: RunFailure, stopped_by: int | None) -> RunOutcome:
+def decide_outcome(end_event: JobEnded, failure: RunFailure, stopped_by: int | None) -> RunOutcome:
     """The outcome of a run whose last event is known.
 
     Args:
@@ -179,12 +179,18 @@ def decide_outcome(ended: JobEnded, failure: RunFailure, stopped_by: int | None)
         failure: what the master left about a failure.
         stopped_by: exit code that the signal which stopped ``edl run`` asks for; None when none came.
     """
-    code = 0 if ended.phase == "Done" else 1
-    if ended.phase == "Interrupted":
+    code = 0 if end_event.phase == "Done" else 1
+    if end_event.phase == "Interrupted":
         code = stopped_by or INTERRUPTED_EXIT
-    elif ended.phase == "Failed" and failure.kind == "input":
+    elif end_event.phase == "Failed" and failure.kind == "input":
         code = 2
-    return RunOutcome(ended.phase, ended.reason, ended.summary, code, failure.detail if ended.phase == "Failed" else "")
+    return RunOutcome(
+        end_event.phase,
+        end_event.reason,
+        end_event.summary,
+        code,
+        failure.detail if end_event.phase == "Failed" else "",
+    )
 
 
 def explain_missing_end(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:

@@ -9,16 +9,16 @@ from edl.reporting.event_text import format_block, summary_heading, summary_rows
 from edl.reporting.run_progress import RunInfo, RunOutcome
 
 
-def summary_lines(plan: RunInfo, outcome: RunOutcome) -> list[str]:
+def summary_lines(run_info: RunInfo, outcome: RunOutcome) -> list[str]:
     """The summary, for people.
 
     A job that failed, or whose module takes predictions itself, leaves none where its command said that they go.
     """
-    summary = replace(outcome.summary, logs=plan.logs or outcome.summary.logs)
-    output = plan.output if plan.output and any(Path(plan.output).glob("*.npz")) else None
+    summary = replace(outcome.summary, logs=run_info.logs or outcome.summary.logs)
+    output = run_info.output if run_info.output and any(Path(run_info.output).glob("*.npz")) else None
     return [
         *format_block(summary_heading(outcome.phase, summary), summary_rows(summary, output=output)),
-        *plan.next_steps(outcome),
+        *run_info.next_steps(outcome),
     ]
 
 

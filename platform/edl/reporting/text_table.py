@@ -27,7 +27,7 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
     ]
 
 
-def wrap_text(text: str, width: int, *, first: str = "", then: str = "") -> list[str]:
+def wrap_text(text: str, width: int, *, first_indent: str = "", next_indent: str = "") -> list[str]:
     """A text as lines of ``width`` characters, broken between words only: a path can be copied, and may be longer.
 
     Args:
@@ -35,7 +35,11 @@ def wrap_text(text: str, width: int, *, first: str = "", then: str = "") -> list
         then: what the others begin with.
     """
     lines = TextWrapper(
-        width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=next_indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return lines.wrap(text)
 
@@ -43,7 +47,7 @@ def wrap_text(text: str, width: int, *, first: str = "", then: str = "") -> list
 def wrap_labelled(label: str, text: str, width: int) -> list[str]:
     """A text beside what it is, as lines."""
     head = f"  {label:<{_LABEL_WIDTH}}"
-    return wrap_text(text, width, first=head, then=" " * len(head))
+    return wrap_text(text, width, first_indent=head, next_indent=" " * len(head))
 
 
 def format_age(seconds: float) -> str:
@@ -78,10 +82,10 @@ class StatusLine:
         if self._is_terminal and self._last_text:
             self._write("\r\x1b[K")
 
-    def say(self, text: str, *, lasting: bool = True) -> None:
+    def say(self, text: str, *, permanent: bool = True) -> None:
         """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
         line = " ".join(strip_control_characters(text).split())
-        if line == self._last_text or not (lasting or self._is_terminal):
+        if line == self._last_text or not (permanent or self._is_terminal):
             return
         self._last_text = line
         if self._is_terminal:
@@ -119,8 +123,8 @@ class SlowResponseNotice:
     Safe to use from several threads, which ask for different things at once.
     """
 
-    def __init__(self, later: CallLater = call_later) -> None:
-        self._schedule, self._lock = later, threading.Lock()
+    def __init__(self, schedule: CallLater = call_later) -> None:
+        self._schedule, self._lock = schedule, threading.Lock()
         self._shown = self._answered = False
 
     @contextmanager

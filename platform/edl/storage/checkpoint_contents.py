@@ -106,17 +106,19 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     Raises:
         StorageError: one cannot be read or is not a shard, they are of two models, or do not fit together.
     """
-    found = [_ShardArrays.of(read_safetensors_header(path)) for path in shards]
-    _check_same_model(found)
-    variables = sorted((one for shard in found for one in shard.variables()), key=lambda one: one.spec.name)
+    shard_arrays = [_ShardArrays.of(read_safetensors_header(path)) for path in shards]
+    _check_same_model(shard_arrays)
+    variables = sorted((one for shard in shard_arrays for one in shard.variables()), key=lambda one: one.spec.name)
     for one, other in pairwise(variables):
         if one.spec.name == other.spec.name:
             problem = f"holds variable '{one.spec.name}', and so does {one.values.path.name}"
             raise StorageError(problem, where=str(other.values.path))
-    names = sorted({name for shard in found for name in shard.rows})
-    tables = tuple(_merge_table_shards(name, [shard for shard in found if name in shard.rows]) for name in names)
-    others = tuple(array for shard in found for array in shard.others)
-    return CheckpointContents(tuple(variables), tables, others, found[0].declared.optimizer if found else None)
+    names = sorted({name for shard in shard_arrays for name in shard.rows})
+    tables = tuple(_merge_table_shards(name, [shard for shard in shard_arrays if name in shard.rows]) for name in names)
+    others = tuple(array for shard in shard_arrays for array in shard.others)
+    return CheckpointContents(
+        tuple(variables), tables, others, shard_arrays[0].declared.optimizer if shard_arrays else None
+    )
 
 
 def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
@@ -184,14 +186,14 @@ class _ShardArrays:
         return shard
 
     def _add_array(self, array: StoredArray) -> None:
-        kind, _, rest = array.name.partition("/")
-        slot, _, variable = rest.partition("/")
+        kind, _, remaining_name = array.name.partition("/")
+        slot, _, variable = remaining_name.partition("/")
         if kind == "dense":
-            self.dense[rest] = array
+            self.dense[remaining_name] = array
         elif kind == "slot" and variable:
             self.slots.setdefault(variable, {})[slot] = array
         elif kind == "rows":
-            table, part = _split_row_array_name(rest)
+            table, part = _split_row_array_name(remaining_name)
             self.rows.setdefault(table, {})[part] = array
         else:
             self.others.append(array)

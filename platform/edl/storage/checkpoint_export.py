@@ -118,7 +118,7 @@ class ExportColumn:
         return prod(self.shape) * DTYPE_CODES[self.dtype][1]
 
 
-def export_columns(contents: CheckpointContents, *, slots: bool) -> list[ExportColumn]:
+def export_columns(contents: CheckpointContents, *, include_slots: bool) -> list[ExportColumn]:
     """All arrays of the file, in its order.
 
     Args:
@@ -128,22 +128,22 @@ def export_columns(contents: CheckpointContents, *, slots: bool) -> list[ExportC
     Raises:
         StorageError: an id is in two shards, or two arrays would have the same name.
     """
-    found = [_variable_column(variable.spec.name, variable.values) for variable in contents.variables]
-    found += [column for table in contents.tables for column in _table_columns(table, slots=slots)]
-    if slots:
+    all_columns = [_variable_column(variable.spec.name, variable.values) for variable in contents.variables]
+    all_columns += [column for table in contents.tables for column in _table_columns(table, slots=include_slots)]
+    if include_slots:
         for variable in contents.variables:
-            found += [
+            all_columns += [
                 _variable_column(f"{variable.spec.name}/slot/{slot}", array) for slot, array in variable.slots.items()
             ]
-        found += [_variable_column(array.name, array) for array in contents.others]
-    twice = [name for name, many in Counter(column.name for column in found).items() if many > 1]
-    if twice:
-        raise StorageError(f"two arrays would be called '{twice[0]}'", hint="Read the shards themselves.")
-    return found
+        all_columns += [_variable_column(array.name, array) for array in contents.others]
+    duplicate_names = [name for name, many in Counter(column.name for column in all_columns).items() if many > 1]
+    if duplicate_names:
+        raise StorageError(f"two arrays would be called '{duplicate_names[0]}'", hint="Read the shards themselves.")
+    return all_columns
 
 
 def write_export(
-    path: Path, found: Sequence[ExportColumn], strings: Mapping[str, str], on_write: Callable[[int], None]
+    path: Path, columns: Sequence[ExportColumn], strings: Mapping[str, str], on_write: Callable[[int], None]
 ) -> None:
     """Write a ``.npz`` or a ``.safetensors``, whichever the name ends in; it has its name when it is complete.
 
@@ -159,10 +159,10 @@ def write_export(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with translate_os_errors(path, "write the export"), remove_on_error(temporary):
         if path.suffix == ".npz":
-            _write_npz(temporary, found, on_write)
+            _write_npz(temporary, columns, on_write)
         else:
-            head = encode_safetensors_header([(column.name, column.dtype, column.shape) for column in found], strings)
-            write_byte_stream(temporary, _iter_file_parts(head, found, on_write))
+            head = encode_safetensors_header([(column.name, column.dtype, column.shape) for column in columns], strings)
+            write_byte_stream(temporary, _iter_file_parts(head, columns, on_write))
         rename_durably(temporary, path)
 
 

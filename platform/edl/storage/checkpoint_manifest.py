@@ -176,8 +176,10 @@ def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
     write_json(directory / MANIFEST_NAME, manifest.to_json(), fsync=True)
 
 
-def prune_checkpoints(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] = frozenset()) -> list[int]:
-    """Remove all but the ``keep`` newest committed cuts, and what older unfinished ones left behind.
+def prune_checkpoints(
+    checkpoints_dir: Path, keep_count: int, protected_cuts: set[int] | frozenset[int] = frozenset()
+) -> list[int]:
+    """Remove all but the ``keep_count`` newest committed cuts, and what older unfinished ones left behind.
 
     Unfinished cuts newer than the newest committed one are being written, and stay.
 
@@ -192,26 +194,26 @@ def prune_checkpoints(checkpoints_dir: Path, keep: int, protect: set[int] | froz
     Raises:
         StorageError: one cannot be removed.
     """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}")
+    if keep_count < 1:
+        raise ValueError(f"keep must be at least 1, not {keep_count}")
     cuts = list_cuts(checkpoints_dir)
     committed = committed_cuts(checkpoints_dir)
     if not committed:
         return []
-    stay = {*committed[-keep:], *protect}
+    stay = {*committed[-keep_count:], *protected_cuts}
     removed = [cut for cut in cuts if cut < committed[-1] and cut not in stay]
     for cut in removed:
         _remove_cut(cut_directory(checkpoints_dir, cut))
     return removed
 
 
-def remove_unfinished_cuts(checkpoints_dir: Path, below: int) -> list[int]:
-    """Remove cuts that were never committed and have a lower number than ``below``; returns their numbers.
+def remove_unfinished_cuts(checkpoints_dir: Path, below_cut: int) -> list[int]:
+    """Remove cuts that were never committed and have a lower number than ``below_cut``; returns their numbers.
 
     Raises:
         StorageError: one cannot be removed.
     """
-    older = [cut for cut in list_cuts(checkpoints_dir) if cut < below]
+    older = [cut for cut in list_cuts(checkpoints_dir) if cut < below_cut]
     # One whose manifest is damaged was committed once: it is not taken for unfinished.
     unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST_NAME).exists()]
     for cut in unfinished:
@@ -255,7 +257,7 @@ _CHUNK = 8 << 20  # bytes read at a time for a checksum
 
 
 def newest_intact_checkpoint(
-    checkpoints_dir: Path, on_skip: Callable[[SkippedCheckpoint], None] | None = None, *, below: int | None = None
+    checkpoints_dir: Path, on_skip: Callable[[SkippedCheckpoint], None] | None = None, *, below_cut: int | None = None
 ) -> CheckpointManifest | None:
     """The newest cut of which every byte is intact; None when there is none.
 
@@ -267,7 +269,7 @@ def newest_intact_checkpoint(
     Raises:
         StorageError: the folder cannot be read, or a newer EDL wrote the cut.
     """
-    for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below is None or cut < below]):
+    for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below_cut is None or cut < below_cut]):
         directory = cut_directory(checkpoints_dir, cut)
         found = load_manifest(directory)
         reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
@@ -279,7 +281,7 @@ def newest_intact_checkpoint(
 
 
 def verify_checkpoint(
-    directory: Path, manifest: CheckpointManifest, check: Callable[[Path, ShardInfo], None] | None = None
+    directory: Path, manifest: CheckpointManifest, check_shard: Callable[[Path, ShardInfo], None] | None = None
 ) -> str | None:
     """Look at every shard of a cut; the reason why it cannot be used, or None.
 
@@ -291,7 +293,7 @@ def verify_checkpoint(
     """
     try:
         for shard in manifest.shards:
-            (check or check_shard_bytes)(directory, shard)
+            (check_shard or check_shard_bytes)(directory, shard)
     except StorageError as error:
         return f"{Path(error.where or '').name} {error.message}"
     return None
@@ -318,7 +320,7 @@ def file_crc32(path: Path) -> int:
     return checksum
 
 
-def prune_for_full_disk(checkpoints_dir: Path, keep: int, protect: set[int], *, failed: int) -> list[int]:
+def prune_for_full_disk(checkpoints_dir: Path, keep: int, protected_cuts: set[int], *, failed_cut: int) -> list[int]:
     """Remove what a full disk need not hold, after a cut could not be written.
 
     These are the unfinished cuts up to the one that failed, each of which may hold whole shards, and of the committed
@@ -336,11 +338,11 @@ def prune_for_full_disk(checkpoints_dir: Path, keep: int, protect: set[int], *, 
     Raises:
         StorageError: one cannot be removed.
     """
-    removed = remove_unfinished_cuts(checkpoints_dir, failed + 1)
+    removed = remove_unfinished_cuts(checkpoints_dir, failed_cut + 1)
     stay = max(1, keep - 1)
     if len(committed_cuts(checkpoints_dir)) > stay:
         intact = newest_intact_checkpoint(
             checkpoints_dir
         )  # reads all bytes of it: only when something is there to be removed
-        removed += prune_checkpoints(checkpoints_dir, stay, protect | ({intact.cut} if intact else set()))
+        removed += prune_checkpoints(checkpoints_dir, stay, protected_cuts | ({intact.cut} if intact else set()))
     return sorted(removed)

@@ -50,7 +50,7 @@ def shard_path(directory: Path, ps_index: int) -> Path:
 
 
 def write_shard(
-    directory: Path, ps_index: int, arrays: Mapping[str, AnyArray], meta: Mapping[str, str] | None = None
+    directory: Path, ps_index: int, arrays: Mapping[str, AnyArray], metadata: Mapping[str, str] | None = None
 ) -> ShardInfo:
     """Write one parameter server's part of a cut, durable under its name when this returns.
 
@@ -67,7 +67,7 @@ def write_shard(
         ValueError: an array's dtype cannot be stored.
     """
     path = shard_path(directory, ps_index)
-    size, checksum = write_array_file(path, arrays, meta or {})
+    size, checksum = write_array_file(path, arrays, metadata or {})
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
@@ -76,11 +76,11 @@ def write_shard_parts(
     ps_index: int,
     arrays: Sequence[ArrayShape],
     parts: Iterable[tuple[str, AnyArray]],
-    meta: Mapping[str, str],
+    metadata: Mapping[str, str],
 ) -> ShardInfo:
     """The same of arrays that come in parts: see :func:`edl.storage.safetensors_writer.write_array_parts`."""
     path = shard_path(directory, ps_index)
-    size, checksum = write_array_parts(path, arrays, parts, meta)
+    size, checksum = write_array_parts(path, arrays, parts, metadata)
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 

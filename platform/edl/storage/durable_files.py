@@ -25,22 +25,22 @@ _ERRNO_HINTS = {
 _OTHER_HINT = "Look at the disk and its mount; what was stored before is still valid."
 
 
-def to_storage_error(error: OSError, path: Path, doing: str) -> StorageError:
-    """Translate ``error``, met while ``doing`` something ("write a journal group") to ``path``."""
+def to_storage_error(error: OSError, path: Path, activity: str) -> StorageError:
+    """Translate ``error``, met while ``activity`` something ("write a journal group") to ``path``."""
     return StorageError(
-        f"cannot {doing}: {error.strerror or error}",
+        f"cannot {activity}: {error.strerror or error}",
         where=str(path),
         hint=_ERRNO_HINTS.get(error.errno or 0, _OTHER_HINT),
     )
 
 
 @contextlib.contextmanager
-def translate_os_errors(path: Path, doing: str) -> Iterator[None]:
+def translate_os_errors(path: Path, activity: str) -> Iterator[None]:
     """Raise every OSError of the block as a StorageError that names ``path``."""
     try:
         yield
     except OSError as error:
-        raise to_storage_error(error, path, doing) from error
+        raise to_storage_error(error, path, activity) from error
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -237,7 +237,7 @@ class FileLock:
     The file stays where it is after a release: removing it would let two processes lock two files of one name.
     """
 
-    def __init__(self, path: Path, holder: str, *, what: str, hint: str) -> None:
+    def __init__(self, path: Path, holder: str, *, protected_thing: str, hint: str) -> None:
         """Take the lock and write ``holder`` into the file.
 
         Args:
@@ -259,7 +259,7 @@ class FileLock:
             except BlockingIOError:
                 other = _read_holder(self._descriptor)
                 os.close(self._descriptor)
-                raise LockHeldError(f"{what} is in use by {other}", where=str(path), hint=hint) from None
+                raise LockHeldError(f"{protected_thing} is in use by {other}", where=str(path), hint=hint) from None
             except OSError:
                 os.close(self._descriptor)
                 raise

@@ -45,10 +45,10 @@ class DurablePosition:
         """Why it will never move again; None while all is well."""
         return self._failure
 
-    def advance(self, count: int) -> None:
-        """``count`` more entries are durable: let their threads go."""
+    def advance(self, entry_count: int) -> None:
+        """``entry_count`` more entries are durable: let their threads go."""
         with self._mutex:
-            self._lsn += count
+            self._lsn += entry_count
             done = [waiter for waiter in self._waiters if waiter.lsn <= self._lsn]
             self._waiters = [waiter for waiter in self._waiters if waiter.lsn > self._lsn]
         for waiter in done:
@@ -78,8 +78,8 @@ class DurablePosition:
         if lsn > self._lsn and self._failure is not None:
             raise self._failure
 
-    def call_when(self, lsn: int, release: Callable[[], object]) -> bool:
-        """Call ``release`` once, on the writer's thread, when ``lsn`` is reached or never will be; it must not block.
+    def call_when(self, lsn: int, callback: Callable[[], object]) -> bool:
+        """Call ``callback`` once, on the writer's thread, when ``lsn`` is reached or never will be; it must not block.
 
         Returns:
             Whether it will be called: not if ``lsn`` is reached already, or never will be.
@@ -87,7 +87,7 @@ class DurablePosition:
         with self._mutex:
             if lsn <= self._lsn or self._failure is not None:
                 return False
-            self._waiters.append(_LsnWaiter(lsn, release))
+            self._waiters.append(_LsnWaiter(lsn, callback))
         return True
 
 
@@ -137,8 +137,8 @@ class Journal:
         *,
         holder: str,
         exclusive: bool = True,
-        at_least: int = 0,
-        check: Callable[[JournalReplay], object] = lambda found: None,
+        minimum_incarnation: int = 0,
+        validate_replay: Callable[[JournalReplay], object] = lambda found: None,
     ) -> tuple[Journal, JournalReplay]:
         """Lock the journal, read it, and begin a new incarnation of it.
 
@@ -156,18 +156,22 @@ class Journal:
             RefusedError: another process has it open; its holder is named.
             StorageError: it cannot be read or written.
         """
-        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_LOCK_HELD_HINT) if exclusive else None
+        lock = (
+            FileLock(directory / "LOCK", holder, protected_thing="the journal", hint=_LOCK_HELD_HINT)
+            if exclusive
+            else None
+        )
         try:
-            found = replay_journal(directory)
-            check(found)
+            journal_replay = replay_journal(directory)
+            validate_replay(journal_replay)
             remove_unfinished_segments(directory)
-            incarnation = max(found.incarnation + 1, at_least)
-            chain = SegmentChain(directory, incarnation, found.fence, holder)
+            incarnation = max(journal_replay.incarnation + 1, minimum_incarnation)
+            chain = SegmentChain(directory, incarnation, journal_replay.fence, holder)
         except BaseException:
             if lock is not None:
                 lock.close()
             raise
-        return cls(directory, lock, chain, found.size_bytes), found
+        return cls(directory, lock, chain, journal_replay.size_bytes), journal_replay
 
     @property
     def incarnation(self) -> int:
@@ -231,13 +235,13 @@ class Journal:
             raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next - 1}")
         self._durable_position.wait(lsn, timeout)
 
-    def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
+    def call_when(self, lsn: int, callback: Callable[[], object]) -> bool:
         """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
 
         Returns:
             Whether it will be called; if not, ``wait`` returns or raises at once.
         """
-        return self._durable_position.call_when(lsn, call)
+        return self._durable_position.call_when(lsn, callback)
 
     def close(self) -> None:
         """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""

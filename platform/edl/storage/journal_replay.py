@@ -140,13 +140,13 @@ def _segment_id(name: str, last: _SegmentData) -> SegmentId:
     return segment
 
 
-def _load_segment(directory: Path, segment: SegmentId, fenced: int | None) -> _SegmentData:
+def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None) -> _SegmentData:
     """Read one file: up to its fenced length, where all must be intact, or, without one, up to the torn tail."""
     path = directory / segment.name
     data = _read_segment_bytes(path)
     view = memoryview(data)
     check_segment_header(view, segment, path)
-    limit = len(data) if fenced is None else fenced
+    limit = len(data) if fenced_length is None else fenced_length
     if limit > len(data):
         raise _damaged_error(path, BadRecordError(len(data), f"the file ends; it was {limit} bytes long"))
     try:
@@ -154,7 +154,7 @@ def _load_segment(directory: Path, segment: SegmentId, fenced: int | None) -> _S
     except BadRecordError as bad:
         raise _damaged_error(path, bad) from None
     end, count, bad_record = _scan_intact_records(view, begin, limit)
-    if bad_record is not None and (fenced is not None or find_group_start(data, end) is not None):
+    if bad_record is not None and (fenced_length is not None or find_group_start(data, end) is not None):
         raise _damaged_error(path, bad_record)
     return _SegmentData(path, view, _decode_record(view, HEADER_STRUCT.size, begin, path), begin, end, count)
 

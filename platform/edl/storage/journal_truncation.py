@@ -53,7 +53,7 @@ class JournaledCuts:
     highest: int
 
     @classmethod
-    def of(cls, told: JournalReplay) -> Self:
+    def of(cls, journal_replay: JournalReplay) -> Self:
         """From all entries of a journal."""
         # 45 ms that the start of a new run does not need
         from edl.api import journal_entries as entries
@@ -61,49 +61,54 @@ class JournaledCuts:
 
         saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
         numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}
-        was = told.snapshot["checkpoint"] if told.snapshot else None
-        found = SavedCheckpoint(*was) if was else None
-        highest = snapshot_cut_number(told.snapshot) if told.snapshot else 0
-        for entry in told.entries:
+        saved_checkpoint = journal_replay.snapshot["checkpoint"] if journal_replay.snapshot else None
+        checkpoint = SavedCheckpoint(*saved_checkpoint) if saved_checkpoint else None
+        highest = snapshot_cut_number(journal_replay.snapshot) if journal_replay.snapshot else 0
+        for entry in journal_replay.entries:
             if entry["kind"] in saved:
-                found = SavedCheckpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
+                checkpoint = SavedCheckpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
             if entry["kind"] in numbered:
                 highest = max(highest, entry["cut"])
-        return cls(found, highest)
+        return cls(checkpoint, highest)
 
 
-def check_not_truncated(run: RunDirectory, told: JournalReplay) -> JournaledCuts:
+def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> JournaledCuts:
     """Refuse to go on with a journal that lost its end; returns what it knows.
 
     Raises:
         JournalDamagedError: there are checkpoints that it cannot have left behind.
         StorageError: the checkpoint that it names is not there, nor is any other; or the folder cannot be read.
     """
-    known, there = JournaledCuts.of(told), list_cuts(run.checkpoints)
-    newer = [cut for cut in there if cut > known.highest]
+    journaled_cuts, existing_cuts = JournaledCuts.of(journal_replay), list_cuts(run.checkpoints)
+    newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest]
     if newer:
-        knows = f"it knows of no checkpoint after {known.highest}" if known.highest else "it knows of no checkpoint"
+        knows = (
+            f"it knows of no checkpoint after {journaled_cuts.highest}"
+            if journaled_cuts.highest
+            else "it knows of no checkpoint"
+        )
         raise JournalDamagedError(
             f"the journal lost its end: {knows}, and there is {newer[-1]}", where=str(run.journal), hint=_TRUNCATED_HINT
         )
-    named = known.checkpoint
-    if named is None or _has_manifest(run, named.cut):
-        return known
-    complete = [cut for cut in there if _has_manifest(run, cut)]
-    if complete and complete[-1] > named.cut:
+    journaled_checkpoint = journaled_cuts.checkpoint
+    if journaled_checkpoint is None or _has_manifest(run, journaled_checkpoint.cut):
+        return journaled_cuts
+    complete = [cut for cut in existing_cuts if _has_manifest(run, cut)]
+    if complete and complete[-1] > journaled_checkpoint.cut:
         raise JournalDamagedError(
-            f"the journal goes on from checkpoint {named.cut}, which cannot be used, and does not know of "
+            f"the journal goes on from checkpoint {journaled_checkpoint.cut}, which cannot be used, "
+            "and does not know of "
             f"{complete[-1]}",
             where=str(run.journal),
             hint=_TRUNCATED_HINT,
         )
     if not complete:
         raise StorageError(
-            f"checkpoint {named.cut}, from which the run goes on, is not there, and no other is",
+            f"checkpoint {journaled_checkpoint.cut}, from which the run goes on, is not there, and no other is",
             where=str(run.checkpoints),
             hint="Bring the folder back, or start a new run, without --resume.",
         )
-    return known
+    return journaled_cuts
 
 
 def usable_checkpoint(run: RunDirectory, named: SavedCheckpoint) -> SavedCheckpoint:
@@ -163,12 +168,12 @@ class CheckpointRestart:
 
     def lines(self) -> list[str]:
         """What is lost, for people."""
-        told = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped]
+        skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped]
         return [
             f"its journal is not read: it goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}",
             f"{self.records:,} records were done after that and are done again",
             "counts of repeated records, corrupt records and lost workers begin at 0",
-            *told,
+            *skipped_lines,
         ]
 
 
@@ -196,24 +201,26 @@ def plan_restart(run: RunDirectory) -> CheckpointRestart:
         StorageError: the folder cannot be read.
     """
     skipped: list[SkippedCheckpoint] = []
-    found = newest_intact_checkpoint(run.checkpoints, skipped.append)
-    if found is None:
-        told = "".join(f"\n  checkpoint {one.cut}: {one.reason}" for one in skipped)
+    checkpoint = newest_intact_checkpoint(run.checkpoints, skipped.append)
+    if checkpoint is None:
+        skipped_text = "".join(f"\n  checkpoint {one.cut}: {one.reason}" for one in skipped)
         raise BadInputError(
-            f"run {run.run_id} has no intact checkpoint to go back to{told}",
+            f"run {run.run_id} has no intact checkpoint to go back to{skipped_text}",
             where=str(run.checkpoints),
             hint="Start a new run, without --resume.",
         )
-    if not found.ledger.get(DATASET_KEY):
+    if not checkpoint.ledger.get(DATASET_KEY):
         raise BadInputError(
-            f"checkpoint {found.cut} was written by a version of EDL that did not note the data set in it",
-            where=str(found.directory),
+            f"checkpoint {checkpoint.cut} was written by a version of EDL that did not note the data set in it",
+            where=str(checkpoint.directory),
             hint="Resume with the journal, without --from-checkpoint, or start a new run.",
         )
-    return CheckpointRestart(run, found, max(0, _read_done_records(run) - found.ledger["done_records"]), tuple(skipped))
+    return CheckpointRestart(
+        run, checkpoint, max(0, _read_done_records(run) - checkpoint.ledger["done_records"]), tuple(skipped)
+    )
 
 
-def restart_journal(planned: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
+def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
     """Make the journal one that begins at the checkpoint; returns where the old segments are now.
 
     Doing it again, after a crash in between, gives the same.
@@ -227,12 +234,16 @@ def restart_journal(planned: CheckpointRestart, holder: str, *, exclusive: bool 
         RefusedError: a master has the journal open.
         StorageError: it cannot be written; the old journal is as it was.
     """
-    run = planned.run
-    lock = FileLock(run.journal / "LOCK", holder, what="the journal", hint=_ONE_WRITER_HINT) if exclusive else None
+    run = restart.run
+    lock = (
+        FileLock(run.journal / "LOCK", holder, protected_thing="the journal", hint=_ONE_WRITER_HINT)
+        if exclusive
+        else None
+    )
     try:
         old = list_segments(run.journal)
         segment = SegmentId(old[-1].incarnation + 1 if old else 1, 1)
-        entries = b"".join(encode_record(entry) for entry in _initial_entries(planned))
+        entries = b"".join(encode_record(entry) for entry in _initial_entries(restart))
         SegmentWriter(run.journal, segment, encode_record({"holder": holder, "fence": {}}), entries).close()
         return _move_segments_aside(run, old, segment)
     finally:
@@ -251,16 +262,16 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
         WorkerChanged,
     )
 
-    found, run = planned.checkpoint, planned.run
-    ledger = {name: value for name, value in found.ledger.items() if name != DATASET_KEY}
+    manifest, run = planned.checkpoint, planned.run
+    ledger = {name: value for name, value in manifest.ledger.items() if name != DATASET_KEY}
     reason = "the run goes on from this checkpoint, without its journal"
     workers = [int(match[1]) for path in run.logs.glob("worker-*.log") if (match := _WORKER_LOG.fullmatch(path.name))]
     written: list[JournalEntry] = [
-        DatasetEntered.from_fields(found.ledger[DATASET_KEY]),
+        DatasetEntered.from_fields(manifest.ledger[DATASET_KEY]),
         CutCalledOff(cut=max(list_cuts(run.checkpoints)), reason=reason),  # so far numbers are used
         *(WorkerChanged(index=max(workers)) for _ in workers[:1]),
-        CheckpointReplaced(cut=found.cut, step=planned.step, version=found.version, ledger=ledger, reason=reason),
-        ParametersRolledBack(cut=found.cut, records=planned.records, ledger=ledger, reason=reason),
+        CheckpointReplaced(cut=manifest.cut, step=planned.step, version=manifest.version, ledger=ledger, reason=reason),
+        ParametersRolledBack(cut=manifest.cut, records=planned.records, ledger=ledger, reason=reason),
     ]
     return [entry.to_json() for entry in written]
 

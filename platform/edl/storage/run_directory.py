@@ -251,7 +251,7 @@ class JobLock:
         """
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._lock = FileLock(
-            job_dir / "LOCK", self._holder_text(run_id), what=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT
+            job_dir / "LOCK", self._holder_text(run_id), protected_thing=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT
         )
 
     def describe(self, run_id: str) -> None:

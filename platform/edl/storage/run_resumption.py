@@ -57,15 +57,15 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
     Raises:
         BadInputError: something that the run's ledger or checkpoints are built on.
     """
-    found = diff_job_specs(old, new)
-    wrong = [change for change in found if is_fixed_field(change[0])]
-    if wrong:
-        told = "\n".join(f"  {format_change(change)}" for change in wrong)
+    field_changes = diff_job_specs(old, new)
+    forbidden_changes = [change for change in field_changes if is_fixed_field(change[0])]
+    if forbidden_changes:
+        told = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
         raise BadInputError(
             f"run {run_id} cannot go on with this job file: its ledger is about other work\n{told}",
             hint="Change these fields back, or start a new run without --resume.",
         )
-    return found
+    return field_changes
 
 
 def format_change(change: FieldChange) -> str:
@@ -83,13 +83,14 @@ def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
     """
     train = spec.train
     if status.epoch > train.epochs:
-        asked, was = f"train.epochs is {train.epochs:,}", f"in epoch {status.epoch:,}"
+        spec_limit, run_progress = f"train.epochs is {train.epochs:,}", f"in epoch {status.epoch:,}"
     elif train.max_steps is not None and status.step >= train.max_steps:
-        asked, was = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
+        spec_limit, run_progress = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
     else:
         return None
     return (
-        f"{asked}, and run {status.run} was {was} already: it ends at once, or as soon as it is there again. Nothing "
+        f"{spec_limit}, and run {status.run} was {run_progress} already: it ends at once, or as soon "
+        "as it is there again. Nothing "
         "is rolled back to there, and a run that is done cannot go on"
     )
 
@@ -132,7 +133,7 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
     if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
         with explain_journal_damage(run):
             journal, _ = Journal.open(
-                run.journal, holder=holder, exclusive=exclusive, check=partial(check_not_truncated, run)
+                run.journal, holder=holder, exclusive=exclusive, validate_replay=partial(check_not_truncated, run)
             )
         with closing(journal):
             journal.wait(journal.append(JobResumed().to_json()))

@@ -91,7 +91,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 
 
 def encode_safetensors_header(
-    arrays: Iterable[tuple[str, str, Sequence[int]]], strings: Mapping[str, str]
+    arrays: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]
 ) -> memoryview:
     """The head of a file whose arrays follow each other in this order.
 
@@ -101,7 +101,7 @@ def encode_safetensors_header(
         arrays: name, NumPy's name of the dtype (one of DTYPES), shape.
         strings: kept beside them.
     """
-    fields: dict[str, object] = {"__metadata__": dict(strings)}
+    fields: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, dtype, shape in arrays:
         code, width = DTYPE_CODES[dtype]

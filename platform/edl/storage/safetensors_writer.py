@@ -35,7 +35,7 @@ _BYTE = _ONE >> 8
 """x^8: one byte further."""
 
 
-def combine_crc32(front: int, back: int, length: int) -> int:
+def combine_crc32(first_crc: int, second_crc: int, second_length: int) -> int:
     """The crc32 of two pieces of bytes behind each other.
 
     Args:
@@ -43,7 +43,7 @@ def combine_crc32(front: int, back: int, length: int) -> int:
         back: crc32 of the second one.
         length: bytes of the second one.
     """
-    return _multiply_polynomials(_raise_polynomial(_BYTE, length), front) ^ back
+    return _multiply_polynomials(_raise_polynomial(_BYTE, second_length), first_crc) ^ second_crc
 
 
 def _multiply_polynomials(one: int, other: int) -> int:
@@ -145,9 +145,9 @@ class PacedWriter:
         if self._waiting >= self._step:
             self.sync()
 
-    def write_at(self, place: int, data: memoryview) -> None:
-        """The same at ``place``, in bytes from the beginning."""
-        os.lseek(self._descriptor, place, os.SEEK_SET)
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """The same at ``offset``, in bytes from the beginning."""
+        os.lseek(self._descriptor, offset, os.SEEK_SET)
         self.write(data)
 
     def sync(self) -> None:
@@ -189,7 +189,7 @@ class ArrayShape:
 
 
 def write_array_parts(
-    path: Path, arrays: Sequence[ArrayShape], parts: Iterable[tuple[str, AnyArray]], meta: Mapping[str, str]
+    path: Path, arrays: Sequence[ArrayShape], parts: Iterable[tuple[str, AnyArray]], metadata: Mapping[str, str]
 ) -> tuple[int, int]:
     """Write arrays to ``path`` as their parts come, durable under its name when this returns; its size and its crc32.
 
@@ -206,7 +206,7 @@ def write_array_parts(
         StorageError: it cannot be written (the disk is full); nothing of it is left.
         ValueError: a part is not of its array, or an array is not complete.
     """
-    header = encode_safetensors_header([(array.name, array.dtype, array.shape) for array in arrays], meta)
+    header = encode_safetensors_header([(array.name, array.dtype, array.shape) for array in arrays], metadata)
     places = _array_cursors(arrays, header.nbytes)
     temporary = path.with_suffix(".tmp")
     with translate_os_errors(path, "write a checkpoint"):
@@ -271,7 +271,7 @@ def _write_file(
 # Files of named arrays in the safetensors format, written from the arrays' own memory and read without pickle.
 
 
-def write_array_file(path: Path, arrays: Mapping[str, AnyArray], meta: Mapping[str, str]) -> tuple[int, int]:
+def write_array_file(path: Path, arrays: Mapping[str, AnyArray], metadata: Mapping[str, str]) -> tuple[int, int]:
     """Write ``arrays`` to ``path``, durable under its name when this returns; its size in bytes and its crc32.
 
     Streamed, with the checksum taken on the way: no second copy in memory (what the package's own writer needs), and
@@ -282,7 +282,7 @@ def write_array_file(path: Path, arrays: Mapping[str, AnyArray], meta: Mapping[s
         ValueError: an array's dtype cannot be stored.
     """
     shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
-    return write_array_parts(path, shapes, arrays.items(), meta)
+    return write_array_parts(path, shapes, arrays.items(), metadata)
 
 
 def read_array_file(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:

@@ -85,7 +85,7 @@ class SimulatedPs:
         self.cuts.check_open(cut)
         self.leases.close_leases_below(floor)
         copy = Copy(Counter(self.applied), frozenset(self.steps), self.leases.applied(), self.lacking, self.version)
-        self.cuts.taken(cut, copy, pin=pin, keep=keep)
+        self.cuts.taken(cut, copy, pin=pin, keep_paused=keep)
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
@@ -93,5 +93,5 @@ class SimulatedPs:
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
         self.steps = set(copy.steps)
         self.lacking = frozenset(everything) - self.applied.keys()
-        self.leases.restore(copy.through, complete=complete)
+        self.leases.restore(copy.through, covers_all_steps=complete)
         self.cuts.passed(cut)

@@ -131,15 +131,15 @@ class BulkClient:
             self.close()
             raise
 
-    def _close_with_last_reply(self, gone: RetryableError) -> None:
+    def _close_with_last_reply(self, disconnected: RetryableError) -> None:
         """Close, but say what the server said before it hung up in the middle of what we sent."""
         try:
             self._connection.set_timeout(0.1)
             frame = self._connection.receive()
         except EdlError:
-            raise gone from None
+            raise disconnected from None
         else:
-            raise self._refusal(frame) if frame.kind is FrameKind.REFUSED else gone
+            raise self._refusal(frame) if frame.kind is FrameKind.REFUSED else disconnected
         finally:
             self.close()
 

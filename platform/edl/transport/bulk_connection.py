@@ -199,7 +199,7 @@ class BulkConnection:
         except OSError as error:
             raise self._gone("sending", error) from error
 
-    def receive(self, into: memoryview | None = None, *, within: float | None = None) -> ReceivedFrame:
+    def receive(self, into: memoryview | None = None, *, frame_timeout: float | None = None) -> ReceivedFrame:
         """Wait for the next frame; the body of the last one becomes invalid.
 
         Args:
@@ -210,7 +210,7 @@ class BulkConnection:
             Refused: not a frame, another version, or larger than the limits; what follows cannot be read.
             RetryableError: the peer is gone or silent.
         """
-        deadline = None if within is None else time.monotonic() + within
+        deadline = None if frame_timeout is None else time.monotonic() + frame_timeout
         try:
             self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
             kind, meta_size, body_size = decode_frame_head(self._head, self._limits)
@@ -231,13 +231,13 @@ class BulkConnection:
             if error.errno not in (errno.ENOTCONN, errno.EBADF):
                 raise
 
-    def part(self, last: OutgoingFrame) -> None:
+    def part(self, frame: OutgoingFrame) -> None:
         """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
 
         Raises:
             RetryableError: the peer is gone or does not read.
         """
-        self.send(last)
+        self.send(frame)
         try:
             self._sock.shutdown(socket.SHUT_WR)
             self.set_timeout(_DRAIN_SECONDS)

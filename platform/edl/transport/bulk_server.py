@@ -58,22 +58,22 @@ class BulkServer:
         self,
         address: str,
         token: str,
-        handle: FrameHandler,
+        handle_frame: FrameHandler,
         *,
-        max_body: int,
-        idle: float = 600.0,
+        max_body_bytes: int,
+        idle_timeout: float = 600.0,
         max_connections: int = 1024,
-        max_unproven: int = 64,
-        parted: Callable[[], None] = lambda: None,
+        max_unauthenticated: int = 64,
+        on_disconnect: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._token = token.encode()
-        self._handle = handle
-        self._limits = FrameLimits(MAX_META_BYTES, max_body)
-        self._idle = idle
+        self._handle = handle_frame
+        self._limits = FrameLimits(MAX_META_BYTES, max_body_bytes)
+        self._idle = idle_timeout
         self._max_connections = max_connections
-        self._max_unproven = max_unproven
-        self._on_disconnect = parted
+        self._max_unproven = max_unauthenticated
+        self._on_disconnect = on_disconnect
         self._lock = threading.Lock()
         self._open: dict[BulkConnection, threading.Thread] = {}
         self._unauthenticated: dict[
@@ -206,7 +206,7 @@ class BulkServer:
             self._on_disconnect()
 
     def _authenticate(self, connection: BulkConnection) -> None:
-        hello = connection.receive(within=_HANDSHAKE_SECONDS)
+        hello = connection.receive(frame_timeout=_HANDSHAKE_SECONDS)
         if hello.kind is not FrameKind.HELLO:
             raise PeerRefusedError(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
         check_job_token(hello.meta, self._token)
@@ -234,10 +234,10 @@ class BulkServer:
 
 def refusal_frame(error: RefusedError) -> OutgoingFrame:
     """Return the frame that tells a peer why it is refused."""
-    told = Refusal(
+    refusal_message = Refusal(
         reason=to_sendable_text(error.message), kind=refusal_kind(error), hint=to_sendable_text(error.hint or "")
     )
-    return OutgoingFrame(FrameKind.REFUSED, told.SerializeToString())
+    return OutgoingFrame(FrameKind.REFUSED, refusal_message.SerializeToString())
 
 
 def _join_threads(threads: Iterable[threading.Thread]) -> None:

@@ -52,7 +52,7 @@ class ControlChannel:
         method: ControlMethod[RequestT, ReplyT],
         request: RequestT,
         *,
-        deadline: float,
+        timeout: float,
         retry: RetryPolicy | None = None,
     ) -> ReplyT:
         """Call a method of the peer.
@@ -68,12 +68,12 @@ class ControlChannel:
             Refused: the peer will not do it; trying again is of no use.
         """
         if retry is None:
-            return self._call_once(method, request, deadline)
+            return self._call_once(method, request, timeout)
         until = self._retry_timing.clock() + retry.within
         waits = iter_pauses(retry, self._retry_timing.uniform)
         while True:
             try:
-                return self._call_once(method, request, deadline)
+                return self._call_once(method, request, timeout)
             except RetryableError:
                 wait = next(waits)
                 if self._retry_timing.clock() + wait > until:

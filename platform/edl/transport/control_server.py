@@ -84,14 +84,14 @@ class ControlServer:
         self._before_stop = before_stop
         _RUNNING_SERVERS.add(self)
 
-    def stop(self, grace: float = _GRACE_SECONDS) -> None:
-        """Take no more calls, wake those that wait, cancel what is left after ``grace`` seconds; again is harmless.
+    def stop(self, grace_seconds: float = _GRACE_SECONDS) -> None:
+        """Take no more calls, wake those that wait, cancel what is left after ``grace_seconds``; again is harmless.
 
         Returns when every handler has returned: one that waits must be woken by ``before_stop``.
         """
         self.stopping.set()
         self._before_stop()
-        _run_on_loop(self._server.stop(grace))
+        _run_on_loop(self._server.stop(grace_seconds))
         self._pool.shutdown()
         _RUNNING_SERVERS.discard(self)
 
@@ -119,12 +119,12 @@ def start_control_server(
     Raises:
         RefusedError: the address cannot be used, or another live server listens there.
     """
-    wanted = parse_address(address)
+    parsed_address = parse_address(address)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
     guard = AuthenticatingHandler(token, pool)
     register(guard)
     try:
-        server, bound = _run_on_loop(_start_grpc_server(guard, wanted))
+        server, bound = _run_on_loop(_start_grpc_server(guard, parsed_address))
     except BaseException:
         pool.shutdown()
         raise
@@ -132,25 +132,25 @@ def start_control_server(
 
 
 async def _start_grpc_server(
-    guard: AuthenticatingHandler, wanted: UnixAddress | TcpAddress
+    guard: AuthenticatingHandler, address: UnixAddress | TcpAddress
 ) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server(handlers=[guard], options=SERVER_OPTIONS)
-    bound = _bind_address(server, wanted)
+    bound = _bind_address(server, address)
     await server.start()
     return server, bound
 
 
-def _bind_address(server: grpc.aio.Server, wanted: UnixAddress | TcpAddress) -> str:
+def _bind_address(server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> str:
     try:
-        if isinstance(wanted, UnixAddress):
-            check_socket_unused(wanted)
-        port = server.add_insecure_port(str(wanted))
-        if isinstance(wanted, UnixAddress):
-            os.chmod(wanted.path, _SOCKET_MODE)
-            return str(wanted)
+        if isinstance(address, UnixAddress):
+            check_socket_unused(address)
+        port = server.add_insecure_port(str(address))
+        if isinstance(address, UnixAddress):
+            os.chmod(address.path, _SOCKET_MODE)
+            return str(address)
     except (OSError, RuntimeError) as error:
-        raise RefusedError(f"The server cannot listen: {error}", where=str(wanted)) from error
-    return str(TcpAddress(wanted.host, port))
+        raise RefusedError(f"The server cannot listen: {error}", where=str(address)) from error
+    return str(TcpAddress(address.host, port))
 
 
 @cache

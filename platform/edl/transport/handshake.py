@@ -17,27 +17,27 @@ VERSION_KEY = "edl-version"
 """Metadata of every control call."""
 
 
-def check_protocol_version(theirs: object) -> None:
+def check_protocol_version(peer_version: object) -> None:
     """Refuse a peer that speaks another version, naming both.
 
     Raises:
         Refused: with kind ``version``.
     """
-    if theirs != PROTOCOL_VERSION:
+    if peer_version != PROTOCOL_VERSION:
         raise PeerRefusedError(
-            f"The protocol versions differ: this process speaks {PROTOCOL_VERSION}, its peer {theirs}",
+            f"The protocol versions differ: this process speaks {PROTOCOL_VERSION}, its peer {peer_version}",
             kind="version",
             hint="Every role of a job must run the same version of edl-platform.",
         )
 
 
-def check_job_token(theirs: bytes, expected: bytes) -> None:
+def check_job_token(peer_token: bytes, expected: bytes) -> None:
     """Refuse a peer that does not know the job's token; takes the same time wherever the two differ.
 
     Raises:
         Refused: with kind ``token``.
     """
-    if not hmac.compare_digest(theirs, expected):
+    if not hmac.compare_digest(peer_token, expected):
         raise PeerRefusedError("The job's token is wrong or missing", kind="token")
 
 

@@ -89,19 +89,19 @@ class SocketListener:
         RefusedError: another live server listens there, or the address cannot be bound.
     """
 
-    def __init__(self, text: str) -> None:
-        wanted = parse_address(text)
+    def __init__(self, address_text: str) -> None:
+        address = parse_address(address_text)
         try:
-            if isinstance(wanted, UnixAddress):
-                self.sock = _listen_unix_socket(wanted)
-                self.address = text
-                self._file: tuple[str, int] | None = (wanted.path, os.stat(wanted.path).st_ino)
+            if isinstance(address, UnixAddress):
+                self.sock = _listen_unix_socket(address)
+                self.address = address_text
+                self._file: tuple[str, int] | None = (address.path, os.stat(address.path).st_ino)
             else:
-                self.sock = _listen_tcp_socket(wanted)
-                self.address = str(TcpAddress(wanted.host, self.sock.getsockname()[1]))
+                self.sock = _listen_tcp_socket(address)
+                self.address = str(TcpAddress(address.host, self.sock.getsockname()[1]))
                 self._file = None
         except OSError as error:
-            raise RefusedError(f"The server cannot listen: {error}", where=text) from error
+            raise RefusedError(f"The server cannot listen: {error}", where=address_text) from error
         self.sock.setblocking(False)
 
     def close(self) -> None:

@@ -91,28 +91,28 @@ def check_message(message: _MessageT) -> _MessageT:
 
 
 def _find_invalid_field(message: Any, descriptor: Descriptor) -> str:
-    for name, most, check_value in _scalar_fields(descriptor):
+    for name, max_elements, check_value in _scalar_fields(descriptor):
         value = getattr(message, name)
-        if most is None:
-            if wrong := check_value(value):
-                return f"{name}: {wrong}"
+        if max_elements is None:
+            if problem := check_value(value):
+                return f"{name}: {problem}"
             continue
-        if len(value) > most:
-            return f"{name}: {len(value)} elements, {most} are the most"
+        if len(value) > max_elements:
+            return f"{name}: {len(value)} elements, {max_elements} are the most"
         for position, element in enumerate(value):
-            if wrong := check_value(element):
-                return f"{name}[{position}]: {wrong}"
-    for name, most, inner in _message_fields(descriptor):
-        if most is None:
-            if message.HasField(name) and (wrong := _find_invalid_field(getattr(message, name), inner)):
-                return f"{name}.{wrong}"
+            if problem := check_value(element):
+                return f"{name}[{position}]: {problem}"
+    for name, max_elements, inner in _message_fields(descriptor):
+        if max_elements is None:
+            if message.HasField(name) and (problem := _find_invalid_field(getattr(message, name), inner)):
+                return f"{name}.{problem}"
             continue
         parts = getattr(message, name)
-        if len(parts) > most:
-            return f"{name}: {len(parts)} elements, {most} are the most"
+        if len(parts) > max_elements:
+            return f"{name}: {len(parts)} elements, {max_elements} are the most"
         for position, part in enumerate(parts):
-            if wrong := _find_invalid_field(part, inner):
-                return f"{name}[{position}].{wrong}"
+            if problem := _find_invalid_field(part, inner):
+                return f"{name}[{position}].{problem}"
     return ""
 
 

@@ -69,7 +69,7 @@ _RETRYABLE_CODES = {
 _KIND_BY_CODE = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
 
 
-def translate_rpc_error(error: Any, method: str, peer: str, deadline: float) -> EdlError:
+def translate_rpc_error(error: Any, method: str, peer: str, timeout: float) -> EdlError:
     """Return EDL's error for a failed call.
 
     Args:
@@ -80,7 +80,7 @@ def translate_rpc_error(error: Any, method: str, peer: str, deadline: float) -> 
     """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RetryableError(f"{method}: no answer within {deadline:g} s", where=peer)
+        return RetryableError(f"{method}: no answer within {timeout:g} s", where=peer)
     if code in _RETRYABLE_CODES and not _is_message_too_large(code, details):
         return RetryableError(f"{method}: {_RETRYABLE_CODES[code]}: {details}", where=peer)
     kind = _kind_from_metadata(error.trailing_metadata() or ()) or _KIND_BY_CODE.get(code, "bad")

@@ -38,13 +38,13 @@ def _run_local_strategy() -> int:
 def _run_worker() -> int:
     from edl.worker.graceful_shutdown import GracefulShutdown, ShutdownGate, on_sigterm
 
-    departure = GracefulShutdown(ShutdownGate(), end_process)
-    on_sigterm(departure.go)
+    shutdown = GracefulShutdown(ShutdownGate(), end_process)
+    on_sigterm(shutdown.go)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     from edl.transport.process_identity import ProcessIdentity
     from edl.worker.worker_process import run_worker
 
-    return run_worker(ProcessIdentity.from_environment(), departure)
+    return run_worker(ProcessIdentity.from_environment(), shutdown)
 
 
 class ProcessExit:

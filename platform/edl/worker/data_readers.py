@@ -20,13 +20,13 @@ DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "predict
 """Name of the data set under ``data`` by kind of task."""
 
 
-def data_set_paths(data: DataSpec, name: str) -> tuple[str, ...]:
+def data_set_paths(data: DataSpec, data_set: str) -> tuple[str, ...]:
     """The paths of ``data.training``, ``data.validation`` or ``data.prediction``."""
-    paths: tuple[str, ...] = getattr(data, name)
+    paths: tuple[str, ...] = getattr(data, data_set)
     return paths
 
 
-def open_data_set(data: DataSpec, name: str, custom: Callable[..., Any] | None, zoo: Path) -> Reader:
+def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., Any] | None, zoo: Path) -> Reader:
     """The reader of one data set.
 
     Args:
@@ -39,12 +39,12 @@ def open_data_set(data: DataSpec, name: str, custom: Callable[..., Any] | None, 
     Raises:
         BadInputError: there is no such data, or the user's reader raises.
     """
-    paths = data_set_paths(data, name)
-    if custom is None:
+    paths = data_set_paths(data, data_set)
+    if custom_reader is None:
         return open_reader(paths, data.reader)
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):
-        return GuardedReader(custom(origin, **data.reader), zoo)
+        return GuardedReader(custom_reader(origin, **data.reader), zoo)
 
 
 class GuardedReader:
@@ -71,13 +71,18 @@ class GuardedReader:
 
     def _checked_blocks(self, source: str) -> BlockSizes:
         with user_code(self._zoo, "blocks() of the custom reader"):
-            found = self._reader.blocks(source)
-        if not isinstance(found, BlockSizes) or not all(isinstance(count, Integral) for count in found.records):
-            said = (
-                f"blocks({source!r}) of the custom reader returned {_describe_type(found)}, not an edl.data.BlockSizes"
+            block_sizes = self._reader.blocks(source)
+        if not isinstance(block_sizes, BlockSizes) or not all(
+            isinstance(count, Integral) for count in block_sizes.records
+        ):
+            message = (
+                f"blocks({source!r}) of the custom reader returned "
+                f"{_describe_type(block_sizes)}, not an edl.data.BlockSizes"
             )
-            raise self._reader_error(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
-        return found
+            raise self._reader_error(
+                message, "return BlockSizes(records of each block, bytes of all of them in memory)"
+            )
+        return block_sizes
 
     @property
     def metadata(self) -> Any:
@@ -92,26 +97,28 @@ class GuardedReader:
             BadInputError: it returned anything else.
         """
         with user_code(self._zoo, "sources() of the custom reader"):
-            found = self._reader.sources()
+            returned = self._reader.sources()
             # A generator is run to its end here: what it raises is the user's, too.
-            listed = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes) else None
+            listed = (
+                list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str | bytes) else None
+            )
         if listed is None:
             raise self._reader_error(
-                f"sources() of the custom reader returned {_describe_type(found)}, not a list", _SOURCES_HINT
+                f"sources() of the custom reader returned {_describe_type(returned)}, not a list", _SOURCES_HINT
             )
-        for at, source in enumerate(listed):
+        for position, source in enumerate(listed):
             name, records = getattr(source, "name", None), getattr(source, "records", None)
             if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
-                said = f"{source!r:.80} of type {type(source).__name__}"
+                description = f"{source!r:.80} of type {type(source).__name__}"
                 raise self._reader_error(
-                    f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES_HINT
+                    f"source {position} of the custom reader is {description}, not an edl.data.Source", _SOURCES_HINT
                 )
             if records < 0:
                 raise self._reader_error(f"source {name!r} of the custom reader has {records} records", _SOURCES_HINT)
         names = Counter(source.name for source in listed)
-        if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
+        if (duplicate := next((name for name, count in names.items() if count > 1), None)) is not None:
             raise self._reader_error(
-                f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once"
+                f"the custom reader has {names[duplicate]} sources called {duplicate!r}", "name each source once"
             )
         return [Source(source.name, int(source.records)) for source in listed]
 
@@ -131,18 +138,18 @@ class GuardedReader:
 
         extra = {} if on_corrupt is None else {"on_corrupt": skip}
         with user_code(self._zoo, "read() of the custom reader"):
-            found: Any = self._reader.read(source, start, end, **extra)
-        called = f"read({source!r}, {start}, {end}) of the custom reader returned"
-        if isinstance(found, str | bytes | Mapping) or not (
-            hasattr(found, "__len__") and hasattr(found, "__getitem__")
+            returned: Any = self._reader.read(source, start, end, **extra)
+        call_text = f"read({source!r}, {start}, {end}) of the custom reader returned"
+        if isinstance(returned, str | bytes | Mapping) or not (
+            hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
         ):
-            raise self._reader_error(f"{called} {_describe_type(found)}, not a list of records", _RECORDS_HINT)
-        wanted = end - start - left_out
-        if len(found) != wanted:
-            raise self._reader_error(f"{called} {len(found)} records, not {wanted}", _RECORDS_HINT)
-        if wanted and (found[0] is None or isinstance(found[0], Mapping)):
-            raise self._reader_error(f"{called} a record that is {_describe_type(found[0])}", _RECORDS_HINT)
-        records: Sequence[Any] = found
+            raise self._reader_error(f"{call_text} {_describe_type(returned)}, not a list of records", _RECORDS_HINT)
+        expected_count = end - start - left_out
+        if len(returned) != expected_count:
+            raise self._reader_error(f"{call_text} {len(returned)} records, not {expected_count}", _RECORDS_HINT)
+        if expected_count and (returned[0] is None or isinstance(returned[0], Mapping)):
+            raise self._reader_error(f"{call_text} a record that is {_describe_type(returned[0])}", _RECORDS_HINT)
+        records: Sequence[Any] = returned
         return records
 
     def _reader_error(self, message: str, hint: str) -> BadInputError:
@@ -161,21 +168,21 @@ def _describe_type(value: Any) -> str:
 
 
 def describe_data_sets(
-    data: DataSpec, open_named: Callable[[str], Reader], *, predict: bool, shuffle: int | None = None
+    data: DataSpec, open_by_name: Callable[[str], Reader], *, predict: bool, shuffle_window: int | None = None
 ) -> bytes:
     """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses.
 
-    With ``blocks`` of the training records, if they may be shuffled (``shuffle`` is not 0) and their reader has random
-    access.
+    With ``blocks`` of the training records, if they may be shuffled (``shuffle_window`` not 0) and the reader has
+    random access.
     """
     used = ("prediction",) if predict else ("training", "validation")
     sets: dict[str, Any] = {
-        name: [[source.name, source.records] for source in open_named(name).sources()]
+        name: [[source.name, source.records] for source in open_by_name(name).sources()]
         for name in used
         if data_set_paths(data, name)
     }
-    if "training" in sets and shuffle != 0:
-        blocks = read_reader_blocks(open_named("training"))
+    if "training" in sets and shuffle_window != 0:
+        blocks = read_reader_blocks(open_by_name("training"))
         if blocks is not None:
             sets["blocks"] = blocks.to_json()
     return json.dumps(sets).encode()

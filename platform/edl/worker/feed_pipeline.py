@@ -86,41 +86,46 @@ def feed_minibatches(
 
 
 def feed_in_background(
-    feeder: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
+    feed_function: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
 ) -> Iterator[Minibatch]:
     """As :func:`feed_minibatches`, through a feeder that may have been used, and traced, before."""
     ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
-    threading.Thread(target=_feed_windows, args=(feeder, windows, ready, closed), name="feed", daemon=True).start()
+    threading.Thread(
+        target=_feed_windows, args=(feed_function, windows, ready, closed), name="feed", daemon=True
+    ).start()
     try:
-        while (found := ready.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
         closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
 
 
 def _feed_windows(
-    feeder: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], ready: queue.Queue[Any], closed: threading.Event
+    feed_function: FeedFunction,
+    windows: Iterator[tuple[int, RecordWindow]],
+    ready: queue.Queue[Any],
+    closed: threading.Event,
 ) -> None:
     end: BaseException | None = None
     try:
         for tag, window in windows:
             if closed.is_set():
                 return
-            minibatch = feeder.minibatch(tag, window)
+            minibatch = feed_function.minibatch(tag, window)
             _put_unless_closed(ready, minibatch or Minibatch(tag, None, None), closed)
     except BaseException as error:  # noqa: BLE001  raised again by the consumer
         end = error
     _put_unless_closed(ready, end, closed)
 
 
-def _put_unless_closed(ready: queue.Queue[Any], found: Any, closed: threading.Event) -> None:
+def _put_unless_closed(ready: queue.Queue[Any], item: Any, closed: threading.Event) -> None:
     """Wait for room, unless nobody listens any more."""
     while not closed.is_set():
         with suppress(queue.Full):
-            ready.put(found, timeout=_CLOSE_POLL_SECONDS)
+            ready.put(item, timeout=_CLOSE_POLL_SECONDS)
             return
 
 
@@ -155,15 +160,15 @@ class FeedFunction:
         if not len(window.records):
             return None
         try:
-            found = self._call(window.records)
+            outputs = self._call(window.records)
         except FeedError as error:
             error.tag = tag
             if self._traced_feed is not None:  # it was traced: this is about these records
                 error.message = f"{error.message.removesuffix('.')}, at {window.place(self._find_bad_record(window))}"
             raise
-        if found is None:
+        if outputs is None:
             return None
-        return Minibatch(tag, found, None) if self.mode == "prediction" else Minibatch(tag, *found)
+        return Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
         """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
@@ -176,7 +181,7 @@ class FeedFunction:
 
     def _call(self, window: Sequence[Record]) -> Any:
         try:
-            with user_code(self._zoo, "feed()", of=self._feed):
+            with user_code(self._zoo, "feed()", function=self._feed):
                 records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
                 if self._traced_feed is None:
                     self._traced_feed = self._trace_feed(records)
@@ -194,19 +199,19 @@ class FeedFunction:
 
     def _build_graph(self, records: Any) -> Any:
         """One window as a graph."""
-        fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
-        self._check_dataset(fed)
+        dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
+        self._check_dataset(dataset)
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
-        return fed.batch(longest).get_single_element()
+        return dataset.batch(longest).get_single_element()
 
-    def _check_dataset(self, fed: Any) -> None:
+    def _check_dataset(self, dataset: Any) -> None:
         expected = "features" if self.mode == "prediction" else "(features, labels)"
         hint = f"for {self.mode}, feed returns a tf.data.Dataset of single {expected}"
         if self.mode != "prediction":
             hint += " or (features, labels, sample weights)"
-        if not isinstance(fed, tf.data.Dataset):
-            raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
-        spec = fed.element_spec
+        if not isinstance(dataset, tf.data.Dataset):
+            raise FeedError(f"feed returned {type(dataset).__name__}, expected a tf.data.Dataset", hint=hint)
+        spec = dataset.element_spec
         if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
             raise FeedError(f"feed yields {_describe_spec(spec)}, expected {expected}", hint=hint)
         graph = tf.compat.v1.get_default_graph().get_operations()
@@ -275,5 +280,5 @@ def find_first_features(reader: Reader, feeder: FeedFunction, corrupt: CorruptRe
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.
     """
-    found = find_first_minibatch(reader, feeder, corrupt, size=size)
-    return None if found is None else found[1].features
+    first = find_first_minibatch(reader, feeder, corrupt, size=size)
+    return None if first is None else first[1].features

@@ -73,15 +73,15 @@ class GracefulShutdown:
         end: ends the process with an exit code.
     """
 
-    def __init__(self, gate: ShutdownGate, end: Callable[[int], None]) -> None:
+    def __init__(self, gate: ShutdownGate, end_process: Callable[[int], None]) -> None:
         self.gate = gate
-        self._end = end
+        self._end = end_process
         self._return_leases: Callable[[float], None] | None = None
         self._gone = threading.Event()
 
-    def prepare(self, goodbye: Callable[[float], None]) -> None:
-        """From now on there is a master to say goodbye to; ``goodbye`` takes a deadline in seconds."""
-        self._return_leases = goodbye
+    def prepare(self, return_leases: Callable[[float], None]) -> None:
+        """From now on there is a master to say goodbye to; ``return_leases`` takes a deadline in seconds."""
+        self._return_leases = return_leases
 
     def go(self) -> None:
         """Leave: called on the thread that noticed the signal."""
@@ -109,23 +109,23 @@ class GracefulShutdown:
 # that thread in C++ for seconds. So the handler of the interpreter's C level writes to a pipe, and a thread reads it.
 
 
-def on_sigterm(act: Callable[[], None]) -> None:
-    """Call ``act`` once, on a thread of its own, when SIGTERM arrives. SIGINT is ignored from now on.
+def on_sigterm(callback: Callable[[], None]) -> None:
+    """Call ``callback`` once, on a thread of its own, when SIGTERM arrives. SIGINT is ignored from now on.
 
     A terminal's Ctrl-C reaches every process of the job; the supervisor decides what it means.
     Call from the main thread.
     """
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
+    read_socket, write_socket = socket.socketpair()
+    write_socket.setblocking(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    signal.set_wakeup_fd(write_socket.fileno(), warn_on_full_buffer=False)
 
     def wait() -> None:
-        with reading, writing:
-            while reading.recv(1)[0] != signal.SIGTERM:
+        with read_socket, write_socket:
+            while read_socket.recv(1)[0] != signal.SIGTERM:
                 pass
-            act()
+            callback()
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
 

@@ -37,7 +37,7 @@ RoutesByTable: TypeAlias = Mapping[str, RowRoute]
 
 
 def route_rows(
-    ids: Mapping[str, Ids], parts: Sequence[int], owners: Callable[[Ids], Ids]
+    ids: Mapping[str, Ids], ps_indices: Sequence[int], ps_of_rows: Callable[[Ids], Ids]
 ) -> dict[int, dict[str, RowRoute]]:
     """The routes to every PS that owns one of the ids.
 
@@ -46,27 +46,27 @@ def route_rows(
         parts: all PS.
         owners: the PS of each id.
     """
-    if len(parts) == 1:
+    if len(ps_indices) == 1:
         whole = {table: RowRoute(_ALL_ROWS, len(wanted)) for table, wanted in ids.items() if len(wanted)}
-        return {parts[0]: whole} if whole else {}
-    found: dict[int, dict[str, RowRoute]] = {}
+        return {ps_indices[0]: whole} if whole else {}
+    routes_by_ps: dict[int, dict[str, RowRoute]] = {}
     for table, wanted in ids.items():
-        owner = owners(wanted)
-        for part in parts:
-            index = np.flatnonzero(owner == part)
+        owner = ps_of_rows(wanted)
+        for ps_index in ps_indices:
+            index = np.flatnonzero(owner == ps_index)
             if len(index):
-                found.setdefault(part, {})[table] = RowRoute(index, len(index))
-    return found
+                routes_by_ps.setdefault(ps_index, {})[table] = RowRoute(index, len(index))
+    return routes_by_ps
 
 
-def table_headers(where: RoutesByTable) -> list[pb.TableRows]:
+def table_headers(routes: RoutesByTable) -> list[pb.TableRows]:
     """What a frame says of the rows in it."""
-    return [pb.TableRows(name=table, count=route.count) for table, route in where.items()]
+    return [pb.TableRows(name=table, count=route.count) for table, route in routes.items()]
 
 
-def allocate_rows(where: RoutesByTable, dims: Mapping[str, int]) -> Floats:
+def allocate_rows(routes: RoutesByTable, dims: Mapping[str, int]) -> Floats:
     """Memory for the rows of one PS, table after table."""
-    return aligned_memory.allocate_aligned(sum(route.count * dims[table] for table, route in where.items()))
+    return aligned_memory.allocate_aligned(sum(route.count * dims[table] for table, route in routes.items()))
 
 
 def as_wire_buffer(array: Floats | Ids) -> memoryview:
@@ -74,7 +74,7 @@ def as_wire_buffer(array: Floats | Ids) -> memoryview:
     return np.ascontiguousarray(array).data
 
 
-def scatter_rows(values: dict[str, Floats], where: RoutesByTable, dims: Mapping[str, int], flat: Floats) -> None:
+def scatter_rows(values: dict[str, Floats], routes: RoutesByTable, dims: Mapping[str, int], flat: Floats) -> None:
     """Put the rows that one PS sent where they belong; a whole table's are taken as they are.
 
     Args:
@@ -83,15 +83,15 @@ def scatter_rows(values: dict[str, Floats], where: RoutesByTable, dims: Mapping[
         dims: length of a row by table.
         flat: rows, table after table; kept.
     """
-    at = 0
-    for table, route in where.items():
+    offset = 0
+    for table, route in routes.items():
         size = route.count * dims[table]
-        rows = flat[at : at + size].reshape(route.count, dims[table])
+        rows = flat[offset : offset + size].reshape(route.count, dims[table])
         if isinstance(route.index, slice):
             values[table] = rows
         else:
             values[table][route.index] = rows
-        at += size
+        offset += size
 
 
 _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
@@ -161,15 +161,23 @@ class PushSender:
     """
 
     def __init__(
-        self, directory: PsDirectory, exchange: PsBulkConnections, layout: FlatLayout, *, worker: int, rounds: bool
+        self,
+        directory: PsDirectory,
+        connections: PsBulkConnections,
+        layout: FlatLayout,
+        *,
+        worker_index: int,
+        synchronous: bool,
     ) -> None:
         self._directory = directory
-        self._connections = exchange
+        self._connections = connections
         self._layout = layout
-        self._worker_index = worker
-        self._send_order = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
+        self._worker_index = worker_index
+        self._send_order = (
+            [layout.parts[:1], layout.parts[1:]] if synchronous and len(layout.parts) > 1 else [layout.parts]
+        )
 
-    def send(self, push: GradientPush, slab: Floats | None) -> PushOutcome:
+    def send(self, push: GradientPush, receive_buffer: Floats | None) -> PushOutcome:
         """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
 
         Args:
@@ -181,17 +189,23 @@ class PushSender:
             RefusedError: a PS refused for good.
         """
         routes = self._route_rows(push)
-        complete = slab is not None
+        has_all_values = receive_buffer is not None
         replies: dict[int, pb.Pushed] = {}
-        for turn in self._send_order:
+        for ps_group in self._send_order:
             shares = self._round_shares(push, replies)
-            requests = {part: self._make_request(push, part, routes.get(part, {}), slab, shares) for part in turn}
+            requests = {
+                part: self._make_request(push, part, routes.get(part, {}), receive_buffer, shares) for part in ps_group
+            }
             for part, frame in self._connections(requests).items():
-                complete = complete and slab is not None and self._layout.take(slab, part, frame.body)
+                has_all_values = (
+                    has_all_values
+                    and receive_buffer is not None
+                    and self._layout.take(receive_buffer, part, frame.body)
+                )
                 replies[part] = parse_message(pb.Pushed, frame.meta)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
-        return _combine_replies(replies, complete=complete and len(replies) == len(self._layout.parts))
+        return _combine_replies(replies, has_all_values=has_all_values and len(replies) == len(self._layout.parts))
 
     def _route_rows(self, push: GradientPush) -> Mapping[int, RoutesByTable]:
         ids = {table: rows.ids for table, rows in (push.rows or {}).items()}
@@ -207,9 +221,9 @@ class PushSender:
     def _make_request(
         self,
         push: GradientPush,
-        part: int,
-        where: RoutesByTable,
-        slab: Floats | None,
+        ps_index: int,
+        routes_by_table: RoutesByTable,
+        receive_buffer: Floats | None,
         shares: Sequence[pb.Share],
     ) -> PsRequest:
         head = pb.Push(
@@ -218,17 +232,17 @@ class PushSender:
             step=push.step,
             learning_rate=push.learning_rate,
             weight=push.weight,
-            pull=slab is not None,
+            pull=receive_buffer is not None,
             empty=push.slab is None,
-            version=push.versions[part] if push.versions else 0,
+            version=push.versions[ps_index] if push.versions else 0,
             next=push.following,
             round=shares,
         )
         buffers: list[memoryview] = []
         if push.slab is not None:
-            buffers.append(push.slab[self._layout.slices[part]].data)
-            head.tables.extend(table_headers(where))
-            for table, route in where.items():
+            buffers.append(push.slab[self._layout.slices[ps_index]].data)
+            head.tables.extend(table_headers(routes_by_table))
+            for table, route in routes_by_table.items():
                 rows = (push.rows or {})[table]
                 buffers += [
                     as_wire_buffer(rows.ids[route.index]),
@@ -241,14 +255,19 @@ class PushSender:
             head.again = next(tries) > 0
             return head.SerializeToString()
 
-        return PsRequest(FrameKind.PUSH, meta, buffers, None if slab is None else self._layout.view(slab, part))
+        return PsRequest(
+            FrameKind.PUSH,
+            meta,
+            buffers,
+            None if receive_buffer is None else self._layout.view(receive_buffer, ps_index),
+        )
 
 
-def _combine_replies(replies: Mapping[int, pb.Pushed], *, complete: bool) -> PushOutcome:
+def _combine_replies(replies: Mapping[int, pb.Pushed], *, has_all_values: bool) -> PushOutcome:
     outcomes = {reply.outcome for reply in replies.values()}
     return PushOutcome(
         revoked=_REVOKED in outcomes,
         stale=_STALE in outcomes,
         versions={part: reply.version for part, reply in replies.items()},
-        complete=complete,
+        complete=has_all_values,
     )

@@ -58,7 +58,7 @@ class LeasedTask:
     named: PositionDescriber | None = field(default=None, compare=False)
 
     @classmethod
-    def from_message(cls, task: pb.Task, named: PositionDescriber | None = None) -> LeasedTask:
+    def from_message(cls, task: pb.Task, position_describer: PositionDescriber | None = None) -> LeasedTask:
         """The task of a lease reply."""
         return cls(
             lease=task.lease,
@@ -75,7 +75,7 @@ class LeasedTask:
             shuffle_window=task.window,
             order=task.order,
             one_by_one=task.one_by_one,
-            named=named if task.window else None,
+            named=position_describer if task.window else None,
         )
 
     def told(self) -> Any:
@@ -85,7 +85,7 @@ class LeasedTask:
             RefusedError: it is not JSON.
         """
         try:
-            return decode_json(self.payload, not_finite=True)
+            return decode_json(self.payload, nonfinite_as_none=True)
         except ValueError as error:
             raise RefusedError(f"what the master says of the task '{self.kind}' is not JSON: {error}") from error
 
@@ -121,17 +121,17 @@ class LeaseClient:
     def __init__(
         self,
         session: MasterSession,
-        held: Callable[[LeasedTask], None],
-        known: Callable[[], Iterable[int]],
+        on_granted: Callable[[LeasedTask], None],
+        known_leases: Callable[[], Iterable[int]],
         *,
         wait_seconds: float = 5.0,
-        named: PositionDescriber | None = None,
+        position_describer: PositionDescriber | None = None,
     ) -> None:
         self._session = session
-        self._held = held
-        self._known_leases = known
+        self._held = on_granted
+        self._known_leases = known_leases
         self._wait_seconds = wait_seconds
-        self._position_describer = named
+        self._position_describer = position_describer
         self._room = threading.Semaphore(1 + LEASES_AHEAD)
         self._task_queue: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
         self._queued_tasks: deque[LeasedTask] = deque()
@@ -189,12 +189,12 @@ class LeaseClient:
         Raises:
             EdlError: the master is lost, or refused.
         """
-        got = self._task_queue.get()
-        if isinstance(got, EdlError):
-            raise got
-        if got is not None:
+        item = self._task_queue.get()
+        if isinstance(item, EdlError):
+            raise item
+        if item is not None:
             self._queued_tasks.popleft()
-        return got
+        return item
 
     def release(self, task: LeasedTask) -> None:
         """A taken task is finished or dropped: there is room for the next question."""
@@ -202,13 +202,13 @@ class LeaseClient:
         if task.kind != PLACEMENT_CHECK_KIND:
             self._room.release()
 
-    def lose(self, numbers: Iterable[int]) -> None:
+    def lose(self, lease_ids: Iterable[int]) -> None:
         """These leases are not this worker's any more."""
-        self._lost.update(numbers)
+        self._lost.update(lease_ids)
 
-    def alive(self, lease: int) -> bool:
+    def alive(self, lease_id: int) -> bool:
         """Whether a lease is still this worker's, as far as it knows."""
-        return lease not in self._lost
+        return lease_id not in self._lost
 
     def stop(self) -> None:
         """Ask no more."""
@@ -282,13 +282,13 @@ class ProgressReporter:
     def __init__(
         self,
         session: MasterSession,
-        lost: Callable[[Iterable[int]], None],
+        on_lost: Callable[[Iterable[int]], None],
         *,
         interval: float = REPORT_INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._lost = lost
+        self._lost = on_lost
         self._interval = interval
         self._clock = clock
         self._changed = threading.Condition()
@@ -305,7 +305,7 @@ class ProgressReporter:
             self._held[task.lease] = ProgressBuffer(task.expires_seconds)
             self._changed.notify_all()
 
-    def stepped(self, lease: int, through: int, *, loss: float | None, skipped: int = 0) -> None:
+    def stepped(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
         """Steps ``0 .. through - 1`` of a lease are in, on all PS.
 
         Args:
@@ -315,29 +315,31 @@ class ProgressReporter:
             skipped: corrupt records of the newest step that were left out.
         """
         with self._changed:
-            held = self._held.get(lease)
-            if held is None:
+            buffer = self._held.get(lease_id)
+            if buffer is None:
                 return
-            if held.through == held.told:  # else there is news already, and the sending thread waits for its time only
+            if (
+                buffer.through == buffer.told
+            ):  # else there is news already, and the sending thread waits for its time only
                 self._changed.notify_all()
-            held.through = through
-            held.skipped += skipped
+            buffer.through = applied_steps
+            buffer.skipped += skipped_records
             if loss is not None:
-                held.loss_sum += loss
-                held.loss_steps += 1
+                buffer.loss_sum += loss
+                buffer.loss_steps += 1
 
-    def finish(self, lease: int, result: bytes = b"") -> None:
+    def finish(self, lease_id: int, result: bytes = b"") -> None:
         """A task is done: report it, after everything that was said before."""
         with self._changed:
-            held = self._held.pop(lease, None)
-            if held is not None:
-                self._report_queue.append(TaskReport(held.message(lease), result))
+            buffer = self._held.pop(lease_id, None)
+            if buffer is not None:
+                self._report_queue.append(TaskReport(buffer.message(lease_id), result))
             self._changed.notify_all()
 
-    def drop(self, lease: int) -> None:
+    def drop(self, lease_id: int) -> None:
         """Say no more about a lease."""
         with self._changed:
-            self._held.pop(lease, None)
+            self._held.pop(lease_id, None)
 
     def leases(self) -> list[pb.LeaseProgress]:
         """Everything that is in and not reported yet, for ``Leave``."""
@@ -385,13 +387,13 @@ class ProgressReporter:
             self._last_sent_at = self._clock()
 
     def _drop_lost(self, lost: Iterable[int]) -> None:
-        numbers = list(lost)
-        if not numbers:
+        lease_ids = list(lost)
+        if not lease_ids:
             return
-        _LOG.info("leases lost: %s", ", ".join(map(str, numbers)))
-        for number in numbers:
-            self.drop(number)
-        self._lost(numbers)
+        _LOG.info("leases lost: %s", ", ".join(map(str, lease_ids)))
+        for lease_id in lease_ids:
+            self.drop(lease_id)
+        self._lost(lease_ids)
 
     def run(self) -> None:
         """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""

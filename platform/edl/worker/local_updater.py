@@ -33,14 +33,15 @@ class LocalUpdater:
         BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.
     """
 
-    def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, between: int) -> None:
+    def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, steps_between_pulls: int) -> None:
         if optimizer.name in _SLOT_DERIVED_RULES:
             raise BadInputError(
-                f"found {between}, but Ftrl computes values from all gradients so far, and a worker has its own only",
+                f"found {steps_between_pulls}, but Ftrl computes values from all gradients so far, "
+                "and a worker has its own only",
                 where="strategy.get_model_steps",
                 hint="leave it out, or choose another optimizer",
             )
-        self._steps_between_pulls = between
+        self._steps_between_pulls = steps_between_pulls
         self._since = 0
         self._ps_slices = [
             _PsSlice(layout.variables_of_ps(part), layout.slices[part].start, optimizer) for part in layout.parts
@@ -60,14 +61,14 @@ class LocalUpdater:
         """A push is in that brings values back: only the slot variables are moved, from ``values``."""
         self.apply_push(values, self._discarded_values, push)
 
-    def apply_push(self, before: Floats, after: Floats, push: GradientPush) -> None:
-        """Write to ``after`` what ``before`` becomes by a push that is in; they may be the same."""
+    def apply_push(self, old_values: Floats, new_values: Floats, push: GradientPush) -> None:
+        """Write to ``new_values`` what ``old_values`` becomes by a push that is in; they may be the same."""
         self._since += 1
-        if after is not before:
-            np.copyto(after, before)
+        if new_values is not old_values:
+            np.copyto(new_values, old_values)
         if push.slab is not None:
             for part in self._ps_slices:
-                part.apply_push(after, push.slab, push)
+                part.apply_push(new_values, push.slab, push)
 
 
 class _PsSlice:
@@ -116,8 +117,8 @@ class GradientCompensation:
     """
 
     def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
-        knows = not optimizer.slots and not staleness_aware
-        self._local_updater = LocalUpdater(layout, optimizer, between=1) if knows else None
+        is_exact = not optimizer.slots and not staleness_aware
+        self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
     def add(self, values: Floats, push: GradientPush) -> bool:
         """Change ``values`` in place as ``push`` will change them; False, and no change, if that cannot be told."""

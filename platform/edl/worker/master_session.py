@@ -161,7 +161,7 @@ class MasterSession:
         self._ask("Register", self._make_registration)
         return self._placement
 
-    def lease(self, wait_seconds: float, held: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
+    def lease(self, wait_seconds: float, known_leases: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
         """Ask for a task; the master may keep the question for ``wait_seconds``.
 
         Args:
@@ -173,38 +173,45 @@ class MasterSession:
                 member=self._member,
                 wait_seconds=wait_seconds,
                 known_incarnation=self._incarnation,
-                held=held(),
+                held=known_leases(),
             )
 
         reply: pb.LeaseReply = self._ask("Lease", request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds)
         return reply
 
-    def progress(self, leases: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
+    def progress(self, lease_progress: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
         """Tell which steps are in; also the heartbeat."""
-        message = pb.ProgressRequest(member=self._member, leases=leases)
+        message = pb.ProgressRequest(member=self._member, leases=lease_progress)
         reply: pb.ProgressReply = self._ask("Progress", lambda: message)
         return reply
 
-    def report(self, last: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
+    def report(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
         """Report the end of a task. Repeating it is harmless: the master knows the lease."""
-        message = pb.ReportRequest(member=self._member, lease=last.lease, last=last, result=result)
+        message = pb.ReportRequest(member=self._member, lease=last_progress.lease, last=last_progress, result=result)
         reply: pb.ReportReply = self._ask("Report", lambda: message)
         return reply
 
-    def fail(self, kind: str, message: str, detail: str, lease: int) -> bool:
+    def fail(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
         """Tell why this worker cannot go on; True if it should end."""
-        told, shown = escape_surrogates(message), escape_surrogates(detail)  # of the user's code: it may hold anything
-        request = pb.FailRequest(member=self._member, kind=kind, message=told, detail=shown, lease=lease)
+        safe_message, safe_detail = (
+            escape_surrogates(message),
+            escape_surrogates(detail),
+        )  # of the user's code: it may hold anything
+        request = pb.FailRequest(
+            member=self._member, kind=kind, message=safe_message, detail=safe_detail, lease=lease_id
+        )
         reply: pb.FailReply = self._ask("Fail", lambda: request)
         return reply.fatal
 
-    def leave(self, reason: str, leases: Sequence[pb.LeaseProgress], *, deadline: float) -> None:
+    def leave(self, reason: str, lease_progress: Sequence[pb.LeaseProgress], *, deadline: float) -> None:
         """Give all leases back. Tried once: the master learns of the pod's end in any case.
 
         Raises:
             RetryableError: the master did not answer within ``deadline`` seconds.
         """
-        self._call("Leave", pb.LeaveRequest(member=self._member, reason=reason, leases=leases), deadline=deadline)
+        self._call(
+            "Leave", pb.LeaveRequest(member=self._member, reason=reason, leases=lease_progress), deadline=deadline
+        )
 
     def _make_registration(self) -> pb.RegisterRequest:
         return pb.RegisterRequest(
@@ -215,10 +222,10 @@ class MasterSession:
         )
 
     def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS) -> Any:
-        pause, away = _FIRST_PAUSE, False
+        pause, disconnected = _FIRST_PAUSE, False
         while True:
             try:
-                if away and method != "Register":
+                if disconnected and method != "Register":
                     self._observe_reply(
                         self._call("Register", self._make_registration(), deadline=_CALL_TIMEOUT_SECONDS)
                     )
@@ -226,20 +233,20 @@ class MasterSession:
                 self._observe_reply(reply)
             except RetryableError as error:
                 self._give_up_after_timeout(error)
-                if not away:
+                if not disconnected:
                     _LOG.info("the master does not answer (%s): asking again", error.message)
-                away = True
+                disconnected = True
                 self._pause(pause)
                 pause = min(_LONGEST_PAUSE, pause * 2)
             else:
-                if away:
+                if disconnected:
                     _LOG.info("the master answers again (incarnation %d)", self._incarnation)
                 return reply
 
     def _observe_reply(self, reply: Any) -> None:
         """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
         with self._lock:
-            before = self._newest_version
+            known_version = self._newest_version
             incarnation = getattr(reply, "incarnation", self._incarnation)
             if incarnation < self._incarnation:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
@@ -250,7 +257,7 @@ class MasterSession:
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.newer(PsPlacement.from_message(reply.placement))
-            moved = self._newest_version > before
+            moved = self._newest_version > known_version
         if moved:
             self.on_new_placement()
 
@@ -259,9 +266,9 @@ class MasterSession:
         return max(self._announced_version, self._placement.version)
 
     def _give_up_after_timeout(self, error: RetryableError) -> None:
-        silent = self._clock() - self._last_reply_at
-        if silent >= self._lost_timeout:
+        silent_seconds = self._clock() - self._last_reply_at
+        if silent_seconds >= self._lost_timeout:
             raise MasterLostError(
-                f"the master did not answer for {silent:.0f} s (master.lost_timeout): {error.message}",
+                f"the master did not answer for {silent_seconds:.0f} s (master.lost_timeout): {error.message}",
                 where=error.where,
             ) from error

@@ -90,7 +90,7 @@ class _JobCheck:
         self._spec = spec
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self.module = model_contract.load_model_module(
-            spec.model, evaluates=bool(spec.data.training and spec.data.validation)
+            spec.model, needs_metrics=bool(spec.data.training and spec.data.validation)
         )
 
         @cache
@@ -109,20 +109,20 @@ class _JobCheck:
         data = self._spec.data
         if data.training:
             self._order(self._feeder("training")[0])
-        trains = self._find_first("training") if data.training else None
-        predicts = self._find_first("prediction") if data.prediction else None
-        found = trains or predicts
-        sample = None if found is None else found[1].features
+        training_minibatch = self._find_first("training") if data.training else None
+        prediction_minibatch = self._find_first("prediction") if data.prediction else None
+        first = training_minibatch or prediction_minibatch
+        sample = None if first is None else first[1].features
         if data.training and self._spec.strategy.name == "Local":
-            yield from self._check_local(trains, sample)
+            yield from self._check_local(training_minibatch, sample)
             return
         network = self._network(sample)
         yield _describe_network(network)
         if data.training:
-            yield from self._training(network, trains)
+            yield from self._training(network, training_minibatch)
             yield from self._check_evaluation(network)
-        if predicts is not None:
-            yield from self._check_prediction(network, *predicts)
+        if prediction_minibatch is not None:
+            yield from self._check_prediction(network, *prediction_minibatch)
         if data.training and self._spec.export:
             self._check_same_model(network, sample)
 
@@ -155,14 +155,14 @@ class _JobCheck:
             self.module,
             seed=spec.train.seed,
             embedding_threshold=spec.ps.embedding_threshold,
-            part=partial(owner_of_name, slots=slots),
-            parts=spec.ps.count,
+            ps_of_variable=partial(owner_of_name, slots=slots),
+            ps_count=spec.ps.count,
             sample=sample,
         )
         make_local_updater(spec.strategy, make_layout(network), network.optimizer.spec)
         return network
 
-    def _training(self, network: KerasNetwork, found: TaskMinibatch | None) -> Iterator[str]:
+    def _training(self, network: KerasNetwork, first: TaskMinibatch | None) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
@@ -171,15 +171,24 @@ class _JobCheck:
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
         params = self._callback_params
         user_callbacks.make_callbacks(
-            module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check, params=params
+            module.callbacks,
+            network.model,
+            network.keras_optimizer,
+            module.zoo,
+            check_monitors=check,
+            make_params=params,
         )
-        if found is None:
+        if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
-        task, given = found
+        task, minibatch = first
         with add_record_range(task, 0):
             step = network.train(
-                network.initial(), self._rows(network, given), given.features, given.labels, given.weights
+                network.initial(),
+                self._rows(network, minibatch),
+                minibatch.features,
+                minibatch.labels,
+                minibatch.weights,
             )
         if not is_finite(step):
             skip = self._spec.train.on_nan == "skip"
@@ -191,32 +200,38 @@ class _JobCheck:
         from edl.core import evaluation
         from edl.worker.trainer import add_record_range
 
-        found = self._find_first("evaluation") if self._spec.data.validation else None
-        if found is None:
+        first = self._find_first("evaluation") if self._spec.data.validation else None
+        if first is None:
             return
-        task, given = found
+        task, minibatch = first
         network.reset_metrics()
         with add_record_range(task, 0):
-            network.evaluate(network.initial(), self._rows(network, given), given.features, given.labels, given.weights)
+            network.evaluate(
+                network.initial(),
+                self._rows(network, minibatch),
+                minibatch.features,
+                minibatch.labels,
+                minibatch.weights,
+            )
         states = json.loads(json.dumps(network.metric_states()))
         yield (
             f"evaluation of {_describe_records(task)}, untrained:"
             f" {_format_metrics(network.metric_values(evaluation.merge_metric_states({}, states)))}"
         )
 
-    def _check_prediction(self, network: KerasNetwork, task: LeasedTask, given: Minibatch) -> Iterator[str]:
+    def _check_prediction(self, network: KerasNetwork, task: LeasedTask, minibatch: Minibatch) -> Iterator[str]:
         from edl.worker.trainer import add_record_range
 
         with add_record_range(task, 0):
-            network.predict(network.initial(), self._rows(network, given), given.features)
+            network.predict(network.initial(), self._rows(network, minibatch), minibatch.features)
         yield f"prediction of {_describe_records(task)}: ok"
 
-    def _rows(self, network: KerasNetwork, given: Minibatch) -> Any:
+    def _rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
         from edl.keras.flat_buffer import RowBatch
         from edl.numerics.initializers import initial_rows
 
-        ids = network.ids(given.features)
+        ids = network.ids(minibatch.features)
         return {
             table.name: RowBatch(
                 ids[table.name], initial_rows(table.initializer, table.seed, ids[table.name], table.dim)
@@ -232,11 +247,11 @@ class _JobCheck:
             {spec.name: spec.shape for spec in each.variables} | {t.name: (t.rows, t.dim) for t in each.tables}
             for each in (network, again)
         )
-        check_same_model(trained=first, made=second)
+        check_same_model(trained=first, rebuilt=second)
 
     # ------------------------------------------------------------------ strategy Local
 
-    def _check_local(self, found: TaskMinibatch | None, sample: Any) -> Iterator[str]:
+    def _check_local(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.local_strategy.local_model import LocalModel
@@ -247,31 +262,37 @@ class _JobCheck:
         check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
         params = self._callback_params
         user_callbacks.make_callbacks(
-            module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check, params=params
+            module.callbacks,
+            model.model,
+            model.optimizer,
+            module.zoo,
+            trains_locally=True,
+            check_monitors=check,
+            make_params=params,
         )
         yield f"model: {type(model.model).__name__}, {_describe_variables(model.variables.specs)}"
-        if found is None:
+        if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
-        task, given = found
+        task, minibatch = first
         skip = self._spec.train.on_nan == "skip"
         with add_record_range(task, 0):
-            loss, finite = model.train(given.features, given.labels, given.weights, keep_if_not_finite=skip)
+            loss, finite = model.train(minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip)
         if not finite:
             report_not_finite(task, 0, loss, 1, skip=skip)
         yield f"first minibatch, {_describe_records(task)}: loss {loss:.4g}"
         evaluated = self._find_first("evaluation") if self._spec.data.validation else None
         if evaluated is not None:
-            task, given = evaluated
+            task, minibatch = evaluated
             model.reset_metrics()
-            model.evaluate(given.features, given.labels, given.weights)
+            model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
 
 
 def _describe_network(network: KerasNetwork) -> str:
-    told = f"model: {type(network.model).__name__}, {_describe_variables(network.variables)}"
+    description = f"model: {type(network.model).__name__}, {_describe_variables(network.variables)}"
     tables = "".join(f"; served: {table}" for table in network.tables)
-    return f"{told}{tables}; optimizer {type(network.keras_optimizer).__name__}"
+    return f"{description}{tables}; optimizer {type(network.keras_optimizer).__name__}"
 
 
 def _describe_variables(specs: Any) -> str:

@@ -35,12 +35,14 @@ class NetworkLike(Protocol):
     def fingerprint(self) -> str: ...  # noqa: D102
     def initial(self) -> Floats: ...  # noqa: D102
     def ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
-    def train(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> StepResultLike: ...  # noqa: D102
-    def evaluate(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
+    def train(  # noqa: D102
+        self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None
+    ) -> StepResultLike: ...
+    def evaluate(self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
     def reset_metrics(self) -> None: ...  # noqa: D102
     def metric_states(self) -> Any: ...  # noqa: D102
     def metric_values(self, states: Any) -> dict[str, float]: ...  # noqa: D102
-    def predict(self, slab: Floats, rows: Any, features: Any) -> Any: ...  # noqa: D102
+    def predict(self, flat_values: Floats, rows: Any, features: Any) -> Any: ...  # noqa: D102
 
 
 class OptimizerLike(Protocol):

@@ -50,25 +50,27 @@ class ParameterClient:
         connect: Callable[[str], BulkClient],
         layout: FlatLayout,
         *,
-        worker: int,
-        patience: float,
-        rounds: bool = False,
-        local: LocalUpdater | None = None,
-        foresight: GradientCompensation | None = None,
+        worker_index: int,
+        answer_timeout: float,
+        synchronous: bool = False,
+        local_updater: LocalUpdater | None = None,
+        compensation: GradientCompensation | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._layout = layout
         self._connections = PsBulkConnections(
-            directory, connect, self._declare_request, patience=patience, clock=clock, pause=pause
+            directory, connect, self._declare_request, answer_timeout=answer_timeout, clock=clock, pause=pause
         )
         self._double_buffer = DoubleBuffer(layout)
         self._clock = clock
         self._received_at = clock()
-        self._pushes = PushSender(directory, self._connections, layout, worker=worker, rounds=rounds)
-        self._local_updater = local
-        self._compensation = foresight
+        self._pushes = PushSender(
+            directory, self._connections, layout, worker_index=worker_index, synchronous=synchronous
+        )
+        self._local_updater = local_updater
+        self._compensation = compensation
         self.version = 0
         self.versions = (0,) * len(layout.parts)
 
@@ -81,35 +83,35 @@ class ParameterClient:
 
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """
-        strangers = self._connections.find_replaced_ps().intersection(self._layout.parts)
-        self._connections({part: self._declare_request(part) for part in sorted(strangers)})
-        return bool(strangers)
+        replaced = self._connections.find_replaced_ps().intersection(self._layout.parts)
+        self._connections({part: self._declare_request(part) for part in sorted(replaced)})
+        return bool(replaced)
 
-    def slab(self, sending: GradientPush | None = None) -> Floats:
+    def slab(self, pending_push: GradientPush | None = None) -> Floats:
         """The newest dense values; nothing is written there until values that were pulled later are asked for.
 
         Args:
             sending: a push of this worker that is not sent yet, and will be the next: see ``foresight``.
         """
-        if self._compensation is not None and sending is not None:
-            return self._pull_compensated(self._compensation, sending)
+        if self._compensation is not None and pending_push is not None:
+            return self._pull_compensated(self._compensation, pending_push)
         if not self._double_buffer.is_fresh or self._clock() - self._received_at > MAX_VALUE_AGE_SECONDS:
             self._pull_latest()
         return self._double_buffer.lend()
 
-    def _pull_compensated(self, foresight: GradientCompensation, sending: GradientPush) -> Floats:
+    def _pull_compensated(self, compensation: GradientCompensation, pending_push: GradientPush) -> Floats:
         self._pull_latest()
-        slab = self._double_buffer.lend()
-        if foresight.add(slab, sending):
+        flat_values = self._double_buffer.lend()
+        if compensation.add(flat_values, pending_push):
             self.versions = tuple(version + 1 for version in self.versions)
         self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
-        return slab
+        return flat_values
 
     def pull(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""
-        slab = aligned_memory.allocate_aligned(self._layout.size)
-        self._pull_into(slab, pin)
-        return slab
+        flat_values = aligned_memory.allocate_aligned(self._layout.size)
+        self._pull_into(flat_values, pin)
+        return flat_values
 
     def _pull_latest(self) -> None:
         self._accept_values(self._pull_into(self._double_buffer.next(), 0), complete=True)
@@ -122,12 +124,12 @@ class ParameterClient:
             self._local_updater.pulled()
         self._swap_buffers(complete=complete)
 
-    def _apply_locally(self, local: LocalUpdater | None, push: GradientPush) -> None:
-        """A push was answered that brought no values: ``local`` makes them of the newest ones; None: they are old."""
-        if local is None:
+    def _apply_locally(self, local_updater: LocalUpdater | None, push: GradientPush) -> None:
+        """A push was answered without values: ``local_updater`` makes them of the newest ones; None: they are old."""
+        if local_updater is None:
             self._double_buffer.is_fresh = False
         elif self._double_buffer.is_fresh:
-            local.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), push)
+            local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), push)
             self.versions = tuple(version + 1 for version in self.versions)
             self._swap_buffers(complete=True)
 
@@ -135,29 +137,29 @@ class ParameterClient:
         self._double_buffer.publish_next(complete=complete)
         self._received_at = self._clock()
 
-    def _pull_into(self, slab: Floats, pin: int) -> dict[int, int]:
+    def _pull_into(self, flat_values: Floats, pin: int) -> dict[int, int]:
         meta = pb.Pull(pin=pin).SerializeToString()
         answers = self._connections(
             {
-                part: PsRequest(FrameKind.PULL, lambda: meta, receive_into=self._layout.view(slab, part))
+                part: PsRequest(FrameKind.PULL, lambda: meta, receive_into=self._layout.view(flat_values, part))
                 for part in self._layout.parts
             }
         )
-        for part, frame in answers.items():
-            self._layout.take(slab, part, frame.body)
+        for ps_index, frame in answers.items():
+            self._layout.take(flat_values, ps_index, frame.body)
         return {part: parse_message(pb.Pulled, frame.meta).version for part, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
         routes, dims = self._route_rows(ids), self._layout.dim_by_table
-        flat = {part: gradient_push.allocate_rows(where, dims) for part, where in routes.items()}
+        row_buffers = {part: gradient_push.allocate_rows(where, dims) for part, where in routes.items()}
         answers = self._connections(
-            {part: _make_rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
+            {part: _make_rows_request(ids, where, pin, row_buffers[part]) for part, where in routes.items()},
         )
         values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
         for part, frame in answers.items():
-            _copy_into_buffer(flat[part], frame.body)
-            gradient_push.scatter_rows(values, routes[part], dims, flat[part])
+            _copy_into_buffer(row_buffers[part], frame.body)
+            gradient_push.scatter_rows(values, routes[part], dims, row_buffers[part])
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
     def _route_rows(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
@@ -170,18 +172,18 @@ class ParameterClient:
             JobFailedError: a PS did not answer for longer than the patience.
             RefusedError: a PS refused for good.
         """
-        local = (
+        local_updater = (
             self._local_updater if self._local_updater is not None and self._local_updater.next_push_is_local else None
         )
-        brings = local is None and self._compensation is None
-        result = self._pushes.send(push, self._double_buffer.next() if brings else None)
-        if brings:
+        pulls_values = local_updater is None and self._compensation is None
+        result = self._pushes.send(push, self._double_buffer.next() if pulls_values else None)
+        if pulls_values:
             if self._local_updater is not None and result.is_applied:
                 self._local_updater.see(self._double_buffer.newest_values, push)
             self._accept_values(result.versions, complete=result.complete)
         else:
             self.version = result.version
-            self._apply_locally(local if result.is_applied else None, push)
+            self._apply_locally(local_updater if result.is_applied else None, push)
         return result
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
@@ -203,14 +205,14 @@ class ParameterClient:
         """Close all connections."""
         self._connections.close()
 
-    def _declare_request(self, part: int) -> PsRequest:
-        meta, initial = self._layout.declaration(part)
+    def _declare_request(self, ps_index: int) -> PsRequest:
+        meta, initial = self._layout.declaration(ps_index)
         return PsRequest(FrameKind.DECLARE, lambda: meta, [initial.data])
 
 
-def _make_rows_request(ids: Mapping[str, Ids], where: RoutesByTable, pin: int, flat: Floats) -> PsRequest:
-    meta = pb.PullRows(pin=pin, tables=gradient_push.table_headers(where)).SerializeToString()
-    buffers = [gradient_push.as_wire_buffer(ids[table][route.index]) for table, route in where.items()]
+def _make_rows_request(ids: Mapping[str, Ids], routes_by_table: RoutesByTable, pin: int, flat: Floats) -> PsRequest:
+    meta = pb.PullRows(pin=pin, tables=gradient_push.table_headers(routes_by_table)).SerializeToString()
+    buffers = [gradient_push.as_wire_buffer(ids[table][route.index]) for table, route in routes_by_table.items()]
     return PsRequest(FrameKind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
 
 

@@ -61,8 +61,8 @@ class Predictor:
     def __init__(
         self,
         network: NetworkLike,
-        slab: Floats,
-        rows: RowSource,
+        flat_values: Floats,
+        row_source: RowSource,
         output: PredictionOutput,
         stream: RecordStream,
         leases: LeaseClient,
@@ -70,8 +70,8 @@ class Predictor:
         gate: ShutdownGate,
     ) -> None:
         self._network = network
-        self._slab = slab
-        self._rows = rows
+        self._slab = flat_values
+        self._rows = row_source
         self._output = output
         self._stream = stream
         self._leases = leases
@@ -81,7 +81,7 @@ class Predictor:
     def run(self, task: LeasedTask) -> None:
         """Predict every record of the range."""
         self._output.begin(task)
-        done = 0
+        steps_done = 0
         for loaded in self._stream.load_steps(task):
             if not self._leases.alive(task.lease):
                 self._progress.drop(task.lease)
@@ -94,9 +94,9 @@ class Predictor:
                     predictions = self._network.predict(self._slab, rows, features)
             with self._gate.critical_section():
                 if predictions is not None and self._output.add(predictions):
-                    done = loaded.step + 1
-                self._progress.stepped(task.lease, done, loss=None, skipped=loaded.skipped)
-                if done:
+                    steps_done = loaded.step + 1
+                self._progress.stepped(task.lease, steps_done, loss=None, skipped_records=loaded.skipped)
+                if steps_done:
                     self._progress.send()
         with self._gate.critical_section():
             self._output.end(task)
@@ -166,7 +166,7 @@ class ProcessorOutput:
         BadInputError: it has no ``process``.
     """
 
-    def __init__(self, processor: PredictionProcessor, worker: int, zoo: Path) -> None:
+    def __init__(self, processor: PredictionProcessor, worker_index: int, zoo: Path) -> None:
         if not callable(getattr(processor, "process", None)):
             raise BadInputError(
                 "PredictionOutputsProcessor has no method process",
@@ -174,7 +174,7 @@ class ProcessorOutput:
                 hint="define process(self, predictions, worker_id)",
             )
         self._processor = processor
-        self._worker_index = worker
+        self._worker_index = worker_index
         self._zoo = zoo
 
     def begin(self, task: LeasedTask) -> None:
@@ -231,40 +231,49 @@ _NO_TABLE_THRESHOLD = sys.maxsize
 
 
 def prepare_prediction(
-    c: WorkerRuntime, module: ModelModule, run: PredictionRun, handlers: dict[str, Callable[[LeasedTask], None]]
+    runtime: WorkerRuntime,
+    module: ModelModule,
+    prediction_run: PredictionRun,
+    handlers: dict[str, Callable[[LeasedTask], None]],
 ) -> Callable[[], None]:
     """Build the model with its weights, and say how prediction tasks are done.
 
     Raises:
         EdlError: the weights cannot be read or are of another model.
     """
-    threshold = c.spec.ps.embedding_threshold if run.is_checkpoint else _NO_TABLE_THRESHOLD
+    threshold = runtime.spec.ps.embedding_threshold if prediction_run.is_checkpoint else _NO_TABLE_THRESHOLD
     network = KerasNetwork.build(
         module,
-        seed=c.spec.train.seed,
+        seed=runtime.spec.train.seed,
         embedding_threshold=threshold,
-        part=lambda name: 0,
-        parts=1,
-        sample=c.sample("prediction"),
+        ps_of_variable=lambda name: 0,
+        ps_count=1,
+        sample=runtime.sample("prediction"),
     )
-    weights = StoredWeights.read(run.weights, network.tables) if run.is_checkpoint else StoredWeights.nothing()
-    slab = weights.slab(network.variables) if run.is_checkpoint else network.load(run.weights)
+    weights = (
+        StoredWeights.read(prediction_run.weights, network.tables)
+        if prediction_run.is_checkpoint
+        else StoredWeights.nothing()
+    )
+    flat_values = (
+        weights.slab(network.variables) if prediction_run.is_checkpoint else network.load(prediction_run.weights)
+    )
     handlers["prediction"] = Predictor(
         network,
-        slab,
+        flat_values,
         weights,
-        _make_output(c, module, run),
-        c.streams["prediction"],
-        c.leases,
-        c.progress,
-        c.gate,
+        _make_output(runtime, module, prediction_run),
+        runtime.streams["prediction"],
+        runtime.leases,
+        runtime.progress,
+        runtime.gate,
     ).run
-    c.session.register(ready=True)
+    runtime.session.register(ready=True)
     return lambda: None
 
 
-def _make_output(c: WorkerRuntime, module: ModelModule, run: PredictionRun) -> PredictionOutput:
+def _make_output(runtime: WorkerRuntime, module: ModelModule, prediction_run: PredictionRun) -> PredictionOutput:
     if module.prediction_outputs_processor is None:
-        return NpzOutput(run.output, [source.name for source in c.reader("prediction").sources()])
+        return NpzOutput(prediction_run.output, [source.name for source in runtime.reader("prediction").sources()])
     with user_code(module.zoo, "PredictionOutputsProcessor()"):
-        return ProcessorOutput(module.prediction_outputs_processor(), c.identity.index, module.zoo)
+        return ProcessorOutput(module.prediction_outputs_processor(), runtime.identity.index, module.zoo)

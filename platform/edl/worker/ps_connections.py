@@ -68,16 +68,16 @@ class PsBulkConnections:
         self,
         directory: PsDirectory,
         connect: Callable[[str], BulkClient],
-        declaration: Callable[[int], PsRequest],
+        make_declaration: Callable[[int], PsRequest],
         *,
-        patience: float,
+        answer_timeout: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._connect = connect
-        self._make_declaration = declaration
-        self._answer_timeout = patience
+        self._make_declaration = make_declaration
+        self._answer_timeout = answer_timeout
         self._clock = clock
         self._pause = pause
         self._clients: dict[int, tuple[str, BulkClient]] = {}
@@ -98,9 +98,9 @@ class PsBulkConnections:
             RefusedError: a PS refused for good; ModelMismatchError if the model is why.
         """
         answers: dict[int, ReceivedFrame] = {}
-        since, pause = self._clock(), _FIRST_PAUSE
+        started_at, pause = self._clock(), _FIRST_PAUSE
         while problem := self._try_once({p: r for p, r in requests.items() if p not in answers}, answers):
-            if self._clock() - since >= self._answer_timeout:
+            if self._clock() - started_at >= self._answer_timeout:
                 raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
             if pause == _FIRST_PAUSE:
                 _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
@@ -113,55 +113,57 @@ class PsBulkConnections:
         """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
-        for step in (self._send, self._receive):
-            for part, request in list(requests.items()):
+        for phase in (self._send, self._receive):
+            for ps_index, request in list(requests.items()):
                 try:
-                    step(part, request, answers)
+                    phase(ps_index, request, answers)
                 except RetryableError as error:
-                    self._disconnect(part)
+                    self._disconnect(ps_index)
                     requests, problem = (
-                        _requests_without(requests, part),
-                        RetryableError(error.message, where=f"ps-{part}"),
+                        _requests_without(requests, ps_index),
+                        RetryableError(error.message, where=f"ps-{ps_index}"),
                     )
                 except BulkRefusedError as error:
-                    requests = _requests_without(requests, part)
+                    requests = _requests_without(requests, ps_index)
                     if error.kind not in _RETRYABLE_KINDS:
-                        _LOG.warning("ps-%d refuses: %s", part, error)  # with its address, which people have no use for
-                        told = ModelMismatchError if error.kind == "model" else BulkRefusedError
-                        refusal = told(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
+                        _LOG.warning(
+                            "ps-%d refuses: %s", ps_index, error
+                        )  # with its address, which people have no use for
+                        error_class = ModelMismatchError if error.kind == "model" else BulkRefusedError
+                        refusal = error_class(error.message, kind=error.kind, where=f"ps-{ps_index}", hint=error.hint)
                     else:
-                        problem = RetryableError(error.message, where=f"ps-{part}")
+                        problem = RetryableError(error.message, where=f"ps-{ps_index}")
                         if error.kind == "uninitialized":
-                            self._undeclared_ps.add(part)
+                            self._undeclared_ps.add(ps_index)
         if refusal is not None:
             raise refusal
         return problem
 
-    def _send(self, part: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
-        client = self._get_client(part)
-        if part in self._undeclared_ps and request.kind is not FrameKind.DECLARE:
-            declaration = self._make_declaration(part)
+    def _send(self, ps_index: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
+        client = self._get_client(ps_index)
+        if ps_index in self._undeclared_ps and request.kind is not FrameKind.DECLARE:
+            declaration = self._make_declaration(ps_index)
             client.request(declaration.kind, declaration.meta(), declaration.buffers)
-            self._undeclared_ps.discard(part)
+            self._undeclared_ps.discard(ps_index)
         client.send(request.kind, request.meta(), request.buffers)
 
-    def _receive(self, part: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
-        client = self._get_client(part)
-        answers[part] = _check_body_size(
+    def _receive(self, ps_index: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
+        client = self._get_client(ps_index)
+        answers[ps_index] = _check_body_size(
             request, client.check_reply_kind(request.kind, client.receive(request.receive_into))
         )
-        self._answered_uids[part] = self._clients[part][0]
+        self._answered_uids[ps_index] = self._clients[ps_index][0]
 
-    def _get_client(self, part: int) -> BulkClient:
-        known = self._clients.get(part)
-        if known is not None:
-            return known[1]
+    def _get_client(self, ps_index: int) -> BulkClient:
+        connected = self._clients.get(ps_index)
+        if connected is not None:
+            return connected[1]
         placement = self._directory.placement
-        address = placement.addresses.get(part)
+        address = placement.addresses.get(ps_index)
         if not address:
-            raise RetryableError(f"parameter server {part} has no address yet")
+            raise RetryableError(f"parameter server {ps_index} has no address yet")
         client = self._connect(address)
-        self._clients[part] = (placement.uids.get(part, ""), client)
+        self._clients[ps_index] = (placement.uids.get(ps_index, ""), client)
         return client
 
     def _follow(self, placement: PsPlacement) -> None:
@@ -170,10 +172,10 @@ class PsBulkConnections:
             if placement.uids.get(part, "") != uid:
                 self._disconnect(part)
 
-    def _disconnect(self, part: int) -> None:
-        known = self._clients.pop(part, None)
-        if known is not None:
-            known[1].close()
+    def _disconnect(self, ps_index: int) -> None:
+        connected = self._clients.pop(ps_index, None)
+        if connected is not None:
+            connected[1].close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -187,13 +189,14 @@ def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
     Raises:
         BulkRefusedError: it brings fewer or more.
     """
-    wanted = request.receive_into.nbytes if request.receive_into is not None else frame.body.nbytes
-    if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not FrameKind.PUSH):
+    expected_bytes = request.receive_into.nbytes if request.receive_into is not None else frame.body.nbytes
+    if frame.body.nbytes != expected_bytes and (frame.body.nbytes or request.kind is not FrameKind.PUSH):
         raise BulkRefusedError(
-            f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {wanted} were asked for", kind="bad"
+            f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {expected_bytes} were asked for",
+            kind="bad",
         )
     return frame
 
 
-def _requests_without(requests: Mapping[int, PsRequest], part: int) -> dict[int, PsRequest]:
-    return {other: request for other, request in requests.items() if other != part}
+def _requests_without(requests: Mapping[int, PsRequest], ps_index: int) -> dict[int, PsRequest]:
+    return {other: request for other, request in requests.items() if other != ps_index}

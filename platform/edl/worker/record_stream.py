@@ -47,8 +47,8 @@ class RecordWindow(NamedTuple):
             index: of one of them; None stands for all.
         """
         if index is not None and not self.skipped:  # else nobody knows which of them are gone
-            at = self.start + index
-            return f"record {at} of {self.source}" if self.named is None else self.named(at, at + 1)
+            position = self.start + index
+            return f"record {position} of {self.source}" if self.named is None else self.named(position, position + 1)
         if self.named is not None:
             return self.named(self.start, self.start + len(self.records) + self.skipped)
         last = self.start + len(self.records) + self.skipped - 1
@@ -96,23 +96,23 @@ class CorruptRecordSkipper:
         self._count(corrupt)
 
     def _count(self, corrupt: CorruptRange) -> None:
-        new = {(corrupt.source, index) for index in range(corrupt.start, corrupt.end)} - self._seen
-        if new:
-            self._seen |= new
+        new_positions = {(corrupt.source, index) for index in range(corrupt.start, corrupt.end)} - self._seen
+        if new_positions:
+            self._seen |= new_positions
             # The records of a damaged chunk come one by one when they are shuffled: one line for all of them is enough.
-            alone = corrupt.records == 1 < len(corrupt.damaged)
-            place = (corrupt.source, corrupt.damaged)
+            single_record = corrupt.records == 1 < len(corrupt.damaged)
+            damaged_chunk = (corrupt.source, corrupt.damaged)
             _LOG.log(
-                logging.DEBUG if alone and place in self._told else logging.WARNING,
+                logging.DEBUG if single_record and damaged_chunk in self._told else logging.WARNING,
                 "%s: records %d to %d are corrupt (%s): skipped, %d of %d allowed so far",
                 corrupt.source,
-                corrupt.damaged[0] if alone else corrupt.start,
-                corrupt.damaged[-1] if alone else corrupt.end - 1,
+                corrupt.damaged[0] if single_record else corrupt.start,
+                corrupt.damaged[-1] if single_record else corrupt.end - 1,
                 corrupt.reason,
                 len(self._seen),
                 self._limit,
             )
-            self._told.add(place)
+            self._told.add(damaged_chunk)
         if len(self._seen) > self._limit:
             chunk = {(corrupt.source, index) for index in corrupt.damaged}
             raise CorruptRecordError(corrupt, others=len(self._seen - chunk))
@@ -171,19 +171,19 @@ class RecordStream:
 
     def __init__(
         self,
-        reader: Callable[[], Reader],
-        corrupt: CorruptRecordSkipper,
+        open_reader: Callable[[], Reader],
+        corrupt_records: CorruptRecordSkipper,
         pipeline: FeedPipeline,
-        alive: Callable[[int], bool],
+        is_held: Callable[[int], bool],
         *,
         seed: int = 0,
     ) -> None:
-        self._open = reader
+        self._open = open_reader
         self._seed = seed
         self._shuffled_reader: ShuffledReader | None = None
-        self._corrupt_records = corrupt
+        self._corrupt_records = corrupt_records
         self._pipeline = pipeline
-        self._is_held = alive
+        self._is_held = is_held
         self._lock = threading.Lock()
         self._asked = threading.Condition()
         self._wanted = -1
@@ -239,22 +239,22 @@ class RecordStream:
             self._next_minibatch = self._next()
         if self._next_minibatch.tag > tag:
             return None
-        found, self._next_minibatch = self._next_minibatch, None
-        return found if count_records(found.features) else None
+        minibatch, self._next_minibatch = self._next_minibatch, None
+        return minibatch if count_records(minibatch.features) else None
 
     def _next(self) -> MinibatchLike:
         if self._minibatches is None:
             self._minibatches = self._pipeline(self._windows())
         try:
-            found = next(self._minibatches, None)
+            minibatch = next(self._minibatches, None)
         except Exception:
             # What went wrong while reading is the cause; TensorFlow's own error only says that the generator failed.
             if self._failure is not None:
                 raise self._failure from None
             raise
-        if found is None:
+        if minibatch is None:
             raise self._failure or RuntimeError("the pipeline ended before its windows did")
-        return found
+        return minibatch
 
     def _windows(self) -> TaggedWindows:
         """Runs ahead of training, on a thread of the pipeline."""

@@ -50,7 +50,7 @@ class WorkerRuntime:
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
         self.session = MasterSession(member, _make_master_call(channel), lost_timeout=spec.master.lost_timeout)
         self.leases = LeaseClient(
-            self.session, self._held, lambda: self.progress.known(), named=self._describe_positions
+            self.session, self._held, lambda: self.progress.known(), position_describer=self._describe_positions
         )
         self.progress = ProgressReporter(self.session, self.leases.lose)
         self._corrupt_records = CorruptRecordSkipper(spec.data.max_corrupt_records)
@@ -91,20 +91,20 @@ class WorkerRuntime:
             self.session.register()
         return placement
 
-    def goodbye(self, deadline: float) -> None:
+    def goodbye(self, timeout_seconds: float) -> None:
         """Give all leases back."""
-        self.session.leave("told to go", self.progress.leases(), deadline=deadline)
+        self.session.leave("told to go", self.progress.leases(), deadline=timeout_seconds)
 
-    def reader(self, name: str) -> Reader:
+    def reader(self, data_set: str) -> Reader:
         """The reader of ``training``, ``validation`` or ``prediction``, opened once.
 
         Waits for the user's module only if that may define a reader of its own.
         """
         with self._open_lock:
-            if name not in self._readers:
+            if data_set not in self._readers:
                 custom = None if self._may_read_early else self.module.result().custom_data_reader
-                self._readers[name] = open_data_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
-            return self._readers[name]
+                self._readers[data_set] = open_data_set(self.spec.data, data_set, custom, Path(self.spec.model.zoo))
+            return self._readers[data_set]
 
     def _held(self, task: LeasedTask) -> None:
         self.progress.hold(task)
@@ -117,40 +117,40 @@ class WorkerRuntime:
     def _describe_positions(self, epoch: int, start: int, end: int) -> str:
         return self.streams["training"].named(epoch, start, end)
 
-    def sample(self, kind: str = "training") -> Any:
+    def sample(self, mode: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
         from edl.worker.feed_pipeline import find_first_features
 
         size = self.spec.train.minibatch_size
         return find_first_features(
-            self.reader(DATA_SET_BY_MODE[kind]), self._feeder(kind), self._corrupt_records, size=size
+            self.reader(DATA_SET_BY_MODE[mode]), self._feeder(mode), self._corrupt_records, size=size
         )
 
-    def _feeder(self, kind: str) -> FeedFunction:
+    def _feeder(self, mode: str) -> FeedFunction:
         """``feed`` for one mode; the first caller's thread traces it."""
         from edl.worker.feed_pipeline import FeedFunction
 
-        if kind not in self._feeds_by_mode:
+        if mode not in self._feeds_by_mode:
             module = self.module.result()
-            self._feeds_by_mode[kind] = FeedFunction(
-                module.feed, kind, self.reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo
+            self._feeds_by_mode[mode] = FeedFunction(
+                module.feed, mode, self.reader(DATA_SET_BY_MODE[mode]).metadata, zoo=module.zoo
             )
-        return self._feeds_by_mode[kind]
+        return self._feeds_by_mode[mode]
 
-    def _make_stream(self, kind: str) -> RecordStream:
+    def _make_stream(self, mode: str) -> RecordStream:
         def pipeline(windows: TaggedWindows) -> Any:
             from edl.worker.feed_pipeline import feed_in_background
 
-            return feed_in_background(self._feeder(kind), windows)
+            return feed_in_background(self._feeder(mode), windows)
 
         seed = self.spec.train.seed
         return RecordStream(
-            lambda: self.reader(DATA_SET_BY_MODE[kind]), self._corrupt_records, pipeline, self.leases.alive, seed=seed
+            lambda: self.reader(DATA_SET_BY_MODE[mode]), self._corrupt_records, pipeline, self.leases.alive, seed=seed
         )
 
 
 def _make_master_call(channel: ControlChannel) -> Callable[..., Any]:
     def call(method: str, request: Any, *, deadline: float) -> Any:
-        return channel.call(getattr(MasterMethods, method), request, deadline=deadline)
+        return channel.call(getattr(MasterMethods, method), request, timeout=deadline)
 
     return call

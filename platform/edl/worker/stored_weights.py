@@ -88,12 +88,12 @@ class StoredWeights:
         self,
         directory: Path,
         dense: Mapping[str, Floats],
-        served: Mapping[str, StoredTableRows],
+        table_rows: Mapping[str, StoredTableRows],
         tables: Iterable[TableSpec],
     ) -> None:
         self._directory = directory
         self._dense = dense
-        self._table_rows = served
+        self._table_rows = table_rows
         self._tables = {table.name: self._find_table_rows(table) for table in tables}
 
     @classmethod
@@ -116,15 +116,18 @@ class StoredWeights:
             raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED_HINT)
         paths = [directory / shard.file for shard in manifest.shards]
         dense: dict[str, Floats] = {}
-        parts: dict[str, list[tuple[Ids, Floats]]] = {}
+        row_parts: dict[str, list[tuple[Ids, Floats]]] = {}
         try:
             for path in paths:
-                _sort_arrays(checkpoint_shards.read_shard(path)[0], dense, parts)
+                _sort_arrays(checkpoint_shards.read_shard(path)[0], dense, row_parts)
             declared = read_checkpoint_contents(paths).tables
         except StorageError as error:
             raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED_HINT) from error
         return cls(
-            directory, dense, {table.name: StoredTableRows.of(table, parts[table.name]) for table in declared}, tables
+            directory,
+            dense,
+            {table.name: StoredTableRows.of(table, row_parts[table.name]) for table in declared},
+            tables,
         )
 
     def slab(self, variables: Iterable[VariableSpec]) -> Floats:
@@ -164,18 +167,19 @@ class StoredWeights:
             return served.values(np.arange(shape[0]))
         raise self._mismatch_error("variable", variable.name, str(list(shape)))
 
-    def _mismatch_error(self, kind: str, name: str, here: str) -> BadInputError:
+    def _mismatch_error(self, kind: str, name: str, model_shape: str) -> BadInputError:
         served, dense = self._table_rows.get(name), self._dense.get(name)
         hint = _OTHER_MODEL_HINT
         if served is not None:
-            there = f"a served table of the shape {_format_shape(served.shape)}"
-            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+            stored_shape = f"a served table of the shape {_format_shape(served.shape)}"
+            problem = f"the {kind} '{name}' is {model_shape} in the model, and {stored_shape} in the checkpoint"
         elif dense is not None:
-            there = f"a variable of the shape {list(dense.shape)}"
-            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+            stored_shape = f"a variable of the shape {list(dense.shape)}"
+            problem = f"the {kind} '{name}' is {model_shape} in the model, and {stored_shape} in the checkpoint"
         else:
             problem = (
-                f"the {kind} '{name}' {here} of the model is not in the checkpoint, which has {self._listed(kind)}"
+                f"the {kind} '{name}' {model_shape} of the model is not in the checkpoint, "
+                f"which has {self._listed(kind)}"
             )
             hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL_HINT}"
         return BadInputError(problem, where=str(self._directory), hint=hint)
@@ -205,7 +209,7 @@ class StoredTableRows:
     stored: Floats
 
     @classmethod
-    def of(cls, table: StoredTable, parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
+    def of(cls, table: StoredTable, row_parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
         """The rows of all shards.
 
         Raises:
@@ -213,8 +217,8 @@ class StoredTableRows:
         """
         if table.spec is None:
             raise StorageError(f"the checkpoint has rows of table '{table.name}', which it does not declare")
-        ids = np.concatenate([ids for ids, _ in parts])
-        stored = np.concatenate([values for _, values in parts])
+        ids = np.concatenate([ids for ids, _ in row_parts])
+        stored = np.concatenate([values for _, values in row_parts])
         order = np.argsort(ids)
         return cls(table.spec, ids[order], stored[order])
 
@@ -223,18 +227,18 @@ class StoredTableRows:
         """Rows, 0 for any id, and length of a row."""
         return self.spec.rows, self.spec.dim
 
-    def values(self, wanted: Ids) -> Floats:
+    def values(self, row_ids: Ids) -> Floats:
         """Rows of these ids."""
-        values = initial_rows(self.spec.initializer, self.spec.seed, wanted, self.spec.dim)
-        at = np.searchsorted(self.ids, wanted)
-        known = at < len(self.ids)
-        known[known] = self.ids[at[known]] == wanted[known]
-        values[known] = self.stored[at[known]]
+        values = initial_rows(self.spec.initializer, self.spec.seed, row_ids, self.spec.dim)
+        insertion_points = np.searchsorted(self.ids, row_ids)
+        is_stored = insertion_points < len(self.ids)
+        is_stored[is_stored] = self.ids[insertion_points[is_stored]] == row_ids[is_stored]
+        values[is_stored] = self.stored[insertion_points[is_stored]]
         return values
 
 
 def _sort_arrays(
-    arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[str, list[tuple[Ids, Floats]]]
+    arrays: Mapping[str, Any], dense: dict[str, Floats], row_parts: dict[str, list[tuple[Ids, Floats]]]
 ) -> None:
     """Take of a shard what predicting needs, and leave slot variables."""
     for name, array in arrays.items():
@@ -243,14 +247,14 @@ def _sort_arrays(
             dense[rest] = array
         elif kind == "rows" and rest.endswith("/ids"):
             table = rest.removesuffix("/ids")
-            parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
+            row_parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
 
 
 def _describe_shapes(kind: str, shapes: Mapping[str, str]) -> str:
     """Names and shapes, not too many."""
-    told = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_MAX_LISTED_NAMES])
+    listed = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_MAX_LISTED_NAMES])
     more = f" and {len(shapes) - _MAX_LISTED_NAMES} more" if len(shapes) > _MAX_LISTED_NAMES else ""
-    return f"the {kind}{'s' if len(shapes) > 1 else ''} {told}{more}"
+    return f"the {kind}{'s' if len(shapes) > 1 else ''} {listed}{more}"
 
 
 def _format_shape(shape: Sequence[int]) -> str:

@@ -42,8 +42,8 @@ def describe_failure(error: BaseException) -> WorkerFailure:
         # UserCodeError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
         return WorkerFailure(_failure_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
     detail = "".join(traceback.format_exception(error))
-    first = (str(error).strip().splitlines() or [""])[0]
-    return WorkerFailure("crash", f"{type(error).__name__}: {first}", detail, 1)
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return WorkerFailure("crash", f"{type(error).__name__}: {first_line}", detail, 1)
 
 
 def _failure_kind(error: EdlError) -> str:
@@ -89,9 +89,9 @@ class TaskLoop:
             LeavingError: the worker was told to go; whoever closed the gate ends the process.
         """
         while (task := self._leases.take()) is not None:
-            code = self._do(task)
-            if code is not None:
-                return code
+            exit_code = self._do(task)
+            if exit_code is not None:
+                return exit_code
             self._leases.release(task)
         self._progress.flush(_FINAL_REPORT_SECONDS)
         return 0
@@ -121,10 +121,10 @@ class TaskLoop:
         except KeyError:
             raise BadInputError(f"this worker does not know tasks of kind {task.kind!r}") from None
 
-    def fail(self, error: BaseException, lease: int = 0) -> int | None:
+    def fail(self, error: BaseException, lease_id: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""
         failure = describe_failure(error)
         _LOG.error("%s", failure.message, exc_info=error)
-        self._progress.drop(lease)
-        fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease)
+        self._progress.drop(lease_id)
+        fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease_id)
         return failure.exit_code if fatal or failure.kind == "crash" else None

@@ -105,13 +105,13 @@ class SerialExecutor:
         self._job_queue.put(None)
 
     def _run(self) -> None:
-        while (given := self._job_queue.get()) is not None:
-            future, job = given
+        while (item := self._job_queue.get()) is not None:
+            future, job = item
             try:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
                 future.set_exception(error)
-            del future, job, given  # a gradient or rows, which nobody needs until the next job comes
+            del future, job, item  # a gradient or rows, which nobody needs until the next job comes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ StepSchedule: TypeAlias = Callable[[StepStages[Any, Any, Any]], bool]
 """Goes through all steps; False if one was not wanted. Nothing is under way when it returns or raises."""
 
 
-def run_sequentially(steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+def run_sequentially(stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
     """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
-    while (prepared := steps.prepare()) is not None:
-        ready = steps.values(prepared, None)
-        done = steps.compute(ready)
-        if not steps.send(ready, done):
+    while (prepared := stages.prepare()) is not None:
+        ready = stages.values(prepared, None)
+        computed = stages.compute(ready)
+        if not stages.send(ready, computed):
             return False
-        steps.end(ready, done)
+        stages.end(ready, computed)
     return True
 
 
@@ -180,48 +180,48 @@ class OverlappedSchedule:
         lane: sends and prepares.
     """
 
-    def __init__(self, lane: SerialExecutor) -> None:
-        self._executor = lane
+    def __init__(self, executor: SerialExecutor) -> None:
+        self._executor = executor
 
-    def __call__(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+    def __call__(self, stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
         """See :data:`StepSchedule`.
 
         Raises:
             Exception: what the steps raise; of two that fail at once, what the computed one does.
         """
         try:
-            return self._run_stages(steps)
+            return self._run_stages(stages)
         finally:
             self._executor.drain()
 
-    def _run_stages(self, steps: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
-        prepared = self._executor.submit(steps.prepare)
-        ready = self._executor.submit(partial(_pull_values_for, steps, prepared, None)).result()
-        following = self._executor.submit(steps.prepare)
-        sent: Future[bool] | None = None
+    def _run_stages(self, stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
+        prepared = self._executor.submit(stages.prepare)
+        ready = self._executor.submit(partial(_pull_values_for, stages, prepared, None)).result()
+        next_prepared = self._executor.submit(stages.prepare)
+        pushed: Future[bool] | None = None
         while ready is not None:
-            done = steps.compute(ready)
-            if sent is not None and not sent.result():
+            computed = stages.compute(ready)
+            if pushed is not None and not pushed.result():
                 return False
-            supplied = self._executor.submit(partial(_pull_values_for, steps, following, done))
-            sent = self._executor.submit(partial(steps.send, ready, done))
-            following = self._executor.submit(partial(_prepare_unless_revoked, sent, steps.prepare))
-            steps.end(ready, done)
-            ready = supplied.result()
-        return sent is None or sent.result()
+            next_ready = self._executor.submit(partial(_pull_values_for, stages, next_prepared, computed))
+            pushed = self._executor.submit(partial(stages.send, ready, computed))
+            next_prepared = self._executor.submit(partial(_prepare_unless_revoked, pushed, stages.prepare))
+            stages.end(ready, computed)
+            ready = next_ready.result()
+        return pushed is None or pushed.result()
 
 
 def _pull_values_for(
-    steps: StepStages[PreparedT, ReadyT, ComputedT], prepared: Future[PreparedT | None], before: ComputedT | None
+    stages: StepStages[PreparedT, ReadyT, ComputedT], prepared: Future[PreparedT | None], unsent: ComputedT | None
 ) -> ReadyT | None:
     """On the lane, behind ``prepared``: what the step is computed from; None after the last one."""
-    found = prepared.result()
-    return None if found is None else steps.values(found, before)
+    prepared_step = prepared.result()
+    return None if prepared_step is None else stages.values(prepared_step, unsent)
 
 
-def _prepare_unless_revoked(sent: Future[bool], prepare: Callable[[], PreparedT | None]) -> PreparedT | None:
-    """On the lane, behind ``sent``: prepare a step only if it will be wanted."""
-    return prepare() if sent.result() else None
+def _prepare_unless_revoked(pushed: Future[bool], prepare: Callable[[], PreparedT | None]) -> PreparedT | None:
+    """On the lane, behind ``pushed``: prepare a step only if it will be wanted."""
+    return prepare() if pushed.result() else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def is_finite(result: StepResultLike) -> bool:
 
 def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
     """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
-    at = 0
+    offset = 0
     for variable in network.variables:
-        if not np.isfinite(result.slab[at : at + variable.size]).all():
-            what = "the change of the statistic" if variable.statistic else "the gradient of"
-            return f"{what} '{variable.name}' {list(variable.shape)}"
-        at += variable.size
+        if not np.isfinite(result.slab[offset : offset + variable.size]).all():
+            description = "the change of the statistic" if variable.statistic else "the gradient of"
+            return f"{description} '{variable.name}' {list(variable.shape)}"
+        offset += variable.size
     for table in network.tables:
         if not np.isfinite(result.rows[table.name]).all():
             return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"
@@ -260,15 +260,15 @@ def report_not_finite(
         NotFiniteError: the job does not skip.
     """
     source, records = task.records(step)
-    what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
+    description = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
     if not skip:
         raise NotFiniteError(
-            f"{what} from {records}" if not math.isfinite(loss) else f"{what}, from {records}",
+            f"{description} from {records}" if not math.isfinite(loss) else f"{description}, from {records}",
             where=source,
             hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
         )
     place = records if source is None else f"{source}: {records}"
-    _LOG.warning("%s: %s; the step is not applied, %d so far", place, what, count)
+    _LOG.warning("%s: %s; the step is not applied, %d so far", place, description, count)
 
 
 @contextmanager
@@ -321,25 +321,25 @@ class Trainer:
         self,
         network: NetworkLike,
         learning_rate: Callable[[int], float],
-        parameters: ParameterClient,
+        parameter_client: ParameterClient,
         stream: RecordStream,
         leases: LeaseClient,
         progress: ProgressReporter,
         gate: ShutdownGate,
         *,
         skip_nan: bool,
-        watcher: TrainingCallbacks,
+        training_callbacks: TrainingCallbacks,
         schedule: StepSchedule = run_sequentially,
     ) -> None:
         self._network = network
         self._learning_rate = learning_rate
-        self._parameter_client = parameters
+        self._parameter_client = parameter_client
         self._stream = stream
         self._leases = leases
         self._progress = progress
         self._gate = gate
         self._skip_nan = skip_nan
-        self._training_callbacks = watcher
+        self._training_callbacks = training_callbacks
         self._schedule = schedule
         self._nonfinite_count = 0
         self._stale_pushes = 0
@@ -355,21 +355,23 @@ class Trainer:
         """
         self._training_callbacks.begin_epoch(task.epoch)
         minibatches = self._load_steps(task)
-        work = _LeasedRange(task, minibatches if task.one_by_one else self._trace_model_first(task, minibatches))
+        leased_range = _LeasedRange(
+            task, minibatches if task.one_by_one else self._trace_model_first(task, minibatches)
+        )
         schedule = run_sequentially if task.one_by_one else self._schedule
         schedule(
             StepStages(
-                prepare=partial(self._prepare_next, work),
-                values=partial(self._pull_values, work),
+                prepare=partial(self._prepare_next, leased_range),
+                values=partial(self._pull_values, leased_range),
                 compute=partial(self._compute_step, task),
-                send=partial(self._send, work),
+                send=partial(self._send, leased_range),
                 end=self._end,
             )
         )
-        if work.through == task.steps:
+        if leased_range.through == task.steps:
             self._progress.finish(task.lease)
         else:
-            _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
+            _LOG.info("lease %d: dropped after %d steps", task.lease, leased_range.through)
             self._progress.drop(task.lease)
 
     def _load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
@@ -387,39 +389,41 @@ class Trainer:
         Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
         thread that made the model, because Keras keeps some of its settings by thread.
         """
-        taken: list[LoadedStep] = []
+        consumed: list[LoadedStep] = []
         while not self._is_traced and (loaded := next(minibatches, None)) is not None:
-            taken.append(loaded)
+            consumed.append(loaded)
             if loaded.minibatch is not None:
                 rows = self._rows(task, loaded.step, loaded.minibatch)
                 with add_record_range(task, loaded.step):
-                    given = loaded.minibatch
+                    minibatch = loaded.minibatch
                     self._network.train(
-                        self._parameter_client.slab(), rows, given.features, given.labels, given.weights
+                        self._parameter_client.slab(), rows, minibatch.features, minibatch.labels, minibatch.weights
                     )
                 self._is_traced = True
-        return chain(taken, minibatches)
+        return chain(consumed, minibatches)
 
     # ------------------------------------------------------------ the parts of a step
 
-    def _prepare_next(self, work: _LeasedRange) -> PreparedStep | None:
+    def _prepare_next(self, leased_range: _LeasedRange) -> PreparedStep | None:
         """The next minibatch, and its rows; None at the end of the range, or of its lease."""
-        loaded = next(work.loaded_steps, None)
-        return None if loaded is None else self._prepare_step(work, loaded)
+        loaded = next(leased_range.loaded_steps, None)
+        return None if loaded is None else self._prepare_step(leased_range, loaded)
 
-    def _prepare_step(self, work: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
+    def _prepare_step(self, leased_range: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
         rows: RowsByTable = {}
         if loaded.minibatch is not None:
-            rows = self._rows(work.task, loaded.step, loaded.minibatch)
+            rows = self._rows(leased_range.task, loaded.step, loaded.minibatch)
         return PreparedStep(loaded, rows)
 
-    def _pull_values(self, work: _LeasedRange, prepared: PreparedStep, before: ComputedStep | None) -> ReadyStep:
-        """A prepared step with the newest dense values; ``before``: the step before it, if it is not sent yet."""
+    def _pull_values(
+        self, leased_range: _LeasedRange, prepared: PreparedStep, unsent: ComputedStep | None
+    ) -> ReadyStep:
+        """A prepared step with the newest dense values; ``unsent``: the step before it, if it is not sent yet."""
         loaded, rows = prepared
-        slab = self._parameter_client.slab(None if before is None else before.push)
+        flat_values = self._parameter_client.slab(None if unsent is None else unsent.push)
         # Steps of this range that are on their way precede it
-        number = self._parameter_client.version + loaded.step - work.through
-        return ReadyStep(loaded, number, self._parameter_client.versions, slab, rows)
+        number = self._parameter_client.version + loaded.step - leased_range.through
+        return ReadyStep(loaded, number, self._parameter_client.versions, flat_values, rows)
 
     def _rows(self, task: LeasedTask, step: int, minibatch: MinibatchLike) -> RowsByTable:
         with add_record_range(task, step):
@@ -448,42 +452,46 @@ class Trainer:
         """None if there is nothing to apply."""
         if ready.loaded.minibatch is None:
             return None
-        given: MinibatchLike = ready.loaded.minibatch
+        minibatch: MinibatchLike = ready.loaded.minibatch
         with add_record_range(task, ready.loaded.step):
-            result = self._network.train(ready.slab, ready.rows, given.features, given.labels, given.weights)
+            result = self._network.train(
+                ready.slab, ready.rows, minibatch.features, minibatch.labels, minibatch.weights
+            )
         if is_finite(result):
             return result
         self._nonfinite_count += 1
-        step, named = ready.loaded.step, find_nonfinite_gradient(self._network, result)
-        report_not_finite(task, step, result.loss, self._nonfinite_count, skip=self._skip_nan, gradient=named)
+        step, bad_gradient = ready.loaded.step, find_nonfinite_gradient(self._network, result)
+        report_not_finite(task, step, result.loss, self._nonfinite_count, skip=self._skip_nan, gradient=bad_gradient)
         return None
 
-    def _send(self, work: _LeasedRange, ready: ReadyStep, done: ComputedStep) -> bool:
+    def _send(self, leased_range: _LeasedRange, ready: ReadyStep, computed: ComputedStep) -> bool:
         """Put a step in, on all PS; False if the lease is lost.
 
         A synchronous PS may find a gradient too old: it is computed again, here, because a schedule for
         synchronous training has nothing else under way.
         """
-        task, loaded = work.task, ready.loaded
+        task, loaded = leased_range.task, ready.loaded
         while self._leases.alive(task.lease):
             with self._gate.critical_section():
-                pushed = self._parameter_client.push(self._with_next_lease(task, done.push))
-                if pushed.revoked:
+                outcome = self._parameter_client.push(self._with_next_lease(task, computed.push))
+                if outcome.revoked:
                     return False
-                if not pushed.stale:
-                    work.through = loaded.step + 1
-                    self._progress.stepped(task.lease, work.through, loss=done.loss, skipped=loaded.skipped)
+                if not outcome.stale:
+                    leased_range.through = loaded.step + 1
+                    self._progress.stepped(
+                        task.lease, leased_range.through, loss=computed.loss, skipped_records=loaded.skipped
+                    )
                     return True
             self._stale_pushes += 1
             _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._stale_pushes)
-            ready = self._pull_values(work, self._prepare_step(work, loaded), None)
-            done = self._done(task, ready)
+            ready = self._pull_values(leased_range, self._prepare_step(leased_range, loaded), None)
+            computed = self._done(task, ready)
         return False
 
     def _with_next_lease(self, task: LeasedTask, push: GradientPush) -> GradientPush:
-        following = task.lease if push.step + 1 < task.steps else self._leases.next_training_lease()
-        return replace(push, following=following)
+        next_lease_id = task.lease if push.step + 1 < task.steps else self._leases.next_training_lease()
+        return replace(push, following=next_lease_id)
 
-    def _end(self, ready: ReadyStep, done: ComputedStep) -> None:
-        if done.loss is not None:
-            self._training_callbacks.end_step(ready.number, done.loss)
+    def _end(self, ready: ReadyStep, computed: ComputedStep) -> None:
+        if computed.loss is not None:
+            self._training_callbacks.end_step(ready.number, computed.loss)

@@ -52,25 +52,25 @@ class Evaluator:
     def __init__(
         self,
         network: NetworkLike,
-        parameters: PinnedParameters,
+        parameter_client: PinnedParameters,
         stream: RecordStream,
         leases: LeaseClient,
         progress: ProgressReporter,
         gate: ShutdownGate,
-        watcher: TrainingCallbacks,
+        training_callbacks: TrainingCallbacks,
     ) -> None:
         self._network = network
-        self._parameter_client = parameters
+        self._parameter_client = parameter_client
         self._stream = stream
         self._leases = leases
         self._progress = progress
         self._gate = gate
-        self._training_callbacks = watcher
+        self._training_callbacks = training_callbacks
         self._pinned_values: tuple[int, Floats] | None = None
 
     def run(self, task: LeasedTask) -> None:
         """Evaluate every record of the range; the report carries the metric states."""
-        slab = self._slab(task.pin)
+        flat_values = self._slab(task.pin)
         self._training_callbacks.begin_test()
         self._network.reset_metrics()
         for loaded in self._stream.load_steps(task):
@@ -78,12 +78,12 @@ class Evaluator:
                 self._progress.drop(task.lease)
                 return
             if loaded.minibatch is not None:
-                given, features = loaded.minibatch, loaded.minibatch.features
+                minibatch, features = loaded.minibatch, loaded.minibatch.features
                 with add_record_range(task, loaded.step):
                     rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
-                    self._network.evaluate(slab, rows, features, given.labels, given.weights)
+                    self._network.evaluate(flat_values, rows, features, minibatch.labels, minibatch.weights)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
-            self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
+            self._progress.stepped(task.lease, 0, loss=None, skipped_records=loaded.skipped)
         self._training_callbacks.end_test()
         self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
 
@@ -108,7 +108,7 @@ class Evaluator:
 
 
 def watch_placement(
-    session: MasterSession, leases: LeaseClient, parameters: ParameterClient
+    master_session: MasterSession, lease_client: LeaseClient, parameter_client: ParameterClient
 ) -> Callable[[LeasedTask], None]:
     """From now on, have the loop look at every newer placement; returns how it is done.
 
@@ -119,13 +119,13 @@ def watch_placement(
     """
 
     def look(_: LeasedTask) -> None:
-        if session.is_placement_outdated:
-            session.register()
-        if parameters.declare_to_replaced_ps():
-            session.register(ready=True)
+        if master_session.is_placement_outdated:
+            master_session.register()
+        if parameter_client.declare_to_replaced_ps():
+            master_session.register(ready=True)
 
-    session.on_new_placement = leases.schedule_placement_check
-    leases.schedule_placement_check()  # a PS may have been replaced between its declaration and here
+    master_session.on_new_placement = lease_client.schedule_placement_check
+    lease_client.schedule_placement_check()  # a PS may have been replaced between its declaration and here
     return look
 
 
@@ -139,7 +139,7 @@ _LOG = logging.getLogger(__name__)
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 
 
-def prepare_training(c: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
+def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
     """Build the model, declare it to the parameter servers, and say how each kind of task is done.
 
     Returns what to call when there is no more work.
@@ -148,67 +148,79 @@ def prepare_training(c: WorkerRuntime, module: ModelModule, handlers: TaskHandle
         EdlError: the model or its optimizer cannot be served, or another model is there already.
         LeavingError: told to go.
     """
-    network, parameters = _declare_model(c, module)
-    watcher = user_callbacks.make_callbacks(
+    network, parameter_client = _declare_model(runtime, module)
+    training_callbacks = user_callbacks.make_callbacks(
         module.callbacks,
         network.model,
         network.keras_optimizer,
         module.zoo,
-        worker=c.identity.index,
-        check=partial(check_monitors, directions=network.metric_directions, spec=c.spec),
-        params=lambda: build_callback_params(c.spec.train, c.reader("training")),
+        worker_index=runtime.identity.index,
+        check_monitors=partial(check_monitors, directions=network.metric_directions, spec=runtime.spec),
+        make_params=lambda: build_callback_params(runtime.spec.train, runtime.reader("training")),
     )
-    declared = json.dumps(callbacks_to_json(watcher.declared)).encode() if watcher.declared else b""
-    c.session.register(ready=True, callbacks=declared)
+    declared_callbacks = (
+        json.dumps(callbacks_to_json(training_callbacks.declared)).encode() if training_callbacks.declared else b""
+    )
+    runtime.session.register(ready=True, callbacks=declared_callbacks)
     trainer = Trainer(
         network,
-        JobLearningRate(network.keras_optimizer, network.optimizer.learning_rate, lambda: c.session.learning_rate),
-        parameters,
-        c.streams["training"],
-        c.leases,
-        c.progress,
-        c.gate,
-        skip_nan=c.spec.train.on_nan == "skip",
-        watcher=watcher,
-        schedule=OverlappedSchedule(SerialExecutor("exchange")) if c.spec.strategy.overlap else run_sequentially,
+        JobLearningRate(
+            network.keras_optimizer, network.optimizer.learning_rate, lambda: runtime.session.learning_rate
+        ),
+        parameter_client,
+        runtime.streams["training"],
+        runtime.leases,
+        runtime.progress,
+        runtime.gate,
+        skip_nan=runtime.spec.train.on_nan == "skip",
+        training_callbacks=training_callbacks,
+        schedule=OverlappedSchedule(SerialExecutor("exchange")) if runtime.spec.strategy.overlap else run_sequentially,
     )
-    evaluator = Evaluator(network, parameters, c.streams["evaluation"], c.leases, c.progress, c.gate, watcher)
+    evaluator = Evaluator(
+        network,
+        parameter_client,
+        runtime.streams["evaluation"],
+        runtime.leases,
+        runtime.progress,
+        runtime.gate,
+        training_callbacks,
+    )
     handlers["training"] = trainer.run
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.metrics
-    handlers["export"] = partial(_export_model, c, network, parameters)
-    handlers[BEST_MODEL] = partial(_write_best_checkpoint, c, network)
-    handlers[PLACEMENT_CHECK_KIND] = watch_placement(c.session, c.leases, parameters)
-    return watcher.end
+    handlers["export"] = partial(_export_model, runtime, network, parameter_client)
+    handlers[BEST_MODEL] = partial(_write_best_checkpoint, runtime, network)
+    handlers[PLACEMENT_CHECK_KIND] = watch_placement(runtime.session, runtime.leases, parameter_client)
+    return training_callbacks.end
 
 
-def _declare_model(c: WorkerRuntime, module: ModelModule) -> tuple[KerasNetwork, ParameterClient]:
-    placement = c.wait_for_placement()
-    spec = c.spec
+def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNetwork, ParameterClient]:
+    placement = runtime.wait_for_placement()
+    spec = runtime.spec
     network = KerasNetwork.build(
         module,
         seed=spec.train.seed,
         embedding_threshold=spec.ps.embedding_threshold,
-        part=placement.ps_of_variable,
-        parts=placement.parts,
-        sample=c.sample(),
-        worker=c.identity.index,
+        ps_of_variable=placement.ps_of_variable,
+        ps_count=placement.parts,
+        sample=runtime.sample(),
+        worker_index=runtime.identity.index,
     )
     layout, strategy, optimizer = make_layout(network), spec.strategy, network.optimizer.spec
-    parameters = ParameterClient(
-        c.session,
-        lambda address: BulkClient(address, c.identity.token, timeout=_BULK_TIMEOUT_SECONDS),
+    parameter_client = ParameterClient(
+        runtime.session,
+        lambda address: BulkClient(address, runtime.identity.token, timeout=_BULK_TIMEOUT_SECONDS),
         layout,
-        worker=c.identity.index,
-        patience=spec.master.lost_timeout,
-        rounds=strategy.mode == "sync",
-        local=make_local_updater(strategy, layout, optimizer),
-        foresight=_make_compensation(strategy, layout, optimizer),
+        worker_index=runtime.identity.index,
+        answer_timeout=spec.master.lost_timeout,
+        synchronous=strategy.mode == "sync",
+        local_updater=make_local_updater(strategy, layout, optimizer),
+        compensation=_make_compensation(strategy, layout, optimizer),
     )
-    parameters.declare()
+    parameter_client.declare()
     if network.tables:
         _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
-    return network, parameters
+    return network, parameter_client
 
 
 def make_layout(network: KerasNetwork) -> FlatLayout:
@@ -229,8 +241,8 @@ def make_local_updater(strategy: Strategy, layout: FlatLayout, optimizer: Optimi
     Raises:
         BadInputError: a worker cannot apply this optimizer by itself.
     """
-    between = strategy.get_model_steps
-    return LocalUpdater(layout, optimizer, between) if between > 1 else None
+    steps_between_pulls = strategy.get_model_steps
+    return LocalUpdater(layout, optimizer, steps_between_pulls) if steps_between_pulls > 1 else None
 
 
 def _make_compensation(strategy: Strategy, layout: FlatLayout, optimizer: OptimizerSpec) -> GradientCompensation | None:
@@ -239,30 +251,34 @@ def _make_compensation(strategy: Strategy, layout: FlatLayout, optimizer: Optimi
     return GradientCompensation(layout, optimizer, staleness_aware=strategy.staleness_aware)
 
 
-def _export_model(c: WorkerRuntime, network: KerasNetwork, parameters: ParameterClient, task: LeasedTask) -> None:
+def _export_model(
+    runtime: WorkerRuntime, network: KerasNetwork, parameter_client: ParameterClient, task: LeasedTask
+) -> None:
     """Write the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.keras import model_export
 
-    told = task.told() if task.payload else None
-    if told is None:
-        slab = parameters.pull(task.pin)
+    payload = task.told() if task.payload else None
+    if payload is None:
+        flat_values = parameter_client.pull(task.pin)
         rows: model_export.RowChunksByTable = {
-            table.name: parameters.scan(task.pin, table.name) for table in network.tables
+            table.name: parameter_client.scan(task.pin, table.name) for table in network.tables
         }
     else:  # the best weights, which the parameter servers do not hold any more
-        slab, rows = _load_checkpoint(c, network, told["checkpoint"])
-    directory = export_directory(c.spec.export.path if c.spec.export else None, c.identity.run_dir)
-    written = model_export.export_model(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY)
+        flat_values, rows = _load_checkpoint(runtime, network, payload["checkpoint"])
+    directory = export_directory(runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir)
+    written = model_export.export_model(
+        network, flat_values, rows, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
+    )
     result = {"paths": [str(directory)], "loading": written["loading"]}
-    c.progress.finish(task.lease, json.dumps(result).encode())
+    runtime.progress.finish(task.lease, json.dumps(result).encode())
 
 
-def _write_best_checkpoint(c: WorkerRuntime, network: KerasNetwork, task: LeasedTask) -> None:
+def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: LeasedTask) -> None:
     """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
     from edl.keras import model_export
 
     best = task.told()
-    slab, rows = _load_checkpoint(c, network, best["cut"])
+    flat_values, rows = _load_checkpoint(runtime, network, best["cut"])
     values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}
     try:
         name = best["filepath"].format(epoch=best["epoch"], **values)
@@ -272,16 +288,16 @@ def _write_best_checkpoint(c: WorkerRuntime, network: KerasNetwork, task: Leased
             hint=f"it may have {{epoch}} and {', '.join(f'{{{each}}}' for each in values)}",
         ) from error
     path = Path(name)
-    if c.identity.host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
-        path = c.identity.run_dir / path
-    model_export.export_keras_file(network, slab, rows, path, weights_only=best["weights_only"])
+    if runtime.identity.host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
+        path = runtime.identity.run_dir / path
+    model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
     result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
-    c.progress.finish(task.lease, json.dumps(result).encode())
+    runtime.progress.finish(task.lease, json.dumps(result).encode())
 
 
-def _load_checkpoint(c: WorkerRuntime, network: KerasNetwork, cut: int) -> tuple[Floats, Mapping[str, RowChunks]]:
+def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) -> tuple[Floats, Mapping[str, RowChunks]]:
     """Dense values and rows of a checkpoint of this run."""
-    stored = StoredWeights.read(cut_directory(c.identity.run_dir / "checkpoints", cut), network.tables)
+    stored = StoredWeights.read(cut_directory(runtime.identity.run_dir / "checkpoints", cut), network.tables)
     return stored.slab(network.variables), {table.name: stored.chunks(table.name) for table in network.tables}
 
 

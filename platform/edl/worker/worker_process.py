@@ -59,15 +59,15 @@ class ImportSlot:
             self._descriptor = None
 
 
-def acquire_import_slot(folder: Path, cores: int, patience: float = SLOT_WAIT_SECONDS) -> ImportSlot:
-    """Wait until fewer than ``cores`` workers of this machine import, for ``patience`` seconds at most.
+def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_WAIT_SECONDS) -> ImportSlot:
+    """Wait until fewer than ``cores`` workers of this machine import, for ``timeout_seconds`` seconds at most.
 
     Args:
         folder: private to the job, on this machine.
         cores: that workers share.
         patience: in seconds.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_seconds
     while True:
         for number in range(cores):
             descriptor = os.open(folder / f"turn-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,36 +87,38 @@ TaskHandlers = dict[str, "Callable[[LeasedTask], None]"]
 _INTER_OP_THREADS = 2
 
 
-def run_worker(identity: ProcessIdentity, departure: GracefulShutdown) -> int:
+def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     """Work until there is no more to do; returns the exit code.
 
     Raises:
         EdlError: the job cannot be read, or the master is lost.
     """
-    starting = _run_in_thread(partial(_start_runtime, identity, departure))
+    runtime_future = _run_in_thread(partial(_start_runtime, identity, shutdown))
     # The cores of a pod are its own
-    turn = acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.host is None else ImportSlot(None)
+    import_slot = (
+        acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.host is None else ImportSlot(None)
+    )
     import_tensorflow()
-    coordination = starting.result()
-    workers = coordination.spec.workers
+    runtime = runtime_future.result()
+    workers = runtime.spec.workers
     if identity.host is None:
         set_thread_counts(workers=workers.max)
     else:  # the node's other cores are other pods'
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
-        return _run_tasks(coordination, turn)
+        return _run_tasks(runtime, import_slot)
     except LeavingError:
-        return departure.wait()
+        return shutdown.wait()
 
 
-def _start_runtime(identity: ProcessIdentity, departure: GracefulShutdown) -> WorkerRuntime:
+def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> WorkerRuntime:
     # Imports gRPC and protobuf here, beside TensorFlow
     from edl.worker.runtime import WorkerRuntime
 
-    coordination = WorkerRuntime.of(identity, departure.gate)
-    departure.prepare(coordination.goodbye)  # before the master knows of this worker and may tell it to go
-    coordination.start()
-    return coordination
+    runtime = WorkerRuntime.of(identity, shutdown.gate)
+    shutdown.prepare(runtime.goodbye)  # before the master knows of this worker and may tell it to go
+    runtime.start()
+    return runtime
 
 
 def _run_in_thread(work: Callable[[], WorkerRuntime]) -> Future[WorkerRuntime]:
@@ -156,52 +158,55 @@ def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_tasks(coordination: WorkerRuntime, turn: ImportSlot) -> int:
+def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     from edl.keras import model_contract
     from edl.worker.task_loop import TaskLoop
 
-    c = coordination
+    runtime = worker_runtime
     handlers: TaskHandlers = {}
-    loop = TaskLoop(c.session, c.leases, c.progress, c.gate, handlers)
+    loop = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
     try:
-        module = model_contract.load_model_module(c.spec.model, evaluates=_evaluates_model(c))
-        c.module.set_result(module)
-        handlers["describe"] = partial(_describe_data_sets, c)
-        end = _prepare_tasks(c, module, handlers)
+        module = model_contract.load_model_module(runtime.spec.model, needs_metrics=_evaluates_model(runtime))
+        runtime.module.set_result(module)
+        handlers["describe"] = partial(_describe_data_sets, runtime)
+        finish_run = _prepare_tasks(runtime, module, handlers)
     except LeavingError:
         raise
     except Exception as error:  # noqa: BLE001  everything is told to the master
         return loop.fail(error) or 1
-    turn.end()
+    import_slot.end()
     code = loop.run()
-    end()
+    finish_run()
     return code
 
 
-def _evaluates_model(c: WorkerRuntime) -> bool:
+def _evaluates_model(runtime: WorkerRuntime) -> bool:
     from edl.worker.stored_weights import PredictionRun
 
-    return bool(c.spec.data.validation) and PredictionRun.of(c.identity.run_dir) is None
+    return bool(runtime.spec.data.validation) and PredictionRun.of(runtime.identity.run_dir) is None
 
 
-def _prepare_tasks(c: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
+def _prepare_tasks(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
     from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictionRun.of(c.identity.run_dir)
-    if predict is None:
+    prediction_run = PredictionRun.of(runtime.identity.run_dir)
+    if prediction_run is None:
         from edl.worker import training_setup
 
-        return training_setup.prepare_training(c, module, handlers)
+        return training_setup.prepare_training(runtime, module, handlers)
     from edl.worker import predictor
 
-    return predictor.prepare_prediction(c, module, predict, handlers)
+    return predictor.prepare_prediction(runtime, module, prediction_run, handlers)
 
 
-def _describe_data_sets(c: WorkerRuntime, task: LeasedTask) -> None:
+def _describe_data_sets(runtime: WorkerRuntime, task: LeasedTask) -> None:
     from edl.worker.data_readers import describe_data_sets
     from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictionRun.of(c.identity.run_dir) is not None
-    c.progress.finish(
-        task.lease, describe_data_sets(c.spec.data, c.reader, predict=predict, shuffle=c.spec.train.shuffle.window)
+    predict = PredictionRun.of(runtime.identity.run_dir) is not None
+    runtime.progress.finish(
+        task.lease,
+        describe_data_sets(
+            runtime.spec.data, runtime.reader, predict=predict, shuffle_window=runtime.spec.train.shuffle.window
+        ),
     )

@@ -177,7 +177,7 @@ NAMES = st.sampled_from(["a", "b", "..", "c/d", "c/../../x", "/etc/x", "a..b"])
 @given(st.lists(st.builds(VolumeEntry, NAMES, st.sampled_from(["file", "directory"]), st.just(1), st.just(0.0))))
 def test_nothing_is_written_outside_the_target(entries: list[VolumeEntry]) -> None:
     try:
-        plan = file_transfer.plan_download("/d", entries, Path("/t"), is_file=False, inside=True)
+        plan = file_transfer.plan_download("/d", entries, Path("/t"), is_file=False, into_directory=True)
     except BadInputError:
         return
     for path in (*plan.here, *(item.here for item in plan.items)):

@@ -46,7 +46,7 @@ def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest
         ended = JobEnded("Done", "", Summary(1, 1), time=NOW)
         put_job(desk.cluster, told=replace(TOLD, events=(*EVENTS, ended)), status=conditions(Complete=""))
 
-    defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
+    defaults = {"server_answered": False, "clock": lambda: 0.0, "sleep": sleep}
     monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("events", "mnist", "-f", "--json") == 0
     kinds = [json.loads(line)["event"] for line in desk.out.splitlines()]

@@ -91,7 +91,7 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
         put_job(desk.cluster, told=with_status(phase="Done", records_done=60_000), status=ends[0])
 
     monkeypatch.setattr("time.sleep", sleep)
-    defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
+    defaults = {"server_answered": False, "clock": lambda: 0.0, "sleep": sleep}
     monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     first, last = desk.out.splitlines()

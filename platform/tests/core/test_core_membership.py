@@ -17,7 +17,7 @@ def test_worlds_follow_one_another_by_the_rules(views: list[list[WorldMember]], 
     world, now = TrainingWorld(0, ()), 0.0
     for view in views:
         now += 20.0
-        before, decision = world, compute_world(world, view, now, silence=SILENCE, smallest=smallest)
+        before, decision = world, compute_world(world, view, now, silence_seconds=SILENCE, min_members=smallest)
         world = decision.value
         heard = {member.uid for member in view if member.ready and now - member.heard <= SILENCE}
         assert decision.reason
@@ -35,16 +35,18 @@ def test_worlds_follow_one_another_by_the_rules(views: list[list[WorldMember]], 
 def test_newcomers_come_in_the_order_of_their_index() -> None:
     world = TrainingWorld(3, ("c",))
     view = [WorldMember("b", 5, 0.0), WorldMember("a", 2, 0.0), WorldMember("c", 9, 0.0)]
-    decision = compute_world(world, view, 1.0, silence=SILENCE, smallest=1)
+    decision = compute_world(world, view, 1.0, silence_seconds=SILENCE, min_members=1)
     assert decision.value == TrainingWorld(4, ("c", "a", "b"))
     assert decision.reason == "2 joined, 0 left"
 
 
 def test_nobody_steps_in_a_world_that_is_too_small() -> None:
-    decision = compute_world(TrainingWorld(3, ("a", "b")), [WorldMember("a", 0, 0.0)], 1.0, silence=SILENCE, smallest=2)
+    decision = compute_world(
+        TrainingWorld(3, ("a", "b")), [WorldMember("a", 0, 0.0)], 1.0, silence_seconds=SILENCE, min_members=2
+    )
     assert decision.value == TrainingWorld(4, ())
     assert decision.reason == "1 of at least 2 workers are there"
-    assert compute_world(decision.value, [], 2.0, silence=SILENCE, smallest=2).value is decision.value
+    assert compute_world(decision.value, [], 2.0, silence_seconds=SILENCE, min_members=2).value is decision.value
 
 
 def test_who_is_not_in_the_world_has_no_rank() -> None:

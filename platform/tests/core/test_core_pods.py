@@ -110,15 +110,17 @@ def test_crashes_wait_longer_each_time_and_end_the_job_at_last() -> None:
 @pytest.mark.parametrize("cause", list(TerminationCause))
 def test_a_worker_that_exits_before_it_was_told_to_is_told_apart(cause: TerminationCause) -> None:
     ended = PodStatus("u", Role.WORKER, 0, PodPhase.SUCCEEDED, 0, cause=cause)
-    assert classify_status(ended, told=False) is (PodObservation.EXIT_0 if cause else PodObservation.EXIT_EARLY)
-    assert classify_status(ended, told=True) is PodObservation.EXIT_0
+    assert classify_status(ended, leaving_expected=False) is (
+        PodObservation.EXIT_0 if cause else PodObservation.EXIT_EARLY
+    )
+    assert classify_status(ended, leaving_expected=True) is PodObservation.EXIT_0
 
 
 @given(st.sampled_from(PodState), st.booleans(), st.booleans(), st.booleans())
 def test_what_somebody_wanted_is_laid_to_nothing(
     ended: PodState, wanted: bool, working: bool, in_minibatch: bool
 ) -> None:
-    found = assign_blame(ended, wanted=wanted, working=working, in_minibatch=in_minibatch)
+    found = assign_blame(ended, is_explained=wanted, is_working=working, in_minibatch=in_minibatch)
     if wanted or not working or ended not in (PodState.KILLED, PodState.EXITED):
         assert found is EndBlame.NOTHING
     else:

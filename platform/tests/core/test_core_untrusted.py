@@ -35,7 +35,7 @@ def test_what_would_fail_later_is_refused_at_once(text: bytes, why: str) -> None
 
 
 def test_numbers_that_are_not_finite_become_none_where_they_may_be() -> None:
-    assert decode_json(b'{"a": [NaN, -Infinity, 1e999, 1]}', not_finite=True) == {"a": [None, None, None, 1]}
+    assert decode_json(b'{"a": [NaN, -Infinity, 1e999, 1]}', nonfinite_as_none=True) == {"a": [None, None, None, 1]}
 
 
 @given(st.recursive(st.none() | st.booleans() | st.text() | st.integers(-(2**63) + 1, 2**63 - 1), st.lists))

@@ -164,4 +164,4 @@ def test_impossible_logs_are_bad_input(tmp_path: Path, options: tuple[object, ..
 def test_a_set_that_says_nothing_of_itself_has_no_about(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["iris", str(tmp_path)]).exit_code == 0
     assert not (tmp_path / "about.json").exists()
-    assert not sample_datasets.make_iris_dataset(held_back=0.2, seed=0).about
+    assert not sample_datasets.make_iris_dataset(validation_share=0.2, seed=0).about

@@ -100,7 +100,7 @@ def test_records_are_what_the_mnist_zoo_expects(tmp_path: Path) -> None:
     import tensorflow as tf
 
     run("mnist", tmp_path, "--source", "digits", "--records", 50)
-    data = sample_datasets.make_mnist_dataset("digits", held_back=0.2, records=50, seed=0).training
+    data = sample_datasets.make_mnist_dataset("digits", validation_share=0.2, records=50, seed=0).training
     assert isinstance(data, DigitTable)
     shape = {"image": tf.io.FixedLenFeature([28, 28], tf.float32), "label": tf.io.FixedLenFeature([1], tf.int64)}
     parsed = tf.io.parse_example(records(tmp_path / "train"), shape)
@@ -171,7 +171,7 @@ def test_a_failure_leaves_no_half_directory(tmp_path: Path) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    data = sample_datasets.make_iris_dataset(held_back=0.2, seed=0)
+    data = sample_datasets.make_iris_dataset(validation_share=0.2, seed=0)
     with pytest.raises(StorageError, match="No space left"):
         dataset_writer.write_dataset(data, tmp_path / "out", dataset_writer.DatasetLayout(), full)
     assert list((tmp_path / "out").iterdir()) == []
@@ -190,7 +190,7 @@ def test_impossible_wishes_are_bad_input(tmp_path: Path, arguments: tuple[str, .
 def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     some = DigitImages(np.zeros((6, 28, 28), np.uint8), np.arange(6))
     monkeypatch.setattr(sample_datasets, "load_mnist", lambda: (some, some.take(np.arange(2))))
-    data = sample_datasets.make_mnist_dataset("auto", held_back=0.2, records=None, seed=0)
+    data = sample_datasets.make_mnist_dataset("auto", validation_share=0.2, records=None, seed=0)
     assert data.origin == "MNIST, through keras.datasets"
     assert (len(data.training), len(data.validation)) == (6, 2)
 
@@ -198,11 +198,11 @@ def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setattr(sample_datasets, "_MNIST_URL", "http://127.0.0.1:1/sample_datasets.npz")
-    data = sample_datasets.make_mnist_dataset("auto", held_back=0.2, records=None, seed=0)
+    data = sample_datasets.make_mnist_dataset("auto", validation_share=0.2, records=None, seed=0)
     assert "MNIST is not available: the network failed" in data.origin
     assert isinstance(data.training, DigitTable)
     with pytest.raises(MnistUnavailableError, match="--source digits"):
-        sample_datasets.make_mnist_dataset("keras", held_back=0.2, records=None, seed=0)
+        sample_datasets.make_mnist_dataset("keras", validation_share=0.2, records=None, seed=0)
 
 
 def test_a_keras_that_fails_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
 
 
 def test_iris_classes_fit_their_flowers() -> None:
-    training = sample_datasets.make_iris_dataset(held_back=0.2, seed=3).training
+    training = sample_datasets.make_iris_dataset(validation_share=0.2, seed=3).training
     assert isinstance(training, IrisTable)
     petals = {
         kind: [row[2] for row, k in zip(training.lengths, training.classes, strict=True) if k == kind]

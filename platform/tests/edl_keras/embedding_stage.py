@@ -39,7 +39,12 @@ def module_of(model: Any, loss: Any = squared) -> ModelModule:
 
 def network_of(model: Any, sample: Any = None, threshold: int = SERVE_ALL) -> KerasNetwork:
     return KerasNetwork.build(
-        module_of(model), seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample
+        module_of(model),
+        seed=7,
+        embedding_threshold=threshold,
+        ps_of_variable=lambda name: 0,
+        ps_count=1,
+        sample=sample,
     )
 
 

@@ -67,7 +67,7 @@ def module_of(model: Any, loss: Any = square, metrics: Any = dict) -> ModelModul
 
 def served(module: ModelModule) -> tuple[Step, Step]:
     network = KerasNetwork.build(
-        module, seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES
+        module, seed=7, embedding_threshold=1 << 40, ps_of_variable=lambda _: 0, ps_count=1, sample=FEATURES
     )
     slab = network.initial()
     return (
@@ -194,7 +194,12 @@ def test_a_loss_that_gives_a_value_for_each_output_or_weighs_records_itself_is_h
         return tf.reduce_mean(square(labels[:, None], predictions) * weights)
 
     network = KerasNetwork.build(
-        module_of(dense, weighted), seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES
+        module_of(dense, weighted),
+        seed=7,
+        embedding_threshold=1 << 40,
+        ps_of_variable=lambda _: 0,
+        ps_count=1,
+        sample=FEATURES,
     )
     with pytest.raises(BadInputError, match="before it averages them"):
         network.train(network.initial(), {}, FEATURES, FLAT, np.ones(4, np.float32))

@@ -83,5 +83,7 @@ def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
 
 def test_parameter_servers_apply_none_and_say_where_they_are_applied(user: Any) -> None:
     with pytest.raises(BadInputError, match=r"UnitNorm of '.*' cannot be applied by the parameter servers") as caught:
-        KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+        KerasNetwork.build(
+            user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
+        )
     assert "strategy: {name: Local}" in str(caught.value.hint)

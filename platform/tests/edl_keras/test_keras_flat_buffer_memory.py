@@ -82,7 +82,9 @@ def network() -> tuple[KerasNetwork, Keeper]:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return KerasNetwork.build(module, seed=0, embedding_threshold=1 << 40, part=lambda _: 0, parts=1), layer
+    return KerasNetwork.build(
+        module, seed=0, embedding_threshold=1 << 40, ps_of_variable=lambda _: 0, ps_count=1
+    ), layer
 
 
 def test_gradients_and_what_a_model_keeps_stay_as_they_were() -> None:

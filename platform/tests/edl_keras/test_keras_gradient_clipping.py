@@ -51,7 +51,7 @@ def network(optimizer: Any, threshold: int) -> KerasNetwork:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return KerasNetwork.build(module, seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1)
+    return KerasNetwork.build(module, seed=7, embedding_threshold=threshold, ps_of_variable=lambda name: 0, ps_count=1)
 
 
 def by_name(built: KerasNetwork, slab: Any) -> dict[str, Any]:

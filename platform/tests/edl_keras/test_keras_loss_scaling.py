@@ -51,7 +51,9 @@ def module(folder: Path, optimizer: str, loss: float = 1.0, **params: Any) -> An
 
 
 def served(user: Any) -> KerasNetwork:
-    return KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+    return KerasNetwork.build(
+        user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
+    )
 
 
 def local(user: Any) -> LocalModel:

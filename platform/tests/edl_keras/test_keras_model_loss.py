@@ -321,7 +321,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
     metrics = "\ndef weighted_metrics_fn():\n    return {'kind': ['accuracy'], 'number': ['mae']}\n"
     module = load(tmp_path, text + metrics)
     network = KerasNetwork.build(
-        module, seed=0, embedding_threshold=1 << 30, part=lambda name: 0, parts=1, sample=X[:1]
+        module, seed=0, embedding_threshold=1 << 30, ps_of_variable=lambda name: 0, ps_count=1, sample=X[:1]
     )
     slab = network.initial()
     parts = (X, TWO) if weights is None else (X, TWO, weights)

@@ -57,8 +57,8 @@ def build(module: ModelModule, sample: Any = None, threshold: int = 1 << 40, par
         module,
         seed=7,
         embedding_threshold=threshold,
-        part=lambda name: sum(name.encode()) % parts,
-        parts=parts,
+        ps_of_variable=lambda name: sum(name.encode()) % parts,
+        ps_count=parts,
         sample=sample,
     )
 
@@ -133,7 +133,13 @@ def test_workers_draw_other_random_numbers_and_begin_with_equal_values() -> None
 
     def steps(worker: int) -> tuple[Any, list[float]]:
         network = KerasNetwork.build(
-            module, seed=7, embedding_threshold=1 << 40, part=lambda name: 0, parts=1, sample=IMAGES, worker=worker
+            module,
+            seed=7,
+            embedding_threshold=1 << 40,
+            ps_of_variable=lambda name: 0,
+            ps_count=1,
+            sample=IMAGES,
+            worker_index=worker,
         )
         return network.initial(), [network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)]
 

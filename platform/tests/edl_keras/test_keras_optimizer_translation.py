@@ -253,7 +253,7 @@ def network(optimizer: Any, parts: int) -> KerasNetwork:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return KerasNetwork.build(module, seed=7, embedding_threshold=1, part=lambda name: 0, parts=parts)
+    return KerasNetwork.build(module, seed=7, embedding_threshold=1, ps_of_variable=lambda name: 0, ps_count=parts)
 
 
 def test_a_network_knows_which_of_its_variables_and_tables_do_not_decay() -> None:
@@ -317,7 +317,7 @@ def test_what_a_callback_does_before_a_step_counts_in_that_step(tmp_path: Path) 
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 3.0 + epoch)
     model, optimizer = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
     rate = translate_optimizer(optimizer).learning_rate
-    watcher = KerasCallbacks([scheduler, Halving()], model, optimizer, tmp_path, check=lambda found: None)
+    watcher = KerasCallbacks([scheduler, Halving()], model, optimizer, tmp_path, check_monitors=lambda found: None)
     watcher.begin_epoch(0)
     assert rate(0) == pytest.approx(3.0)
     for step in range(3):

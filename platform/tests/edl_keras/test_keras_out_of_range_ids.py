@@ -55,7 +55,7 @@ def network_of(model: Any, threshold: int, sample: Any = None) -> KerasNetwork:
         feed=lambda dataset, mode, metadata: dataset,
     )
     return KerasNetwork.build(
-        module, seed=1, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample
+        module, seed=1, embedding_threshold=threshold, ps_of_variable=lambda name: 0, ps_count=1, sample=sample
     )
 
 

@@ -57,7 +57,7 @@ def module(folder: Path, **params: Any) -> Any:
 
 
 def served(user: Any) -> KerasNetwork:
-    return KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1)
+    return KerasNetwork.build(user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,11 @@ def test_what_edl_itself_gives_a_model_is_not_the_users(tmp_path: Path) -> None:
     user = module(tmp_path, source)
     first = user.model()
     make_callbacks(
-        lambda: [keras.callbacks.Callback()], first, keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None
+        lambda: [keras.callbacks.Callback()],
+        first,
+        keras.optimizers.SGD(0.1),
+        tmp_path,
+        check_monitors=lambda found: None,
     )
     assert user.model() is first
 
@@ -189,7 +193,7 @@ def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> N
     local = LocalModel(user, seed=1, sample=FEATURES)
     loss, _ = local.train(FEATURES, labels, keep_if_not_finite=False)
     served = KerasNetwork.build(
-        user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES
+        user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
     )
     assert served.train(served.initial(), {}, FEATURES, labels).loss == pytest.approx(loss)
 

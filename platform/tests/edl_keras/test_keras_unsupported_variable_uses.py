@@ -39,7 +39,9 @@ def module_of(model: Any, optimizer: Any) -> ModelModule:
 def trained(model: Any, features: Any = NUMBERS, optimizer: Any = None) -> tuple[KerasNetwork, StepResult]:
     """A step of the model; its Embeddings are served."""
     module = module_of(model, optimizer or keras.optimizers.SGD(0.1))
-    network = KerasNetwork.build(module, seed=1, embedding_threshold=1, part=lambda name: 0, parts=1, sample=features)
+    network = KerasNetwork.build(
+        module, seed=1, embedding_threshold=1, ps_of_variable=lambda name: 0, ps_count=1, sample=features
+    )
     ids = network.ids(features)
     tables = {t.name: (ids[t.name], initial_rows(t.initializer, t.seed, ids[t.name], t.dim)) for t in network.tables}
     return network, network.train(network.initial(), tables, features, LABELS)

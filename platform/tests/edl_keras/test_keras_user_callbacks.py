@@ -72,7 +72,13 @@ def watch(
 ) -> Any:
     model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
     return make_callbacks(
-        lambda: [callback], model, optimizer, folder, local=local, worker=worker, check=lambda found: None
+        lambda: [callback],
+        model,
+        optimizer,
+        folder,
+        trains_locally=local,
+        worker_index=worker,
+        check_monitors=lambda found: None,
     )
 
 
@@ -140,7 +146,7 @@ def test_what_needs_the_trained_weights_is_refused_where_parameter_servers_have_
         watch(make(), tmp_path)
     assert "initial weights" in caught.value.message
     assert instead in str(caught.value.hint)
-    refuse_unsupported_callbacks([make()], local=True)  # does not raise
+    refuse_unsupported_callbacks([make()], trains_locally=True)  # does not raise
 
 
 def test_nested_callbacks_are_looked_at_too(tmp_path: Path) -> None:
@@ -389,9 +395,9 @@ def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any)
         dense(),
         keras.optimizers.SGD(0.1),
         tmp_path,
-        local=local,
-        check=lambda found: None,
-        params=lambda: params,
+        trains_locally=local,
+        check_monitors=lambda found: None,
+        make_params=lambda: params,
     )
     assert made.params == params
 
@@ -400,7 +406,12 @@ def test_a_progress_bar_counts_global_steps_and_has_no_end(tmp_path: Path) -> No
     bar = CALLBACKS.ProgbarLogger()
     params = {"verbose": 1, "epochs": 3, "steps": 20}
     make_callbacks(
-        lambda: [bar], dense(), keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None, params=lambda: params
+        lambda: [bar],
+        dense(),
+        keras.optimizers.SGD(0.1),
+        tmp_path,
+        check_monitors=lambda found: None,
+        make_params=lambda: params,
     )
     assert (bar.epochs, bar.target, bar.verbose) == (3, None, 1)
 
@@ -447,4 +458,4 @@ def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog
 
 def test_without_callbacks_nothing_is_watched(tmp_path: Path) -> None:
     for make in (None, list, lambda: None):
-        assert type(make_callbacks(make, None, None, tmp_path, check=lambda found: None)) is NoCallbacks
+        assert type(make_callbacks(make, None, None, tmp_path, check_monitors=lambda found: None)) is NoCallbacks

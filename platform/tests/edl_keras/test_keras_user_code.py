@@ -45,7 +45,7 @@ def throw(error: Exception) -> None:
 
 
 def raised(zoo: Path, error: Exception, *, of: Callable[..., Any] | None = None, by: Any = throw) -> UserCodeError:
-    with pytest.raises(UserCodeError) as caught, user_code(zoo, "feed()", of=of):
+    with pytest.raises(UserCodeError) as caught, user_code(zoo, "feed()", function=of):
         by(error)
     return caught.value
 

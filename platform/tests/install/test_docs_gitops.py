@@ -82,7 +82,7 @@ def test_the_job_in_them_can_run_on_a_cluster(release: Manifest, tmp_path: Path)
     job = {key: value for key, value in values_of(release).items() if key in known}
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps({"apiVersion": "edl.dev/v1", "name": release["metadata"]["name"], **job}))
-    assert load_job_file(file, required=("training",), demands=find_spec_problems).workers.max == 4
+    assert load_job_file(file, required_datasets=("training",), extra_rules=find_spec_problems).workers.max == 4
 
 
 def test_nothing_in_them_makes_a_job_run_again(release: Manifest) -> None:

@@ -85,7 +85,7 @@ def test_commands_and_options_that_the_page_names_exist():
 
 def test_the_translated_command_is_a_job_file_for_a_cluster(tmp_path):
     (tmp_path / "job.yaml").write_text(re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
-    spec = load_job_file(tmp_path / "job.yaml", required=("training",), demands=find_spec_problems)
+    spec = load_job_file(tmp_path / "job.yaml", required_datasets=("training",), extra_rules=find_spec_problems)
     flags = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert set(re.findall(r"--\w+", flags)) <= set(FLAGS)
     given = dict(re.findall(r"--(\w+)=(\d+)\b", flags))

@@ -95,19 +95,19 @@ def test_wrong_override(job: Path, setting: str, field: str, keys: tuple[str, ..
 
 
 def test_what_a_command_needs(job: Path) -> None:
-    assert load_job_file(job, required=["training"])
+    assert load_job_file(job, required_datasets=["training"])
     with pytest.raises(SpecError, match=r"job.yaml:3: data.prediction: is missing"):
-        load_job_file(job, required=["prediction"])
-    assert load_job_file(job, ["data={prediction: a}"], required=["prediction"]).data.training == ()
+        load_job_file(job, required_datasets=["prediction"])
+    assert load_job_file(job, ["data={prediction: a}"], required_datasets=["prediction"]).data.training == ()
     assert load_job_file(job, ["data={prediction: a}"]).data.training == ()
 
 
 def test_what_only_training_demands_is_not_asked_of_a_job_that_predicts(job: Path) -> None:
     settings = ["data.prediction=a", "strategy={mode: sync, grads_to_wait: 2}", "workers.max=1"]
-    assert load_job_file(job, settings, required=["prediction"])
+    assert load_job_file(job, settings, required_datasets=["prediction"])
     for required in ([], ["training"], ["training", "prediction"]):
         with pytest.raises(SpecError, match="grads_to_wait"):
-            load_job_file(job, settings, required=required)
+            load_job_file(job, settings, required_datasets=required)
 
 
 def counted(workers: int) -> NumberOption:
@@ -115,33 +115,35 @@ def counted(workers: int) -> NumberOption:
 
 
 def test_a_count_takes_the_place_of_what_file_and_settings_say(job: Path) -> None:
-    spec = load_job_file(job, ["workers={min: 3, max: 9}"], counts=[counted(4)])
+    spec = load_job_file(job, ["workers={min: 3, max: 9}"], number_options=[counted(4)])
     assert (spec.workers.min, spec.workers.max) == (3, 4)
-    spec = load_job_file(job, ["workers={min: 3, max: 9}"], counts=[counted(2), NumberOption("--ps 5", "ps.count", 5)])
+    spec = load_job_file(
+        job, ["workers={min: 3, max: 9}"], number_options=[counted(2), NumberOption("--ps 5", "ps.count", 5)]
+    )
     assert (spec.workers.min, spec.workers.max, spec.ps.count) == (2, 2, 5)
-    assert load_job_file(job, counts=[counted(1)]).workers.min == 1
+    assert load_job_file(job, number_options=[counted(1)]).workers.min == 1
 
 
 def test_fields_are_held_to_each_other_with_the_counts_of_the_command_line(job: Path) -> None:
     sync = "strategy={mode: sync, grads_to_wait: 3}"
-    assert load_job_file(job, [sync], counts=[counted(3)]).strategy.grads_to_wait == 3
-    assert load_job_file(job, ["workers.min=3"], counts=[counted(4)]).workers.min == 3
+    assert load_job_file(job, [sync], number_options=[counted(3)]).strategy.grads_to_wait == 3
+    assert load_job_file(job, ["workers.min=3"], number_options=[counted(4)]).workers.min == 3
     with pytest.raises(SpecError) as caught:
-        load_job_file(job, [sync], counts=[counted(2)])
+        load_job_file(job, [sync], number_options=[counted(2)])
     assert str(caught.value).startswith(f"--set {sync}: strategy.grads_to_wait: ")
     assert not unsaid(str(caught.value), "found 3", "workers.max is 2", "at most 2", "--workers 2")
 
 
 def test_a_count_out_of_bounds_is_blamed_on_its_option(job: Path) -> None:
     with pytest.raises(SpecError, match=r"^--workers 0: workers\.max: found 0"):
-        load_job_file(job, counts=[counted(0)])
+        load_job_file(job, number_options=[counted(0)])
     with pytest.raises(SpecError, match=r"^--ps 0: ps\.count: found 0"):
-        load_job_file(job, counts=[NumberOption("--ps 0", "ps.count", 0)])
+        load_job_file(job, number_options=[NumberOption("--ps 0", "ps.count", 0)])
 
 
 def test_a_minimum_that_is_no_number_is_a_mistake_of_its_own(job: Path) -> None:
     with pytest.raises(SpecError, match=r"^--set workers\.min=many: workers\.min: found 'many'"):
-        load_job_file(job, ["workers.min=many"], counts=[counted(3)])
+        load_job_file(job, ["workers.min=many"], number_options=[counted(3)])
 
 
 @pytest.mark.parametrize("source", ["file", "--set workers.max=2"])

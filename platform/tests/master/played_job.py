@@ -57,7 +57,7 @@ class PlayedServer:
 
     def __init__(self, job: PlayedJob, pod: PodStatus) -> None:
         self.uid, self.index = pod.uid, pod.index
-        self.server = ParameterServer(pod.index, ShardWriter(pod.index), patience=0.2)
+        self.server = ParameterServer(pod.index, ShardWriter(pod.index), push_timeout=0.2)
         address = f"unix:{job.folder}/{pod.uid[-6:]}"
         register = partial(add_PsControlServicer_to_server, PsControlService(self.server, pod.uid))
         self._control = start_control_server(register, address, TOKEN, 4)
@@ -114,7 +114,7 @@ class PlayedWorker:
                 self._job.cluster.kill(self.uid, 1)
 
     def _ask(self, method: Any, request: Any) -> Any:
-        return self._channel.call(method, request, deadline=10.0, retry=RetryPolicy(within=LONG))
+        return self._channel.call(method, request, timeout=10.0, retry=RetryPolicy(within=LONG))
 
     def _place(self) -> None:
         """Learn where the PS are, once all of them are there."""

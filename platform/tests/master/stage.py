@@ -126,8 +126,8 @@ class Parts:
             state,
             self.journal,  # type: ignore[arg-type]
             pods=self.pods,
-            ps=self.ps,
-            tell=self.told,
+            ps_client=self.ps,
+            emit_event=self.told,
             clock=clock,
         )
 

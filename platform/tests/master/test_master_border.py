@@ -68,7 +68,7 @@ def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: ControlCha
         for path, _, value, request in messages_with(method.request, base):
             if path == "wait_seconds" and value == 1e308:
                 continue  # it is answered after LONGEST_WAIT
-            refused = refusal_of(lambda request=request: channel.call(method, request, deadline=20.0))
+            refused = refusal_of(lambda request=request: channel.call(method, request, timeout=20.0))
             assert refused in (None, "bad", "retryable"), f"{path} = {value!r:.60}"
             assert stage.shell.failure is None, f"{path} = {value!r:.60}"
     for entry in stage.parts.journal.entries:
@@ -109,9 +109,9 @@ def test_callbacks_that_no_journal_can_hold_are_refused(
 ) -> None:
     request = pb.RegisterRequest(member=WORKER, ready=True, callbacks=callbacks)
     with pytest.raises(PeerRefusedError, match="callbacks cannot be read"):
-        channel.call(MasterMethods.Register, request, deadline=20.0)
+        channel.call(MasterMethods.Register, request, timeout=20.0)
     assert stage.shell.failure is None
-    assert channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=20.0).placement.ps
+    assert channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=20.0).placement.ps
 
 
 def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_place(
@@ -130,17 +130,17 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
             figures=pb.PsFigures(entered=1),
             leaving=number % 2 == 0,
         )
-        return refusal_of(lambda: channel.call(MasterMethods.Register, said, deadline=20.0))
+        return refusal_of(lambda: channel.call(MasterMethods.Register, said, timeout=20.0))
 
     with ThreadPoolExecutor(32) as strangers:
         told = [strangers.submit(stranger, number) for number in range(1000)]
         for _ in range(20):
-            channel.call(MasterMethods.Progress, pb.ProgressRequest(member=WORKER), deadline=5.0)
-            channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=5.0)
+            channel.call(MasterMethods.Progress, pb.ProgressRequest(member=WORKER), timeout=5.0)
+            channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=5.0)
         assert {each.result() for each in told} == {"retryable"}
     assert sum(thread.name.startswith("control_") for thread in threading.enumerate()) <= THREADS
     assert (
-        channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), deadline=1.0).placement.ps[0].uid
+        channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=1.0).placement.ps[0].uid
         == "ps-0"
     )
     assert set(stage.servers.links) == {"ps-0"}

@@ -289,7 +289,7 @@ def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed
     said: list[str] = []
     for method, path, value, request in whole[:count]:
         said.append(f"{method.name}.{path} = {value!r:.60}")
-        refused = refusal_of(lambda method=method, request=request: channel.call(method, request, deadline=30.0))
+        refused = refusal_of(lambda method=method, request=request: channel.call(method, request, timeout=30.0))
         assert refused in (None, "bad", "retryable"), (refused, said)
         assert relay.job.shell.failure is None, said
         if chance.random() < 0.2:

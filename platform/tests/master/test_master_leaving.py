@@ -41,7 +41,7 @@ def test_what_was_decided_in_the_last_moment_is_not_started_any_more() -> None:
     pods.do(StartPod(Role.WORKER, 0))
     pods.do(DeletePod(uid, 0.0))
     failures: list[Exception] = []
-    pods.start(lambda event: None, failures.append, leaves=lambda: True)
+    pods.start(lambda event: None, failures.append, is_leaving=lambda: True)
     assert served.wait(LONG)
     pods.close()
     assert (cluster.pods(), failures) == ([], [])

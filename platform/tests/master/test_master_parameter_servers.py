@@ -69,7 +69,7 @@ def ps() -> Iterator[tuple[PlayedPs, str]]:
 
 def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG) -> PsControlClient:
     checkpoints = CheckpointCoordinator(folder, 2, set)
-    servers = PsControlClient(TOKEN, INCARNATION, count, checkpoints, patience=patience)
+    servers = PsControlClient(TOKEN, INCARNATION, count, checkpoints, answer_timeout=patience)
     servers.start(core.events.put, core.failures.put)
     return servers
 

@@ -211,7 +211,7 @@ def test_a_ps_that_is_lost_while_nobody_pushes_gets_the_model_too() -> None:
 
 
 def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_process, "PsControlClient", partial(PsControlClient, patience=0.0))
+    monkeypatch.setattr(master_process, "PsControlClient", partial(PsControlClient, answer_timeout=0.0))
     # Where it falls silent while a checkpoint is saved, that is given up and tried again, and only then it is asked.
     monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(within=0.2))
     monkeypatch.setattr(snapshots, "RETRY_SAVING_SECONDS", 0.2)

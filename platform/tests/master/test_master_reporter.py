@@ -286,7 +286,7 @@ def test_records_that_are_planned_leased_returned_or_done_are_not_lost(stage: St
 
 def test_what_is_put_aside_is_skipped_and_not_lost(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.state.training.give_back(lease.lease, 1, quarantine=2)  # type: ignore[union-attr]
+    stage.shell.state.training.give_back(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
     summary = stage.reporter.summary()
     assert (summary.records_lost, summary.records_skipped) == (0, 2)
 
@@ -317,6 +317,6 @@ def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stag
     assert again.overall_rate == 100.0
     again.observe(time.monotonic(), 500)
     assert again.overall_rate == 100.0, "no record was done since"
-    assert restore_throughput(stage.run, began=120.0).overall_rate == 0.0
+    assert restore_throughput(stage.run, run_start=120.0).overall_rate == 0.0
     stage.run.status.write_text("{")
     assert restore_throughput(stage.run, find_run_start(stage.run)).overall_rate == 0.0

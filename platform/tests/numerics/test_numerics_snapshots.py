@@ -169,7 +169,7 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
 
 
 def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_path):
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory("native"))
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory("native"))
     server.attach(MasterAttachment(1, 0))
     server.declare(ModelDeclaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
     assert server.snapshot(1, 1, tmp_path, pin=True) == server.snapshot(1, 1, tmp_path, pin=True)

@@ -40,7 +40,7 @@ def test_the_jobs_of_one_namespace_or_all() -> None:
     put_job(cluster, "a")
     put_job(cluster, "a", namespace="other")
     assert [(job.namespace, job.name) for job in list_jobs(cluster)] == [("team", "a"), ("team", "b")]
-    assert len(list_jobs(cluster, everywhere=True)) == 3
+    assert len(list_jobs(cluster, all_namespaces=True)) == 3
 
 
 def test_pages_of_another_version_hide_nothing_else() -> None:

@@ -123,10 +123,12 @@ class Ps:
         checkpoints: Path | None,
     ) -> None:
         self.index = index
-        self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience, strategy=strategy)
+        self.server = ParameterServer(index, writer or ShardWriter(index), push_timeout=patience, strategy=strategy)
         self._stack = stack
         plane = BulkRequestHandler(self.server)
-        self.bulk = BulkServer(f"unix:{folder}/{index}.blk", TOKEN, plane, max_body=1 << 26, parted=plane.parted)
+        self.bulk = BulkServer(
+            f"unix:{folder}/{index}.blk", TOKEN, plane, max_body_bytes=1 << 26, on_disconnect=plane.parted
+        )
         self.bulk.start()
         stack.callback(self.bulk.stop)
         stack.callback(self.server.close)
@@ -142,18 +144,18 @@ class Ps:
 
     def attach(self, incarnation: int = INCARNATION, **fields: object) -> pb.AttachReply:
         request = pb.AttachRequest(incarnation=incarnation, **fields)  # type: ignore[arg-type]
-        return self.channel.call(PsControlMethods.Attach, request, deadline=10)
+        return self.channel.call(PsControlMethods.Attach, request, timeout=10)
 
     def revoke(self, *leases: int, floor: int = 0, incarnation: int = INCARNATION) -> dict[int, int]:
         request = pb.RevokeRequest(incarnation=incarnation, leases=leases, floor=floor)
-        return steps(self.channel.call(PsControlMethods.Revoke, request, deadline=10).applied)
+        return steps(self.channel.call(PsControlMethods.Revoke, request, timeout=10).applied)
 
     def prepare(self, cut: int, incarnation: int = INCARNATION) -> None:
-        self.channel.call(PsControlMethods.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), timeout=10)
 
     def hold(self, cut: int) -> dict[int, int]:
         request = pb.HoldRequest(incarnation=INCARNATION, cut=cut)
-        return steps(self.channel.call(PsControlMethods.Hold, request, deadline=10).applied)
+        return steps(self.channel.call(PsControlMethods.Hold, request, timeout=10).applied)
 
     def snapshot(
         self,
@@ -172,13 +174,13 @@ class Ps:
             floor=floor,
             within=[pb.LeaseStep(lease=lease, through=through) for lease, through in (within or {}).items()],
         )
-        return self.channel.call(PsControlMethods.Snapshot, request, deadline=10)
+        return self.channel.call(PsControlMethods.Snapshot, request, timeout=10)
 
     def saved(self, cut: int) -> pb.SavedReply:
-        return self.channel.call(PsControlMethods.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        return self.channel.call(PsControlMethods.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), timeout=10)
 
     def release(self, cut: int) -> None:
-        self.channel.call(PsControlMethods.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), timeout=10)
 
     @staticmethod
     def checkpoint(servers: Sequence[Ps], cut: int, folder: Path) -> Path:
@@ -193,7 +195,7 @@ class Ps:
         return directory
 
     def unpin(self, cut: int) -> None:
-        self.channel.call(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControlMethods.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), timeout=10)
 
 
 def steps(applied: Iterable[pb.LeaseStep]) -> dict[int, int]:

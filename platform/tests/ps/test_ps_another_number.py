@@ -56,7 +56,7 @@ class Fleet:
         assert isinstance(manifest, CheckpointManifest)
         assert len(manifest.shards) == len(self.servers)
         contents = read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
-        found = checkpoint_export.export_columns(contents, slots=True)
+        found = checkpoint_export.export_columns(contents, include_slots=True)
         return {column.name: b"".join(piece.tobytes() for piece in column.iter_pieces()) for column in found}
 
     def _owned(self, index: int) -> Sequence[str]:

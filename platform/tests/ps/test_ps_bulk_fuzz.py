@@ -209,7 +209,7 @@ class Plane:
 
 
 def plane(store: str) -> Plane:
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(store), patience=0.0)
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(store), push_timeout=0.0)
     server.attach(MasterAttachment(1, 0, slots=[0] * 256))
     return Plane(server, BulkRequestHandler(server), store)
 

@@ -58,7 +58,7 @@ def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
     cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
     cuts.let_in(2, {7: 1})
-    cuts.taken(2, "copy", pin=False, keep=True)
+    cuts.taken(2, "copy", pin=False, keep_paused=True)
     cuts.hold(2, 101.0)
     assert not cuts.expire_pause(100.0 + 100 * MAX_PAUSE_SECONDS), "the successor of a server may have to wait for room"
     assert [cuts.keeps_out(7, step) for step in (0, 1)] == [False, True]
@@ -71,7 +71,7 @@ def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
 def test_what_comes_after_a_kept_cut_is_not_kept():
     cuts: CutState[str] = CutState()
     cuts.hold(2, 100.0)
-    cuts.taken(2, "copy", pin=False, keep=True)
+    cuts.taken(2, "copy", pin=False, keep_paused=True)
     cuts.release(2)
     cuts.hold(3, 101.0)
     assert cuts.expire_pause(101.0 + MAX_PAUSE_SECONDS)
@@ -227,7 +227,7 @@ def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
     ps.hold(1)
     ps.server.close()
     with pytest.raises(PeerRefusedError, match="this PS ends") as caught:
-        ps.server.snapshot(1, 1, None, pin=False, within={LEASE: 1})
+        ps.server.snapshot(1, 1, None, pin=False, included_steps={LEASE: 1})
     assert caught.value.kind == "busy"
 
 

@@ -55,7 +55,7 @@ def push(**ids: range) -> PushGradients:
 @pytest.fixture(params=HERE)
 def server(request: pytest.FixtureRequest) -> ParameterServer:
     """A server that holds DECLARED."""
-    made = ParameterServer(0, ShardWriter(0), stores=StoreFactory(request.param), patience=0.0)
+    made = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(request.param), push_timeout=0.0)
     made.attach(MasterAttachment(1, 0))
     made.declare(DECLARED, np.zeros(2, np.float32))
     return made
@@ -70,7 +70,7 @@ def sent(server: ParameterServer, step: int, gradients: PushGradients) -> Admiss
 
 
 def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
     server.attach(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(numpy_table.NumpyTable, "__init__", none_left)
@@ -87,7 +87,7 @@ def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monk
 
 
 def test_dense_values_that_cannot_be_held_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
     server.attach(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(FlatParameters, "__init__", none_left)
@@ -101,7 +101,7 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
     fails_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``fails_after``: of its arrays that have grown: ids, values, steps and slots."""
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE))
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
     server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
     left, extended = iter(range(fails_after)), numpy_table._copy_extended
@@ -197,7 +197,7 @@ def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where no table is at fault, the refusal says how large the request was."""
-    server = ParameterServer(0, ShardWriter(0), stores=StoreFactory(NUMPY_STORE), strategy=Strategy(mode="sync"))
+    server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE), strategy=Strategy(mode="sync"))
     server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
     monkeypatch.setattr(f"edl.ps.sync_updates.{merge_gradients.__name__}", none_left)

@@ -76,10 +76,10 @@ class Target:
         self.cut += 1
         said: dict[str, Any] = {"incarnation": self.incarnation, "cut": self.cut}
         channel = self.ps.channel
-        applied = channel.call(PsControlMethods.Hold, pb.HoldRequest(**said), deadline=20).applied
+        applied = channel.call(PsControlMethods.Hold, pb.HoldRequest(**said), timeout=20).applied
         assert {step.lease: step.through for step in applied}[lease] == 1
         request = pb.SnapshotRequest(**said, within=[pb.LeaseStep(lease=lease, through=1)])
-        assert not channel.call(PsControlMethods.Snapshot, request, deadline=20).waits
+        assert not channel.call(PsControlMethods.Snapshot, request, timeout=20).waits
         assert len(self.worker.pull()[1]) == 3
 
 
@@ -102,7 +102,7 @@ def test_whatever_a_parameter_server_is_told_it_is_there_for_the_next_master(
         for at, n in numbers[:AT_ONCE]:
             path, _, value, request = horrors[at][n]
             said.append(f"{methods[at].name}.{path} = {value!r:.40}")
-            call = partial(target.ps.channel.call, methods[at], request, deadline=20)
+            call = partial(target.ps.channel.call, methods[at], request, timeout=20)
             assert refusal_of(call) in PERMITTED, said
         del numbers[:AT_ONCE]
         try:

@@ -66,8 +66,8 @@ def keep(
         pb.RegisterRequest(),
         stopping,
         lost_timeout=seconds,
-        figures=lambda: pb.PsFigures(entered=next(told)),
-        heard_of_master=heard,
+        collect_figures=lambda: pb.PsFigures(entered=next(told)),
+        record_incarnation=heard,
         clock=lambda: next(ticks),
     )
 

@@ -43,7 +43,7 @@ HUGE = 1 << 62
     ids=str,
 )
 def test_a_push_of_a_step_that_no_lease_has_is_refused(fields: dict[str, object], says: str) -> None:
-    plane = BulkRequestHandler(ParameterServer(0, ShardWriter(0)), most_steps=64)
+    plane = BulkRequestHandler(ParameterServer(0, ShardWriter(0)), max_lease_steps=64)
     head = pb.Push(lease=LEASE, empty=True)
     head.MergeFrom(pb.Push(**fields))  # type: ignore[arg-type]
     with pytest.raises(PeerRefusedError, match=says):

@@ -74,7 +74,7 @@ def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
 
 
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
-    server = ParameterServer(0, ShardWriter(0), stores=stores(RowRetention(max_rows=3)))
+    server = ParameterServer(0, ShardWriter(0), store_factory=stores(RowRetention(max_rows=3)))
     server.attach(MasterAttachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
     held, slab = server.declaration(), np.empty(2, np.float32)

@@ -82,7 +82,7 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
         server.stop()
     assert (request.member.role, request.member.index, request.pid) == ("ps", 3, process.pid)
     with open_control_channel(request.control_address, TOKEN) as channel:
-        reply = channel.call(PsControlMethods.Attach, pb.AttachRequest(incarnation=1), deadline=10)
+        reply = channel.call(PsControlMethods.Attach, pb.AttachRequest(incarnation=1), timeout=10)
     assert (reply.uid, reply.initialized) == ("run-1-0123456789abcdef", False)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0

@@ -52,7 +52,7 @@ class Stage:
         cls, strategy: Strategy, retention: RowRetention | None = None, tables: tuple[str, ...] = ("a", "b")
     ) -> Stage:
         stores = StoreFactory(NUMPY_STORE, retention=retention or RowRetention())
-        server = ParameterServer(0, ShardWriter(0), stores=stores, strategy=strategy, patience=0.01)
+        server = ParameterServer(0, ShardWriter(0), store_factory=stores, strategy=strategy, push_timeout=0.01)
         server.attach(MasterAttachment(1, 0))
         rows = tuple(TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
         declared = ModelDeclaration((VariableSpec("w", (2,)),), rows, OptimizerSpec("sgd"), "model")

@@ -107,7 +107,7 @@ def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
 )
 def test_threads_are_the_cores_that_a_parameter_server_has(cpu, count, machine, in_pod, share):
     ps = ParameterServerSpec(count=count, resources=ResourceSpec(cpu=cpu))
-    assert table_thread_count(ps, machine, alone=in_pod) == share
+    assert table_thread_count(ps, machine, in_pod=in_pod) == share
 
 
 def test_cores_are_those_that_this_process_may_use():

@@ -58,7 +58,7 @@ def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, 
     contents = read_checkpoint_contents(paths)
     checkpoint_export.write_export(
         file,
-        checkpoint_export.export_columns(contents, slots=slots),
+        checkpoint_export.export_columns(contents, include_slots=slots),
         checkpoint_export.export_metadata(contents),
         lambda _: None,
     )
@@ -141,7 +141,7 @@ def test_shards_that_do_not_fit_together_are_refused(
 ) -> None:
     paths = [tmp_path / write_shard(tmp_path, index, arrays).file for index, arrays in enumerate(shards)]
     with pytest.raises(StorageError, match=message):
-        checkpoint_export.export_columns(read_checkpoint_contents(paths), slots=True)
+        checkpoint_export.export_columns(read_checkpoint_contents(paths), include_slots=True)
 
 
 def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:

@@ -216,24 +216,24 @@ class TestPrune:
         for cut in range(1, 7):
             make_cut(tmp_path, cut)
 
-        assert prune_checkpoints(tmp_path, keep=2, protect={2}) == [1, 3, 4]
+        assert prune_checkpoints(tmp_path, keep_count=2, protected_cuts={2}) == [1, 3, 4]
         assert self.left(tmp_path) == ["cut-00000002", "cut-00000005", "cut-00000006"]
 
     def test_unfinished_cuts_do_not_count_and_go_when_they_are_old(self, tmp_path: Path) -> None:
         for cut in range(1, 6):
             make_cut(tmp_path, cut, commits=cut in (1, 3))
 
-        assert prune_checkpoints(tmp_path, keep=2) == [2]
+        assert prune_checkpoints(tmp_path, keep_count=2) == [2]
         assert self.left(tmp_path) == ["cut-00000001", "cut-00000003", "cut-00000004", "cut-00000005"]
 
     def test_without_a_committed_cut_nothing_goes(self, tmp_path: Path) -> None:
         make_cut(tmp_path, 1, commits=False)
 
-        assert prune_checkpoints(tmp_path, keep=1) == []
+        assert prune_checkpoints(tmp_path, keep_count=1) == []
 
     def test_keeping_none_is_a_mistake(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least 1"):
-            prune_checkpoints(tmp_path, keep=0)
+            prune_checkpoints(tmp_path, keep_count=0)
 
 
 class TestMakeRoom:
@@ -246,15 +246,15 @@ class TestMakeRoom:
         for cut in range(1, 5):
             make_cut(tmp_path, cut, commits=cut == 1)
 
-        assert prune_for_full_disk(tmp_path, 1, set(), failed=4) == [2, 3, 4]
+        assert prune_for_full_disk(tmp_path, 1, set(), failed_cut=4) == [2, 3, 4]
         assert self.left(tmp_path) == ["cut-00000001"]
 
     def test_one_less_is_kept_than_when_there_is_room(self, tmp_path: Path) -> None:
         for cut in range(1, 5):
             make_cut(tmp_path, cut, commits=cut < 4)
 
-        assert prune_for_full_disk(tmp_path, 3, set(), failed=4) == [1, 4]
-        assert prune_for_full_disk(tmp_path, 3, set(), failed=4) == []
+        assert prune_for_full_disk(tmp_path, 3, set(), failed_cut=4) == [1, 4]
+        assert prune_for_full_disk(tmp_path, 3, set(), failed_cut=4) == []
 
     def test_the_newest_that_is_intact_stays_even_if_newer_ones_are_there(self, tmp_path: Path) -> None:
         for cut in range(1, 4):
@@ -264,7 +264,7 @@ class TestMakeRoom:
         data[-1] ^= 1
         damaged.write_bytes(data)
 
-        assert prune_for_full_disk(tmp_path, 1, set(), failed=4) == [1]
+        assert prune_for_full_disk(tmp_path, 1, set(), failed_cut=4) == [1]
         assert self.left(tmp_path) == ["cut-00000002", "cut-00000003"]
 
 

@@ -402,7 +402,7 @@ def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: P
 @pytest.mark.parametrize(("at_least", "incarnation"), [(0, 2), (2, 2), (9, 9)])
 def test_an_incarnation_is_above_those_that_others_know_of(tmp_path: Path, at_least: int, incarnation: int) -> None:
     Journal.open(tmp_path, holder="the first")[0].close()
-    journal, _ = Journal.open(tmp_path, holder="the second", at_least=at_least)
+    journal, _ = Journal.open(tmp_path, holder="the second", minimum_incarnation=at_least)
     journal.close()
     assert journal.incarnation == incarnation
     assert replay_journal(tmp_path).incarnation == incarnation

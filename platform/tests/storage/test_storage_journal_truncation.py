@@ -105,7 +105,7 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
     run = run_with(tmp_path, ENTRIES, 4)
     before = sorted(path.name for path in run.journal.iterdir())
     with pytest.raises(JournalDamagedError):
-        Journal.open(run.journal, holder="the next master", check=partial(check_not_truncated, run))
+        Journal.open(run.journal, holder="the next master", validate_replay=partial(check_not_truncated, run))
     assert sorted(path.name for path in run.journal.iterdir()) == before
 
 

@@ -51,7 +51,7 @@ def start(address: str) -> Iterator[Start]:
         def start(
             handle: Callable[[ReceivedFrame], OutgoingFrame] = echo, at: str = address, **options: Any
         ) -> BulkServer:
-            server = BulkServer(at, TOKEN, handle, max_body=MAX_BODY, **options)
+            server = BulkServer(at, TOKEN, handle, max_body_bytes=MAX_BODY, **options)
             stack.callback(server.stop)
             server.start()
             return server
@@ -289,7 +289,7 @@ def test_stop_ends_open_connections_and_is_harmless_twice(start: Start) -> None:
 
 
 def test_a_server_that_never_started_can_be_stopped(address: str) -> None:
-    BulkServer(address, TOKEN, echo, max_body=1).stop()
+    BulkServer(address, TOKEN, echo, max_body_bytes=1).stop()
 
 
 def test_the_end_of_a_connection_is_told_in_its_own_thread(start: Start) -> None:
@@ -300,7 +300,7 @@ def test_the_end_of_a_connection_is_told_in_its_own_thread(start: Start) -> None
         served.append(threading.get_ident())
         return echo(frame)
 
-    server = start(handle, parted=lambda: parted.put(threading.get_ident()))
+    server = start(handle, on_disconnect=lambda: parted.put(threading.get_ident()))
     with client_of(server) as client:
         client.request(FrameKind.PULL, b"")
         assert parted.empty()
@@ -350,7 +350,7 @@ def test_nothing_is_left_after_stop(start: Start) -> None:
 
 def test_a_socket_file_is_private_and_goes_with_its_server(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    server = BulkServer(f"unix:{path}", TOKEN, echo, max_body=1)
+    server = BulkServer(f"unix:{path}", TOKEN, echo, max_body_bytes=1)
     server.start()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     server.stop()
@@ -367,7 +367,7 @@ def test_a_live_servers_address_is_not_taken(start: Start) -> None:
 KILLED = """
 import signal, sys
 from edl.transport.bulk_client import BulkServer
-server = BulkServer(sys.argv[1], sys.argv[2], None, max_body=1)
+server = BulkServer(sys.argv[1], sys.argv[2], None, max_body_bytes=1)
 server.start()
 print(server.address, flush=True)
 signal.pause()
@@ -389,7 +389,7 @@ def test_a_killed_servers_address_is_used_again(start: Start, address: str) -> N
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("keep")
-    server = BulkServer(f"unix:{path}", TOKEN, echo, max_body=1)
+    server = BulkServer(f"unix:{path}", TOKEN, echo, max_body_bytes=1)
     with pytest.raises(RefusedError, match="cannot listen"):
         server.start()
     server.stop()

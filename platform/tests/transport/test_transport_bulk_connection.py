@@ -169,7 +169,7 @@ def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, soc
     sender.start()
     try:
         with pytest.raises(RetryableError, match="silent"):
-            connection.receive(within=0.0)
+            connection.receive(frame_timeout=0.0)
     finally:
         ended.set()
         sender.join()

@@ -62,7 +62,7 @@ def echo(frame: ReceivedFrame) -> OutgoingFrame:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkServer]:
-    server = BulkServer(f"unix:{tmp_path_factory.mktemp('fuzz')}/s", TOKEN, echo, max_body=MAX_BODY)
+    server = BulkServer(f"unix:{tmp_path_factory.mktemp('fuzz')}/s", TOKEN, echo, max_body_bytes=MAX_BODY)
     server.start()
     yield server
     server.stop()

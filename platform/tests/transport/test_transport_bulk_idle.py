@@ -22,7 +22,7 @@ LONGEST = 2.0
 
 @pytest.fixture
 def server() -> Iterator[BulkServer]:
-    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body=MAX_BODY)
+    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body_bytes=MAX_BODY)
     server.start()
     yield server
     server.stop()
@@ -53,7 +53,7 @@ def test_1100_idle_connections_turn_nobody_away_who_has_the_token(server: BulkSe
 
 
 def test_the_oldest_that_has_proved_nothing_goes_first(caplog: pytest.LogCaptureFixture) -> None:
-    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body=MAX_BODY, max_unproven=2)
+    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body_bytes=MAX_BODY, max_unauthenticated=2)
     server.start()
     with ExitStack() as stack, caplog.at_level(logging.WARNING):
         stack.callback(server.stop)
@@ -70,7 +70,7 @@ def test_the_oldest_that_has_proved_nothing_goes_first(caplog: pytest.LogCapture
 
 
 def test_those_that_have_proved_it_have_a_bound_of_their_own() -> None:
-    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body=MAX_BODY, max_connections=1, max_unproven=8)
+    server = BulkServer("127.0.0.1:0", TOKEN, echo, max_body_bytes=MAX_BODY, max_connections=1, max_unauthenticated=8)
     server.start()
     with ExitStack() as stack:
         stack.callback(server.stop)

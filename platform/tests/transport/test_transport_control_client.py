@@ -101,7 +101,7 @@ ASK = pb.ProgressRequest(member=pb.Member(index=7))
 
 
 def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
-    reply = opened(start().address).call(MasterMethods.Progress, ASK, deadline=5.0)
+    reply = opened(start().address).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert isinstance(reply, pb.ProgressReply)
     assert reply.incarnation == 7
 
@@ -111,7 +111,7 @@ def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, opened: Open
     time, server = VirtualTime(), start()
     channel = opened(server.address, token, timing=time.timing())
     with pytest.raises(PeerRefusedError, match="token") as refused:
-        channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy())
+        channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy())
     assert (refused.value.kind, refused.value.where, time.slept) == ("token", server.address, [])
 
 
@@ -129,7 +129,7 @@ def test_another_version_is_refused_with_both_named(
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
     channel = opened(start().address)
     with pytest.raises(PeerRefusedError, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
-        channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+        channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     assert refused.value.kind == "version"
 
 
@@ -140,7 +140,7 @@ def test_a_refusal_of_the_handler_keeps_its_kind(start: Start, opened: Opened) -
     channel = opened(start(Scripted(refuse)).address)
     for _ in range(2):
         with pytest.raises(PeerRefusedError, match="A newer master is known") as refused:
-            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+            channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         assert refused.value.kind == "incarnation"
 
 
@@ -149,7 +149,7 @@ def test_a_mistake_in_the_handler_is_told(start: Start, opened: Opened, caplog: 
         raise ZeroDivisionError("boom")
 
     with pytest.raises(PeerRefusedError, match="boom") as refused:
-        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, deadline=5.0)
+        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert refused.value.kind == "internal"
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
@@ -173,7 +173,7 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
         raise error(text)
 
     with pytest.raises(EdlError) as refused:
-        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, deadline=20.0)
+        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, timeout=20.0)
     expected = {PeerRefusedError: "full", ValueError: "internal"}.get(type(error(text)))
     assert getattr(refused.value, "kind", None) == expected
     assert "no answer within" not in refused.value.message
@@ -183,7 +183,7 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
 
 def test_a_method_that_the_peer_does_not_serve(start: Start, opened: Opened) -> None:
     with pytest.raises(RefusedError):
-        opened(start().address).call(PsControlMethods.Attach, pb.AttachRequest(), deadline=5.0)
+        opened(start().address).call(PsControlMethods.Attach, pb.AttachRequest(), timeout=5.0)
 
 
 def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
@@ -197,7 +197,7 @@ def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
 
     time, server = VirtualTime(), start(Scripted(progress))
     channel = opened(server.address, timing=time.timing())
-    reply = channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy(first=0.1, max_pause=0.5))
+    reply = channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(first=0.1, max_pause=0.5))
     assert reply.incarnation == 3
     assert time.slept == pytest.approx([0.3, 0.5])
 
@@ -206,7 +206,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path
     time, address = VirtualTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
         opened(address, timing=time.timing()).call(
-            MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy(within=2.0, max_pause=0.5)
+            MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(within=2.0, max_pause=0.5)
         )
     assert error.value.where == address
     assert 1.5 < time.now <= 2.0
@@ -215,7 +215,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path
 def test_without_a_retry_there_is_one_try(opened: Opened, tmp_path: Path) -> None:
     time = VirtualTime()
     with pytest.raises(RetryableError):
-        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, deadline=5.0)
+        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert time.slept == []
 
 
@@ -230,10 +230,10 @@ def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: 
     server = start(Scripted(progress))
     channel = opened(server.address)
     with pytest.raises(RetryableError, match=r"Progress: no answer within 0\.2 s") as error:
-        channel.call(MasterMethods.Progress, ASK, deadline=0.2)
+        channel.call(MasterMethods.Progress, ASK, timeout=0.2)
     assert error.value.where == server.address
     release.set()
-    channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+    channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     if not server.address.startswith("unix:"):
         assert len(peers) == 2
 
@@ -249,13 +249,13 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
     channel, replies = opened(start(Scripted(progress)).address), list[int]()
 
     def poll() -> None:
-        replies.append(channel.call(MasterMethods.Progress, ASK, deadline=10.0).incarnation)
+        replies.append(channel.call(MasterMethods.Progress, ASK, timeout=10.0).incarnation)
 
     poller = threading.Thread(target=poll)
     poller.start()
     assert arrived.acquire(timeout=10)
     with pytest.raises(RetryableError, match="no answer"):
-        channel.call(MasterMethods.Progress, ASK, deadline=0.1)
+        channel.call(MasterMethods.Progress, ASK, timeout=0.1)
     release.set()
     poller.join()
     assert replies == [7]
@@ -266,7 +266,7 @@ def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, 
     channel = opened(start().address, timing=time.timing())
     leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE_BYTES // 20)
     with pytest.raises(PeerRefusedError, match="larger than max"):
-        channel.call(MasterMethods.Progress, pb.ProgressRequest(leases=leases), deadline=5.0, retry=RetryPolicy())
+        channel.call(MasterMethods.Progress, pb.ProgressRequest(leases=leases), timeout=5.0, retry=RetryPolicy())
     assert time.slept == []
 
 
@@ -274,9 +274,9 @@ def test_a_server_is_back_on_its_address(start: Start, opened: Opened) -> None:
     server = start()
     time = VirtualTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
     channel = opened(server.address, timing=time.timing())
-    channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+    channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     server.stop()
-    assert channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy()).incarnation == 7
+    assert channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy()).incarnation == 7
     assert len(time.slept) == 2
 
 
@@ -294,12 +294,12 @@ def test_a_killed_servers_address_is_used_again(start: Start, opened: Opened, ad
         found = process.stdout.readline().strip()
         channel = opened(found)
         with pytest.raises(RefusedError):
-            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+            channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         process.send_signal(signal.SIGKILL)
     with pytest.raises(RetryableError):
-        channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+        channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     start(at=found)
-    assert channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy()).incarnation == 7
+    assert channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy()).incarnation == 7
 
 
 def test_a_live_servers_address_is_not_taken(start: Start) -> None:
@@ -327,7 +327,7 @@ def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
     channel, replies = opened(server.address), list[int]()
 
     def ask() -> None:
-        replies.append(channel.call(MasterMethods.Progress, ASK, deadline=30.0).incarnation)
+        replies.append(channel.call(MasterMethods.Progress, ASK, timeout=30.0).incarnation)
 
     asker = threading.Thread(target=ask)
     asker.start()
@@ -351,7 +351,7 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
 
     def ask() -> None:
         try:
-            channel.call(MasterMethods.Progress, ASK, deadline=30.0)
+            channel.call(MasterMethods.Progress, ASK, timeout=30.0)
         except (RetryableError, RefusedError) as error:
             errors.append(error)
             cut_off.set()
@@ -359,7 +359,7 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
     asker = threading.Thread(target=ask)
     asker.start()
     assert waiting.wait(10)
-    server.stop(grace=0.05)
+    server.stop(grace_seconds=0.05)
     asker.join()
     assert [type(error) for error in errors] == [RetryableError]
 
@@ -372,7 +372,7 @@ def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened)
         for _ in range(20):
             request = pb.ProgressRequest(member=pb.Member(index=number))
             replies.append(
-                channel.call(MasterMethods.Progress, request, deadline=5.0, retry=RetryPolicy()).incarnation == number
+                channel.call(MasterMethods.Progress, request, timeout=5.0, retry=RetryPolicy()).incarnation == number
             )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
@@ -390,7 +390,7 @@ def test_a_closed_channel_says_so(start: Start) -> None:
     channel.close()
     channel.close()
     with pytest.raises(PeerRefusedError, match="closed"):
-        channel.call(MasterMethods.Progress, ASK, deadline=5.0, retry=RetryPolicy())
+        channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy())
 
 
 def test_an_address_that_is_none() -> None:
@@ -402,7 +402,7 @@ def test_nothing_is_left_after_stop(start: Start) -> None:
     def cycle() -> None:
         server = start()
         with open_control_channel(server.address, TOKEN) as channel:
-            channel.call(MasterMethods.Progress, ASK, deadline=5.0)
+            channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         server.stop()
 
     def sockets() -> int:

@@ -64,7 +64,7 @@ def test_a_thousand_half_open_streams_keep_nobody_waiting(
         until = time.monotonic() + seconds
         answered = 0
         while time.monotonic() < until:
-            assert channel.call(MasterMethods.Progress, ASK, deadline=within).incarnation == 7
+            assert channel.call(MasterMethods.Progress, ASK, timeout=within).incarnation == 7
             answered += 1
         assert answered > seconds
 

@@ -51,7 +51,9 @@ def test_a_client_waits_for_a_place_in_a_queue_that_is_full(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_LISTEN_BACKLOG", 1)
-    server = BulkServer(f"unix:{tmp_path}/s", TOKEN, lambda frame: OutgoingFrame(FrameKind.PULLED), max_body=1 << 10)
+    server = BulkServer(
+        f"unix:{tmp_path}/s", TOKEN, lambda frame: OutgoingFrame(FrameKind.PULLED), max_body_bytes=1 << 10
+    )
     accepting = threading.Event()
     accept = server._accept
     monkeypatch.setattr(server, "_accept", lambda listener: accepting.wait(20) and accept(listener))

@@ -46,12 +46,14 @@ def test_a_parameter_server_listens_on_its_pods_address(host: str, written: str)
 def test_both_planes_on_a_pods_address(host: str) -> None:
     written = f"[{host}]" if ":" in host else host
     control = start_control_server(lambda s: add_MasterServicer_to_server(Echo(), s), f"{written}:0", TOKEN, 2)
-    bulk = BulkServer(f"{written}:0", TOKEN, lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body=1 << 20)
+    bulk = BulkServer(
+        f"{written}:0", TOKEN, lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body_bytes=1 << 20
+    )
     bulk.start()
     try:
         assert control.address.startswith(f"{written}:")
         with open_control_channel(control.address, TOKEN) as channel:
-            reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=7)), deadline=10)
+            reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=7)), timeout=10)
         assert reply.incarnation == 7
         with BulkClient(bulk.address, TOKEN, timeout=10) as client:
             assert client.request(FrameKind.PULL, b"meta").meta == b"meta"

@@ -36,7 +36,7 @@ class Echo(MasterServicer):
         return pb.ProgressReply(incarnation=request.member.index)
 
 control = start_control_server(lambda s: add_MasterServicer_to_server(Echo(), s), "127.0.0.1:0", sys.argv[1], 2)
-bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body=1 << 26)
+bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body_bytes=2**26)
 bulk.start()
 print(control.address, bulk.address, flush=True)
 threading.Event().wait()
@@ -69,7 +69,7 @@ def peer() -> Iterator[Peer]:
 
 
 def ask(channel: object, cut: int, deadline: float) -> int:
-    reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=cut)), deadline=deadline)  # type: ignore[attr-defined]
+    reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=cut)), timeout=deadline)  # type: ignore[attr-defined]
     return int(reply.incarnation)
 
 

@@ -122,7 +122,7 @@ class Servers:
         address = f"unix:{self._folder.name}/{index}-{self._starts}"
         self._uids[index] = f"ps-{index}-{self._starts}"
         plane = BulkRequestHandler(server)
-        self._bulk[index] = BulkServer(address, TOKEN, plane, max_body=1 << 24, parted=plane.parted)
+        self._bulk[index] = BulkServer(address, TOKEN, plane, max_body_bytes=1 << 24, on_disconnect=plane.parted)
         self._bulk[index].start()
         return server
 
@@ -334,11 +334,11 @@ class Stage:
             self.session,
             connect or connected,
             layout,
-            worker=worker,
-            patience=10,
-            rounds=self._rounds,
-            local=LocalUpdater(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
-            foresight=GradientCompensation(layout, optimizer) if overlap else None,
+            worker_index=worker,
+            answer_timeout=10,
+            synchronous=self._rounds,
+            local_updater=LocalUpdater(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
+            compensation=GradientCompensation(layout, optimizer) if overlap else None,
             pause=pause,
             clock=clock,
         )
@@ -376,7 +376,7 @@ class Stage:
             self.progress,
             self.gate,
             skip_nan=skip_nan,
-            watcher=NoCallbacks(),
+            training_callbacks=NoCallbacks(),
             schedule=schedule,
         )
 

@@ -44,7 +44,7 @@ def test_the_blocks_of_the_training_records_are_told_where_they_may_be_shuffled(
     reader = SimpleNamespace(sources=lambda: [RecordSource("s", 12)], blocks=lambda source: BlockSizes([5, 5, 2], 1200))
     told = json.loads(describe_data_sets(DATA, lambda name: reader, predict=False))  # type: ignore[arg-type, return-value]
     assert told["blocks"] == {"runs": [[[5, 2], [2, 1]]], "record_bytes": 100}
-    for other in ({"predict": False, "shuffle": 0}, {"predict": True}):
+    for other in ({"predict": False, "shuffle_window": 0}, {"predict": True}):
         assert "blocks" not in json.loads(describe_data_sets(DATA, lambda name: reader, **other))  # type: ignore[arg-type, return-value]
 
 

@@ -27,7 +27,7 @@ class FalseServer:
 
     def __init__(self, folder: Path) -> None:
         self.answer = OutgoingFrame(FrameKind.PULLED)
-        self.server = BulkServer(f"unix:{folder}/s", TOKEN, self._handle, max_body=1 << 20)
+        self.server = BulkServer(f"unix:{folder}/s", TOKEN, self._handle, max_body_bytes=1 << 20)
         self.server.start()
 
     def _handle(self, frame: ReceivedFrame) -> OutgoingFrame:
@@ -38,7 +38,7 @@ class FalseServer:
         directory: Any = SimpleNamespace(placement=placement, register=lambda: placement)
         declaration: Callable[[int], PsRequest] = lambda part: PsRequest(FrameKind.DECLARE, bytes)  # noqa: E731
         connect = lambda address: BulkClient(address, TOKEN, timeout=20)  # noqa: E731
-        return PsBulkConnections(directory, connect, declaration, patience=0.0, pause=lambda seconds: None)
+        return PsBulkConnections(directory, connect, declaration, answer_timeout=0.0, pause=lambda seconds: None)
 
 
 @pytest.fixture(scope="module")

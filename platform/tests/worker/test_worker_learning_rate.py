@@ -60,7 +60,7 @@ def rates(
         stage.progress,
         stage.gate,
         skip_nan=False,
-        watcher=watcher,
+        training_callbacks=watcher,
     )
     for leased in stage.take(task(1, 0, STEPS * MINIBATCH)):
         trainer.run(leased)

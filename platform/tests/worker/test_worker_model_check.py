@@ -106,8 +106,8 @@ class Wire:
     def __init__(self, master: ScriptedMaster) -> None:
         self._master = master
 
-    def call(self, method: Any, request: Any, *, deadline: float) -> Any:
-        return self._master(method.path.rpartition("/")[2], request, deadline=deadline)
+    def call(self, method: Any, request: Any, *, timeout: float) -> Any:
+        return self._master(method.path.rpartition("/")[2], request, deadline=timeout)
 
 
 class Deciding(ScriptedMaster):

@@ -312,7 +312,7 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
         applied = [server.hold(1, number) for server in servers]
         for server in servers:
             if applied[1:] == applied[:-1]:
-                server.snapshot(1, number, None, pin=False, within=applied[0])
+                server.snapshot(1, number, None, pin=False, included_steps=applied[0])
             else:
                 server.release(1, number)
 

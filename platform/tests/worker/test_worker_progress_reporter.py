@@ -31,7 +31,7 @@ def test_sums_are_of_the_steps_since_the_last_message() -> None:
     talk = Talk()
     talk.progress.hold(LeasedTask(1, "training"))
     talk.progress.stepped(1, 1, loss=2.0)
-    talk.progress.stepped(1, 2, loss=4.0, skipped=3)
+    talk.progress.stepped(1, 2, loss=4.0, skipped_records=3)
     talk.progress.send()
     talk.progress.stepped(1, 3, loss=5.0)
     talk.progress.finish(1)
@@ -55,7 +55,7 @@ def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]
         else:
             steps += 1
             skipped += action == "skip"
-            talk.progress.stepped(1, steps, loss=1.0, skipped=int(action == "skip"))
+            talk.progress.stepped(1, steps, loss=1.0, skipped_records=int(action == "skip"))
     talk.progress.finish(1)
     talk.progress.send()
 

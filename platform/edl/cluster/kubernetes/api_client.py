@@ -209,23 +209,32 @@ class KubeClient:
         self,
         connection: KubeConnection,
         *,
-        pace: RateLimiter | None = None,
+        rate_limiter: RateLimiter | None = None,
         retries: urllib3.Retry | None = None,
-        may: Callable[[], bool] = lambda: True,
-        meanwhile: RequestHook = _no_request_hook,
+        may_write: Callable[[], bool] = lambda: True,
+        request_hook: RequestHook = _no_request_hook,
     ) -> None:
-        self._connection, self._pace, self._retries, self._may_write = connection, pace or NoRateLimiter(), retries, may
-        self._request_hook = meanwhile
+        self._connection, self._pace, self._retries, self._may_write = (
+            connection,
+            rate_limiter or NoRateLimiter(),
+            retries,
+            may_write,
+        )
+        self._request_hook = request_hook
 
-    def fenced(self, may: Callable[[], bool]) -> KubeClient:
-        """The same server, asked for changes only while ``may`` says so.
+    def fenced(self, may_write: Callable[[], bool]) -> KubeClient:
+        """The same server, asked for changes only while ``may_write`` says so.
 
         For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
         then must not be carried out when the network is back. A request that was sent in time is over, also for the
         network, ``REQUEST_TIMEOUT_SECONDS`` later.
         """
         return KubeClient(
-            self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._request_hook
+            self._connection,
+            rate_limiter=self._pace,
+            retries=self._retries,
+            may_write=may_write,
+            request_hook=self._request_hook,
         )
 
     @property
@@ -337,24 +346,24 @@ class KubeClient:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-        seconds: int = 300,
-        silence: float = 90.0,
+        timeout_seconds: int = 300,
+        idle_timeout: float = 90.0,
     ) -> ResponseStream:
-        """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``seconds``.
+        """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``timeout_seconds``.
 
         Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; ``Stream.events``
-        turns an ERROR into the error that it means. A stream that is silent for ``silence`` seconds raises
+        turns an ERROR into the error that it means. A stream that is silent for ``idle_timeout`` seconds raises
         NoResponseError.
         """
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
-            "timeoutSeconds": str(seconds),
+            "timeoutSeconds": str(timeout_seconds),
             "labelSelector": labels,
             "fieldSelector": fields,
         }
-        return self._open_stream(kind.path(self._namespace_or_default(namespace)), query, silence)
+        return self._open_stream(kind.path(self._namespace_or_default(namespace)), query, idle_timeout)
 
     def logs(
         self,
@@ -405,8 +414,8 @@ class KubeClient:
         where = f"{method} {self.host}{path}"
         return ApiResponse(_parse_object(response.data, where), _parse_http_date(response.headers.get("Date")))
 
-    def _open_stream(self, path: str, query: Mapping[str, str], silence: float | None) -> ResponseStream:
-        timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=silence)
+    def _open_stream(self, path: str, query: Mapping[str, str], idle_timeout: float | None) -> ResponseStream:
+        timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=idle_timeout)
         response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
         return ResponseStream(response, f"GET {self.host}{path}")
 
@@ -421,9 +430,9 @@ class KubeClient:
     ) -> urllib3.BaseHTTPResponse:
         """Send a request as urllib3 is told, and raise what a refusal means."""
         self._pace()
-        asked = urlencode({name: value for name, value in (query or {}).items() if value})
+        query_string = urlencode({name: value for name, value in (query or {}).items() if value})
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
-        url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
+        url, where = f"{self.host}{path}" + (f"?{query_string}" if query_string else ""), f"{method} {self.host}{path}"
         if method != "GET" and not self._may_write():
             raise NoResponseError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:

@@ -171,7 +171,7 @@ _ERROR_BY_STATUS: Mapping[int, type[ApiError]] = {
 }
 
 
-def error_from_response(code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
+def error_from_response(status_code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
     """The error of an answer.
 
     Args:
@@ -181,12 +181,12 @@ def error_from_response(code: int, body: bytes, *, where: str, retry_after: str 
         retry_after: the header of that name, in seconds.
     """
     status = _parse_status(body)
-    message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
-    kind = _error_class(code, message)
+    message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {status_code}")
+    kind = _error_class(status_code, message)
     error = kind(
         message, where=where, hint=permission_hint(message) if kind is RbacDeniedError else _HINT_BY_ERROR.get(kind)
     )
-    error.code, error.reason = code, str(status.get("reason", ""))
+    error.code, error.reason = status_code, str(status.get("reason", ""))
     if isinstance(error, ServerBusyError):
         details = status.get("details") or {}
         seconds = retry_after if retry_after is not None else details.get("retryAfterSeconds")

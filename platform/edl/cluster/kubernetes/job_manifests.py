@@ -47,8 +47,8 @@ def render_job(
     if found := find_spec_problems(spec):
         raise SpecError([SpecProblem(f"job {spec.name}", each.path, each.message, each.hint) for each in found])
     secrets = [_token_secret(spec.name, token)] if token is not None else []
-    place = PodIdentity(Role.MASTER, 0, token_secret or names.token_secret(spec.name), run=run)
-    job = _job_manifest(spec, place, suspend)
+    identity = PodIdentity(Role.MASTER, 0, token_secret or names.token_secret(spec.name), run=run)
+    job = _job_manifest(spec, identity, suspend)
     manifests = [_spec_configmap(spec), _status_configmap(spec.name), *secrets, _master_service(spec.name), job]
     return [_with_namespace(manifest, namespace) for manifest in manifests]
 
@@ -61,7 +61,7 @@ def render_pod(
     namespace: str,
     job_uid: str,
     run_dir: str,
-    wish: PodOptions = DEFAULT_OPTIONS,
+    options: PodOptions = DEFAULT_OPTIONS,
     token_secret: str | None = None,
     spec_uid: str = "",
 ) -> Manifest:
@@ -74,8 +74,8 @@ def render_pod(
         token_secret: name of the Secret that holds the token; by default the one that ``render_job`` renders.
         spec_uid: uid of the job's ConfigMap; empty while it is not known, then ``kubectl drain`` needs ``--force``.
     """
-    place = PodIdentity(role, index, token_secret or names.token_secret(spec.name), namespace, run_dir)
-    pod = _make_object(PODS, names.pod_name(spec.name, role, index), render_pod_template(spec, place, wish))
+    identity = PodIdentity(role, index, token_secret or names.token_secret(spec.name), namespace, run_dir)
+    pod = _make_object(PODS, names.pod_name(spec.name, role, index), render_pod_template(spec, identity, options))
     if job_uid:
         controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
         pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
@@ -119,12 +119,12 @@ def controller_reference(job: str, spec_uid: str) -> Manifest:
     }
 
 
-def _job_manifest(spec: JobSpec, place: PodIdentity, suspend: bool) -> Manifest:
+def _job_manifest(spec: JobSpec, identity: PodIdentity, suspend: bool) -> Manifest:
     ttl = spec.ttl_after_finished
     content: Manifest = {
         "metadata": {
             "labels": names.object_labels(spec.name, Role.MASTER),
-            "annotations": {} if place.run is None else {names.RUN_ANNOTATION: place.run},
+            "annotations": {} if identity.run is None else {names.RUN_ANNOTATION: identity.run},
         },
         "spec": {
             "suspend": suspend,
@@ -133,7 +133,7 @@ def _job_manifest(spec: JobSpec, place: PodIdentity, suspend: bool) -> Manifest:
             "backoffLimit": MASTER_BACKOFF_LIMIT,
             "podReplacementPolicy": "TerminatingOrFailed",
             **({} if ttl is None else {"ttlSecondsAfterFinished": math.ceil(ttl)}),
-            "template": render_pod_template(spec, place),
+            "template": render_pod_template(spec, identity),
         },
     }
     return _make_object(JOBS, names.master_name(spec.name), content)

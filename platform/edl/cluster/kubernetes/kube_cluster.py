@@ -82,13 +82,13 @@ class PodGarbageCollector:
 
     def __init__(
         self,
-        register: PodCache,
-        remove: Callable[[str, int], None],
+        pod_cache: PodCache,
+        delete_pod: Callable[[str, int], None],
         *,
         now: Callable[[], float] = time.monotonic,
-        every: float = GC_INTERVAL_SECONDS,
+        interval: float = GC_INTERVAL_SECONDS,
     ) -> None:
-        self._register, self._remove, self._now, self._every = register, remove, now, every
+        self._register, self._remove, self._now, self._every = pod_cache, delete_pod, now, interval
         self._postponed: dict[str, int] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
@@ -197,23 +197,23 @@ class KubeCluster:
         namespace: str,
         render: PodRenderer,
         *,
-        manners: WatchSettings | None = None,
-        round_seconds: float = GC_INTERVAL_SECONDS,
+        watch_settings: WatchSettings | None = None,
+        gc_interval: float = GC_INTERVAL_SECONDS,
     ) -> None:
-        self._api, self._namespace, self._render, self._manners = api, namespace, render, manners
+        self._api, self._namespace, self._render, self._manners = api, namespace, render, watch_settings
         self._selector = f"{names.label_selector(job)},{names.ROLE_LABEL}!={Role.MASTER}"
         self._register = PodCache(job_uid)
-        self._garbage_collector = PodGarbageCollector(self._register, self._delete_by_uid, every=round_seconds)
+        self._garbage_collector = PodGarbageCollector(self._register, self._delete_by_uid, interval=gc_interval)
         self._lock = threading.Lock()
         self._closed = False
         self._watches: set[PodWatch] = set()
 
-    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+    def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
         """Ask for a pod; see ``edl.api.cluster_port.JobCluster.start``."""
         if role == Role.MASTER or index < 0:
             raise BadInputError(f"A master cannot start {role} {index}")
         self._require_open()
-        manifest = self._render(role, index, wish)
+        manifest = self._render(role, index, options)
         try:
             return self._create(manifest)
         except ConflictError as error:
@@ -272,9 +272,9 @@ class KubeCluster:
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
-        bodies = [body for body in self._register.records() if body.uid in there]
-        kept = newest_crashed_pods(bodies) if keep_crashed else []
-        removed = [body for body in bodies if body not in kept]
+        records = [body for body in self._register.records() if body.uid in there]
+        kept_records = newest_crashed_pods(records) if keep_crashed else []
+        removed = [body for body in records if body not in kept_records]
         for body in removed:
             self._remove(body.uid, body.name, 0)
         return not removed

@@ -82,12 +82,12 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
     try:
         if as_pod:
             config.load_incluster_config(client_configuration=settings)
-            own, chosen = _POD_NAMESPACE.read_text().strip(), None
+            default_namespace, context_name = _POD_NAMESPACE.read_text().strip(), None
         else:
             config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
-            found = _merged_kubeconfig()
-            chosen = context or str(found["current-context"])
-            own = _contexts_by_name(found)[chosen].get("namespace") or "default"
+            kubeconfig = _merged_kubeconfig()
+            context_name = context or str(kubeconfig["current-context"])
+            default_namespace = _contexts_by_name(kubeconfig)[context_name].get("namespace") or "default"
     except _KUBECONFIG_ERRORS as error:
         raise ClusterConfigError(
             f"No cluster can be used: {error}",
@@ -105,18 +105,20 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
             raise NoResponseError(f"The token cannot be renewed: {error}", where=settings.host) from error
         return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
 
-    return KubeConnection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
+    return KubeConnection(
+        settings.host, client.rest_client.pool_manager, headers, namespace or default_namespace, context_name
+    )
 
 
 def make_client(
-    context: str | None = None, namespace: str | None = None, *, meanwhile: RequestHook | None = None
+    context: str | None = None, namespace: str | None = None, *, request_hook: RequestHook | None = None
 ) -> KubeClient:
-    """The API server for a command line: patient with a busy server; ``meanwhile``: see ``KubeClient``."""
-    way = load_connection(context, namespace)
+    """The API server for a command line: patient with a busy server; ``request_hook``: see ``KubeClient``."""
+    connection = load_connection(context, namespace)
     return (
-        KubeClient(way, retries=COMMAND_RETRIES, meanwhile=meanwhile)
-        if meanwhile
-        else KubeClient(way, retries=COMMAND_RETRIES)
+        KubeClient(connection, retries=COMMAND_RETRIES, request_hook=request_hook)
+        if request_hook
+        else KubeClient(connection, retries=COMMAND_RETRIES)
     )
 
 
@@ -148,9 +150,9 @@ def _merged_kubeconfig() -> Mapping[str, Any]:
     return value
 
 
-def _contexts_by_name(found: Mapping[str, Any]) -> dict[str, Any]:
+def _contexts_by_name(kubeconfig: Mapping[str, Any]) -> dict[str, Any]:
     """The contexts of a kubeconfig by name."""
-    return {str(entry.value["name"]): entry.value["context"] for entry in found["contexts"]}
+    return {str(entry.value["name"]): entry.value["context"] for entry in kubeconfig["contexts"]}
 
 
 def runs_in_pod() -> bool:

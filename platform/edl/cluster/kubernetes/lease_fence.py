@@ -117,8 +117,8 @@ class LeaseFence:
 
     # ------------------------------------------------------------------ taking it
 
-    def acquire(self, stopped: Callable[[], bool], wait: Callable[[float], Any]) -> bool:
-        """Try until this pod has the Lease or ``stopped`` says so; then it is renewed until ``release``.
+    def acquire(self, should_stop: Callable[[], bool], wait: Callable[[float], Any]) -> bool:
+        """Try until this pod has the Lease or ``should_stop`` says so; then it is renewed until ``release``.
 
         Args:
             stopped: asked between two tries.
@@ -130,7 +130,7 @@ class LeaseFence:
         Raises:
             ApiError: the server will never let this pod have it: it may not touch Leases.
         """
-        while not stopped():
+        while not should_stop():
             answer = self.attempt()
             self._log_change(answer)
             if answer.value:
@@ -161,7 +161,7 @@ class LeaseFence:
 
     def _take(self, found: Manifest | None, began: float) -> None:
         self._incarnation = _parse_incarnation(found) + 1
-        self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, new=found is None)
+        self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=found is None)
         self._renewed_at = began
 
     def _seen(self, found: Manifest) -> LeaseSnapshot:
@@ -211,7 +211,7 @@ class LeaseFence:
             if found is None and self._is_job_going():
                 raise
             self._version = "" if found is None else found["metadata"]["resourceVersion"]
-            self._write_lease(self._renewed_spec(), new=found is None)
+            self._write_lease(self._renewed_spec(), create=found is None)
         self._renewed_at = began
 
     def _is_job_going(self) -> bool:
@@ -229,11 +229,11 @@ class LeaseFence:
         while not self._stopping.wait(RENEW_INTERVAL_SECONDS) and not self._lost:
             self.renew_lease()
 
-    def _log_change(self, what: Decision[bool]) -> None:
+    def _log_change(self, decision: Decision[bool]) -> None:
         """Log what changed; that seconds pass is no change."""
-        said = _NUMBER_PATTERN.sub("", what.reason)
+        said = _NUMBER_PATTERN.sub("", decision.reason)
         if said != self._last_logged:
-            log.log(logging.INFO if what.value else logging.WARNING, "Lease %s: %s", self._name, what.reason)
+            log.log(logging.INFO if decision.value else logging.WARNING, "Lease %s: %s", self._name, decision.reason)
         self._last_logged = said
 
     # ------------------------------------------------------------------ requests
@@ -254,13 +254,13 @@ class LeaseFence:
             return None, None
         return answer.body, answer.server_time
 
-    def _write_lease(self, spec: Manifest, *, new: bool = False) -> None:
+    def _write_lease(self, spec: Manifest, *, create: bool = False) -> None:
         meta: Manifest = {
             "labels": names.object_labels(self._candidate.job),
             "annotations": {names.INCARNATION_ANNOTATION: str(self._incarnation)},
             "ownerReferences": [dict(owner) for owner in self._candidate.owner_references],
         }
-        if new:
+        if create:
             head = {"apiVersion": LEASES.api_version, "kind": LEASES.name, "metadata": {"name": self._name, **meta}}
             written = self._api.create({**head, "spec": spec})
         else:

@@ -74,7 +74,7 @@ def dependent_objects(job: str) -> Iterator[tuple[ResourceKind, str]]:
     yield SERVICES, names.master_name(job)
 
 
-def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str, *, over: bool) -> bool:
+def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str, *, job_ended: bool) -> bool:
     """Delete the token that nobody owns, if nobody will need it again.
 
     Nobody will when the Job is gone, or being deleted. When the job is over and its Job stays, the token of
@@ -94,11 +94,13 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
     if token_secret != names.token_secret(job):
         return True
     try:
-        if _is_token_needed(api, job, uid, over=over):
+        if _is_token_needed(api, job, uid, job_ended=job_ended):
             return True
         # A master may not get Secrets; this tells the uid alone.
         found = api.delete(SECRETS, token_secret, dry_run=True)
-        if _is_token_needed(api, job, uid, over=over):  # a new Job may have been made since, and then its token
+        if _is_token_needed(
+            api, job, uid, job_ended=job_ended
+        ):  # a new Job may have been made since, and then its token
             return True
         api.delete(SECRETS, token_secret, uid=found["details"]["uid"])
     except (NotFoundError, ConflictError):
@@ -112,14 +114,14 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
     return True
 
 
-def _is_token_needed(api: KubeClient, job: str, uid: str, *, over: bool) -> bool:
+def _is_token_needed(api: KubeClient, job: str, uid: str, *, job_ended: bool) -> bool:
     try:
         there = api.get(JOBS, names.master_name(job))
     except NotFoundError:
         return False
     if there["metadata"]["uid"] != uid:
         return True
-    return not (over or there["metadata"].get("deletionTimestamp")) or _made_by_submit(there)
+    return not (job_ended or there["metadata"].get("deletionTimestamp")) or _made_by_submit(there)
 
 
 def _made_by_submit(there: Manifest) -> bool:
@@ -180,19 +182,19 @@ class MasterPodInfo:
     token_secret: str
 
     @classmethod
-    def from_environment(cls, job: str, variables: Mapping[str, str]) -> MasterPodInfo:
+    def from_environment(cls, job: str, environment: Mapping[str, str]) -> MasterPodInfo:
         """Read what ``edl.cluster.kubernetes.job_manifests`` put into the master's pod.
 
         Raises:
             BadInputError: a variable is missing.
         """
         wanted = ("EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR")
-        missing = [name for name in wanted if not variables.get(name)]
+        missing = [name for name in wanted if not environment.get(name)]
         if missing:
             raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
-        job_uid, namespace, pod, uid, run_dir = (variables[name] for name in wanted)
+        job_uid, namespace, pod, uid, run_dir = (environment[name] for name in wanted)
         return cls(
-            job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token_secret(job)
+            job, job_uid, namespace, pod, uid, run_dir, environment.get("EDL_TOKEN_SECRET") or names.token_secret(job)
         )
 
 
@@ -209,30 +211,30 @@ class KubeMasterBackend:
     """
 
     def __init__(
-        self, spec: JobSpec, place: MasterPodInfo, connect: Callable[[RateLimiter | None], KubeClient]
+        self, spec: JobSpec, pod_info: MasterPodInfo, make_client: Callable[[RateLimiter | None], KubeClient]
     ) -> None:
-        owners = (owner_reference(place.job, place.job_uid),)
-        self._place = place
+        owners = (owner_reference(pod_info.job, pod_info.job_uid),)
+        self._place = pod_info
         self.durable = has_shared_storage(spec)
-        self.fence = LeaseFence(connect(None), LeaseCandidate(place.job, place.pod, place.pod_uid, owners))
-        self._api = connect(TokenBucketLimiter()).fenced(self.fence.holds)
+        self.fence = LeaseFence(make_client(None), LeaseCandidate(pod_info.job, pod_info.pod, pod_info.pod_uid, owners))
+        self._api = make_client(TokenBucketLimiter()).fenced(self.fence.holds)
         render = partial(self._render, spec)
-        self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
-        self.board = KubeStatusPublisher(connect(None).fenced(self.fence.holds), place.job)
-        self._unfenced = connect(None)
+        self.cluster = KubeCluster(self._api, pod_info.job, pod_info.job_uid, pod_info.namespace, render)
+        self.board = KubeStatusPublisher(make_client(None).fenced(self.fence.holds), pod_info.job)
+        self._unfenced = make_client(None)
         self._concluded = False
         self._spec_uid: str | None = None
 
     @classmethod
-    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> KubeMasterBackend:
+    def from_environment(cls, spec: JobSpec, environment: Mapping[str, str]) -> KubeMasterBackend:
         """The platform of this pod.
 
         Raises:
             BadInputError: this is no master's pod, or it has no service account.
         """
-        place = MasterPodInfo.from_environment(spec.name, variables)
-        connection = connect_service_account(variables, place.namespace, pool_size=_POOL_SIZE)
-        return cls(spec, place, lambda pace: KubeClient(connection, pace=pace))
+        pod_info = MasterPodInfo.from_environment(spec.name, environment)
+        connection = connect_service_account(environment, pod_info.namespace, pool_size=_POOL_SIZE)
+        return cls(spec, pod_info, lambda pace: KubeClient(connection, rate_limiter=pace))
 
     def acquire(self, stopping: threading.Event) -> bool:
         """Wait for the right to decide; then what was applied by hand is made the Job's own.
@@ -264,7 +266,7 @@ class KubeMasterBackend:
             steps.append(self._fail_job)
         done = [_retry_until(step, until) for step in steps]
         if all(done):  # otherwise another master may come, and its pod mounts the token
-            self._concluded = _retry_until(partial(self._delete_unowned_token, over=True), until)
+            self._concluded = _retry_until(partial(self._delete_unowned_token, job_ended=True), until)
 
     def close(self) -> None:
         """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
@@ -275,19 +277,19 @@ class KubeMasterBackend:
         self.board.close()
         self.fence.release()
         if not self._concluded:
-            _retry_until(partial(self._delete_unowned_token, over=False), time.monotonic() + LEAVE_SECONDS)
+            _retry_until(partial(self._delete_unowned_token, job_ended=False), time.monotonic() + LEAVE_SECONDS)
 
-    def _render(self, spec: JobSpec, role: Role, index: int, wish: PodOptions) -> Manifest:
-        place = self._place
+    def _render(self, spec: JobSpec, role: Role, index: int, options: PodOptions) -> Manifest:
+        pod_info = self._place
         return render_pod(
             spec,
             role,
             index,
-            namespace=place.namespace,
-            job_uid=place.job_uid,
-            run_dir=place.run_dir,
-            wish=wish,
-            token_secret=place.token_secret,
+            namespace=pod_info.namespace,
+            job_uid=pod_info.job_uid,
+            run_dir=pod_info.run_dir,
+            options=options,
+            token_secret=pod_info.token_secret,
             spec_uid=self._read_spec_uid(),
         )
 
@@ -315,9 +317,11 @@ class KubeMasterBackend:
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
 
-    def _delete_unowned_token(self, *, over: bool) -> bool:
-        place = self._place
-        return delete_unowned_token(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
+    def _delete_unowned_token(self, *, job_ended: bool) -> bool:
+        pod_info = self._place
+        return delete_unowned_token(
+            self._unfenced, pod_info.job, pod_info.job_uid, pod_info.token_secret, job_ended=job_ended
+        )
 
     def _clear_pods(self, *, keep_crashed: bool) -> bool:
         """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
@@ -342,10 +346,10 @@ class KubeMasterBackend:
         return True
 
 
-def _retry_until(step: Callable[[], bool], until: float) -> bool:
+def _retry_until(step: Callable[[], bool], deadline: float) -> bool:
     """Try a step until it has succeeded, or it is too late; whether it has."""
     while not step():
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(_CONCLUDE_PAUSE_SECONDS)
     return True

@@ -86,7 +86,7 @@ class _ContainerEnd:
     message: str = ""
 
 
-def read_pod_status(pod: Manifest, *, asked: bool = False) -> PodStatus:
+def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodStatus:
     """What the object says now.
 
     Args:
@@ -98,31 +98,33 @@ def read_pod_status(pod: Manifest, *, asked: bool = False) -> PodStatus:
     """
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
-    ending = _container_end(pod)
-    told_to_go = "deletionTimestamp" in meta
-    leaving = ending is None and (told_to_go or _disruption_condition(pod).get("reason") == "TerminationByKubelet")
-    reason, message = _reason_and_message(pod, ending, told_to_go)
+    container_end = _container_end(pod)
+    deleting = "deletionTimestamp" in meta
+    leaving = container_end is None and (deleting or _disruption_condition(pod).get("reason") == "TerminationByKubelet")
+    reason, message = _reason_and_message(pod, container_end, deleting)
     return PodStatus(
         uid=meta["uid"],
         role=Role(labels.get(names.ROLE_LABEL, "")),
         index=int(labels.get(names.INDEX_LABEL, "none")),
-        phase=_pod_phase(pod, ending, told_to_go),
-        exit_code=ending.exit_code if ending else None,
+        phase=_pod_phase(pod, container_end, deleting),
+        exit_code=container_end.exit_code if container_end else None,
         reason=reason,
         leaving=leaving,
-        cause=_end_cause(pod, ending, told_to_go, asked) if leaving or ending else TerminationCause.NONE,
+        cause=_end_cause(pod, container_end, deleting, deletion_requested)
+        if leaving or container_end
+        else TerminationCause.NONE,
         message=message,
         node=pod.get("spec", {}).get("nodeName") or "",
         elevated=labels.get(names.ELEVATED_LABEL) == "true",
-        unreachable=unreachable_since(pod) if ending is None else 0.0,
+        unreachable=unreachable_since(pod) if container_end is None else 0.0,
     )
 
 
-def removed_pod_status(last: PodStatus, *, asked: bool = False) -> PodStatus:
+def removed_pod_status(last: PodStatus, *, deletion_requested: bool = False) -> PodStatus:
     """The end of a pod whose object is gone, from what it was last like; an end that it has had stays its end."""
     if last.ended:
         return last
-    cause = last.cause if last.leaving else TerminationCause.NONE if asked else TerminationCause.DELETED
+    cause = last.cause if last.leaving else TerminationCause.NONE if deletion_requested else TerminationCause.DELETED
     return replace(last, phase=PodPhase.GONE, reason=DELETED_REASON, leaving=False, cause=cause)
 
 
@@ -170,42 +172,42 @@ def _container_state(container: Mapping[str, Any], name: str) -> Mapping[str, An
     return (container.get("state") or {}).get(name) or {}
 
 
-def _pod_phase(pod: Manifest, ending: _ContainerEnd | None, told_to_go: bool) -> PodPhase:
+def _pod_phase(pod: Manifest, container_end: _ContainerEnd | None, deleting: bool) -> PodPhase:
     phase = (pod.get("status") or {}).get("phase") or PodPhase.PENDING
-    if ending is None:
+    if container_end is None:
         return PodPhase.PENDING if phase == PodPhase.PENDING else PodPhase.RUNNING
-    if told_to_go:
+    if deleting:
         return PodPhase.GONE
     if phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
         return PodPhase(phase)
-    return PodPhase.SUCCEEDED if ending.exit_code == 0 else PodPhase.FAILED
+    return PodPhase.SUCCEEDED if container_end.exit_code == 0 else PodPhase.FAILED
 
 
 # ---------------------------------------------------------------------- words
 
 
-def _reason_and_message(pod: Manifest, ending: _ContainerEnd | None, told_to_go: bool) -> tuple[str, str]:
+def _reason_and_message(pod: Manifest, container_end: _ContainerEnd | None, deleting: bool) -> tuple[str, str]:
     """Reason and message."""
-    if ending is None:
+    if container_end is None:
         reason, message = _waiting_reason(pod)
     else:
-        reason = DELETED_REASON if told_to_go else _end_reason(pod, ending)
-        message = pod["status"].get("message") or _end_message(ending)
+        reason = DELETED_REASON if deleting else _end_reason(pod, container_end)
+        message = pod["status"].get("message") or _end_message(container_end)
     return reason, message or str(_disruption_condition(pod).get("message") or "")
 
 
-def _end_message(ending: _ContainerEnd) -> str:
+def _end_message(container_end: _ContainerEnd) -> str:
     """What the container or its runtime says of the end; a process that was killed did not know of it."""
-    killed = ending.exit_code in _SIGNAL_REASONS or ending.reason == _OOM_KILLED
-    return "" if killed else last_error_line(ending.message)
+    killed = container_end.exit_code in _SIGNAL_REASONS or container_end.reason == _OOM_KILLED
+    return "" if killed else last_error_line(container_end.message)
 
 
-def _end_reason(pod: Manifest, ending: _ContainerEnd) -> str:
+def _end_reason(pod: Manifest, container_end: _ContainerEnd) -> str:
     """The most telling of what the kubelet and the container's runtime say."""
-    if ending.reason == _OOM_KILLED:
-        return ending.reason
+    if container_end.reason == _OOM_KILLED:
+        return container_end.reason
     status = pod["status"]
-    said = status.get("reason") or _SIGNAL_REASONS.get(ending.exit_code or 0) or ending.reason
+    said = status.get("reason") or _SIGNAL_REASONS.get(container_end.exit_code or 0) or container_end.reason
     return said or ("Completed" if status.get("phase") == PodPhase.SUCCEEDED else "Error")
 
 
@@ -235,9 +237,11 @@ def _pod_condition(pod: Manifest, kind: str) -> Mapping[str, Any]:
 # ---------------------------------------------------------------------- cause
 
 
-def _end_cause(pod: Manifest, ending: _ContainerEnd | None, told_to_go: bool, asked: bool) -> TerminationCause:
+def _end_cause(
+    pod: Manifest, container_end: _ContainerEnd | None, deleting: bool, deletion_requested: bool
+) -> TerminationCause:
     """Who wanted it to go; a deletion that its master asked for before anybody else did has no cause to tell."""
-    if told_to_go and asked:
+    if deleting and deletion_requested:
         return TerminationCause.NONE
     disruption = _disruption_condition(pod).get("reason")
     if disruption:
@@ -248,9 +252,9 @@ def _end_cause(pod: Manifest, ending: _ContainerEnd | None, told_to_go: bool, as
         return TerminationCause.NONE  # nobody wanted its place: it wrote more than it may, and its successor would, too
     if reason in _REASON_CAUSES or reason.startswith(_OUT_OF_PREFIX):
         return _REASON_CAUSES.get(reason, TerminationCause.EVICTED)
-    if told_to_go:
+    if deleting:
         return TerminationCause.DELETED
-    out_of_memory = ending is not None and ending.reason == _OOM_KILLED and ending.exit_code != 0
+    out_of_memory = container_end is not None and container_end.reason == _OOM_KILLED and container_end.exit_code != 0
     return TerminationCause.OUT_OF_MEMORY if out_of_memory else TerminationCause.NONE
 
 

@@ -185,12 +185,12 @@ class PodIdentity:
     run: str | None = None
 
 
-def render_pod_template(spec: JobSpec, place: PodIdentity, wish: PodOptions = DEFAULT_OPTIONS) -> Manifest:
+def render_pod_template(spec: JobSpec, identity: PodIdentity, options: PodOptions = DEFAULT_OPTIONS) -> Manifest:
     """Metadata and spec of a pod, as a Job's template has them."""
     merged = apply_strategic_merge(
-        {"metadata": _pod_metadata(spec, place), "spec": _pod_spec(spec, place, wish)}, spec.pod.overrides
+        {"metadata": _pod_metadata(spec, identity), "spec": _pod_spec(spec, identity, options)}, spec.pod.overrides
     )
-    labels = merged["metadata"].get("labels", {}) | _identity_labels(spec, place, wish)
+    labels = merged["metadata"].get("labels", {}) | _identity_labels(spec, identity, options)
     annotations = merged["metadata"].get("annotations", {})
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": merged["spec"]}
 
@@ -205,34 +205,37 @@ def role_section(spec: JobSpec, role: Role) -> MasterSpec | ParameterServerSpec 
     return sections[role]
 
 
-def _identity_labels(spec: JobSpec, place: PodIdentity, wish: PodOptions) -> dict[str, str]:
+def _identity_labels(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> dict[str, str]:
     """Labels by which EDL finds the pod; nothing overrides them."""
-    index = None if place.role is Role.MASTER else place.index
-    elevated = {names.ELEVATED_LABEL: "true"} if wish.elevated else {}
-    return names.object_labels(spec.name, place.role, index) | elevated
+    index = None if identity.role is Role.MASTER else identity.index
+    elevated = {names.ELEVATED_LABEL: "true"} if options.elevated else {}
+    return names.object_labels(spec.name, identity.role, index) | elevated
 
 
-def _pod_metadata(spec: JobSpec, place: PodIdentity) -> Manifest:
-    annotations = {**spec.pod.annotations, SAFE_TO_EVICT_ANNOTATION: "true" if place.role is Role.WORKER else "false"}
-    if place.run is not None:
-        annotations[names.RUN_ANNOTATION] = place.run
+def _pod_metadata(spec: JobSpec, identity: PodIdentity) -> Manifest:
+    annotations = {
+        **spec.pod.annotations,
+        SAFE_TO_EVICT_ANNOTATION: "true" if identity.role is Role.WORKER else "false",
+    }
+    if identity.run is not None:
+        annotations[names.RUN_ANNOTATION] = identity.run
     return {"labels": dict(spec.pod.labels), "annotations": annotations}
 
 
-def _pod_spec(spec: JobSpec, place: PodIdentity, wish: PodOptions) -> Manifest:
-    master = place.role is Role.MASTER
-    section = role_section(spec, place.role)
+def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Manifest:
+    master = identity.role is Role.MASTER
+    section = role_section(spec, identity.role)
     found: Manifest = {
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
-        "priorityClassName": worker_priority.parse_priority(section.priority).priority_class(elevated=wish.elevated),
+        "priorityClassName": worker_priority.parse_priority(section.priority).priority_class(elevated=options.elevated),
         "serviceAccountName": spec.security.master_account if master else spec.security.pod_account,
         "automountServiceAccountToken": master,
         "enableServiceLinks": False,
         "securityContext": pod_security_context(spec.security.run_as),
-        "containers": [_render_container(spec, place, section.resources, wish)],
-        "volumes": pod_volumes(spec, place.token_secret),
-        "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[place.role]),
+        "containers": [_render_container(spec, identity, section.resources, options)],
+        "volumes": pod_volumes(spec, identity.token_secret),
+        "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[identity.role]),
     }
     return found | _optional_fields(spec)
 
@@ -247,15 +250,15 @@ def _optional_fields(spec: JobSpec) -> Manifest:
     return {name: value for name, value in asked.items() if value}
 
 
-def _render_container(spec: JobSpec, place: PodIdentity, resources: ResourceSpec, wish: PodOptions) -> Manifest:
+def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceSpec, options: PodOptions) -> Manifest:
     return {
         "name": names.ROLE_CONTAINER,
         "image": spec.image,
         "command": ["edl-role"],
-        "args": [place.role.value, f"{names.SPEC_DIR}/{names.SPEC_KEY}"],
-        "env": container_environment(spec, place),
-        "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(place.role)],
-        "resources": resource_requirements(resources, wish.memory_factor),
+        "args": [identity.role.value, f"{names.SPEC_DIR}/{names.SPEC_KEY}"],
+        "env": container_environment(spec, identity),
+        "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(identity.role)],
+        "resources": resource_requirements(resources, options.memory_factor),
         "securityContext": container_security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": container_mounts(spec),
@@ -281,42 +284,44 @@ def resource_requirements(resources: ResourceSpec, memory_factor: float) -> Mani
     }
 
 
-def _disk_amounts(most: int | None) -> tuple[Manifest, Manifest]:
+def _disk_amounts(limit: int | None) -> tuple[Manifest, Manifest]:
     """Request and limit of the node's own disk; empty where it is not bounded."""
-    if most is None:
+    if limit is None:
         return {}, {}
-    return {DISK_RESOURCE: format_size(min(most, DISK_REQUEST_BYTES))}, {DISK_RESOURCE: format_size(most)}
+    return {DISK_RESOURCE: format_size(min(limit, DISK_REQUEST_BYTES))}, {DISK_RESOURCE: format_size(limit)}
 
 
-def pod_tolerations(own: tuple[Mapping[str, JsonValue], ...], seconds: int | None) -> list[dict[str, Any]]:
+def pod_tolerations(
+    spec_tolerations: tuple[Mapping[str, JsonValue], ...], node_lost_seconds: int | None
+) -> list[dict[str, Any]]:
     """The spec's tolerations, and how long a pod stays on a node that is lost, where the spec does not say it.
 
     Clusters add 300 s themselves to pods without such tolerations. None: until somebody deletes it.
     """
-    limit = {} if seconds is None else {"tolerationSeconds": seconds}
-    said = [one.get("key") for one in own if one.get("effect") in (None, "", "NoExecute")]
+    limit = {} if node_lost_seconds is None else {"tolerationSeconds": node_lost_seconds}
+    said = [one.get("key") for one in spec_tolerations if one.get("effect") in (None, "", "NoExecute")]
     waits = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", **limit}
         for key in _UNHEALTHY_NODE_TAINTS
         if key not in said
     ]
-    return [*(dict(one) for one in own), *waits]
+    return [*(dict(one) for one in spec_tolerations), *waits]
 
 
-def container_environment(spec: JobSpec, place: PodIdentity) -> list[Manifest]:
+def container_environment(spec: JobSpec, identity: PodIdentity) -> list[Manifest]:
     """The variables of a pod's container: who it is, where it finds what it needs, then the spec's own."""
     values = {
-        "EDL_ROLE": place.role.value,
-        "EDL_INDEX": str(place.index),
+        "EDL_ROLE": identity.role.value,
+        "EDL_INDEX": str(identity.index),
         "EDL_TOKEN_FILE": f"{names.TOKEN_DIR}/{names.TOKEN_KEY}",
         "EDL_RUNTIME_DIR": names.RUNTIME_DIR,
         "HOME": names.HOME_DIR,
         "XDG_CACHE_HOME": f"{names.HOME_DIR}/.cache",
         "KERAS_HOME": f"{names.HOME_DIR}/.keras",
         "PYTHONUNBUFFERED": "1",
-        **_location_variables(spec, place),
+        **_location_variables(spec, identity),
     }
-    fields = _FIELD_REFS | (_MASTER_FIELD_REFS if place.role is Role.MASTER else {})
+    fields = _FIELD_REFS | (_MASTER_FIELD_REFS if identity.role is Role.MASTER else {})
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),
@@ -343,10 +348,10 @@ _MASTER_FIELD_REFS = {
 }
 
 
-def _location_variables(spec: JobSpec, place: PodIdentity) -> dict[str, str]:
-    if place.role is Role.MASTER:
-        return {"EDL_STORAGE": pod_storage_path(spec), "EDL_TOKEN_SECRET": place.token_secret}
-    assert place.namespace is not None
-    assert place.run_dir is not None
-    address = names.master_address(spec.name, place.namespace)
-    return {"EDL_RUN_DIR": place.run_dir, "EDL_MASTER_ADDRESS": address}
+def _location_variables(spec: JobSpec, identity: PodIdentity) -> dict[str, str]:
+    if identity.role is Role.MASTER:
+        return {"EDL_STORAGE": pod_storage_path(spec), "EDL_TOKEN_SECRET": identity.token_secret}
+    assert identity.namespace is not None
+    assert identity.run_dir is not None
+    address = names.master_address(spec.name, identity.namespace)
+    return {"EDL_RUN_DIR": identity.run_dir, "EDL_MASTER_ADDRESS": address}

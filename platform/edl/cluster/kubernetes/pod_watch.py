@@ -76,7 +76,7 @@ class PodCache:
         meta = pod["metadata"]
         with self._lock:
             try:
-                seen = pod_status.read_pod_status(pod, asked=meta["uid"] in self._asked)
+                seen = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._asked)
             except ValueError:
                 return None
             known = self._records.get(seen.uid)
@@ -94,7 +94,7 @@ class PodCache:
                 )
         return seen
 
-    def listed(self, pods: Iterable[Manifest], before: Iterable[PodRecord]) -> list[PodStatus]:
+    def listed(self, pods: Iterable[Manifest], known_before: Iterable[PodRecord]) -> list[PodStatus]:
         """Note a full list; return what is in it and the ends of those that are not any more.
 
         Args:
@@ -103,7 +103,7 @@ class PodCache:
         """
         seen = [pod for pod in map(self.note, pods) if pod is not None]
         present = {pod.uid for pod in seen}
-        vanished = [body for body in before if body.uid not in present]
+        vanished = [body for body in known_before if body.uid not in present]
         for body in vanished:
             self._remove_record(body.uid)
         return [*seen, *(self.end(body.seen) for body in vanished)]
@@ -124,7 +124,7 @@ class PodCache:
     def end(self, last: PodStatus) -> PodStatus:
         """The end of a pod whose object is gone."""
         with self._lock:
-            return pod_status.removed_pod_status(last, asked=last.uid in self._asked)
+            return pod_status.removed_pod_status(last, deletion_requested=last.uid in self._asked)
 
     def name(self, uid: str) -> str | None:
         """Name of the object; None if it is not known."""
@@ -197,11 +197,11 @@ class PodWatch:
     """
 
     def __init__(
-        self, api: KubeClient, namespace: str, selector: str, register: PodCache, manners: WatchSettings | None = None
+        self, api: KubeClient, namespace: str, selector: str, pod_cache: PodCache, settings: WatchSettings | None = None
     ) -> None:
-        self._api, self._namespace, self._selector, self._register = api, namespace, selector, register
-        self._manners = manners or WatchSettings()
-        self._watch_cache = WatchCache(register.end)
+        self._api, self._namespace, self._selector, self._register = api, namespace, selector, pod_cache
+        self._manners = settings or WatchSettings()
+        self._watch_cache = WatchCache(pod_cache.end)
         self._failure_state = _FailureState()
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -266,8 +266,8 @@ class PodWatch:
             resource_version=version,
             namespace=self._namespace,
             labels=self._selector,
-            seconds=self._manners.seconds,
-            silence=self._manners.idle_timeout,
+            timeout_seconds=self._manners.seconds,
+            idle_timeout=self._manners.idle_timeout,
         )
         with self._lock:
             if not self._closed.is_set():
@@ -299,6 +299,8 @@ class PodWatch:
             self._back_off(None)
         self._failure_state.last_succeeded = False
 
-    def _back_off(self, asked: float | None) -> None:
+    def _back_off(self, retry_after: float | None) -> None:
         self._failure_state.failures, self._failure_state.last_succeeded = self._failure_state.failures + 1, False
-        self._closed.wait(self._manners.backoff.pause(self._failure_state.failures, self._manners.jitter(), asked))
+        self._closed.wait(
+            self._manners.backoff.pause(self._failure_state.failures, self._manners.jitter(), retry_after)
+        )

@@ -63,7 +63,7 @@ class ExponentialBackoff:
     first: float = 0.2
     longest: float = 5.0
 
-    def pause(self, failures: int, chance: float, asked: float | None = None) -> float:
+    def pause(self, failures: int, jitter: float, retry_after: float | None = None) -> float:
         """Seconds to wait.
 
         Args:
@@ -72,7 +72,7 @@ class ExponentialBackoff:
             asked: what the server asks for, in seconds; never less than that, up to ``MAX_PAUSE_SECONDS``.
         """
         whole = min(self.first * 2.0 ** min(failures - 1, 32), self.longest)
-        return min(max(asked or 0.0, 0.0), MAX_PAUSE_SECONDS) + whole * (0.5 + chance / 2)
+        return min(max(retry_after or 0.0, 0.0), MAX_PAUSE_SECONDS) + whole * (0.5 + jitter / 2)
 
 
 class TokenBucketLimiter:

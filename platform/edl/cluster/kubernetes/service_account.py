@@ -23,11 +23,11 @@ TOKEN_CACHE_SECONDS = 60.0
 
 
 def connect_service_account(
-    variables: Mapping[str, str],
+    environment: Mapping[str, str],
     namespace: str,
     *,
     pool_size: int,
-    account: Path = SERVICE_ACCOUNT_DIR,
+    account_dir: Path = SERVICE_ACCOUNT_DIR,
     clock: Callable[[], float] = time.monotonic,
 ) -> KubeConnection:
     """The connection of this pod's service account.
@@ -42,17 +42,17 @@ def connect_service_account(
     Raises:
         BadInputError: this pod has no service account, or this is no pod.
     """
-    host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
-    authority = account / "ca.crt"
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    authority = account_dir / "ca.crt"
     if not host or not authority.exists():
         raise BadInputError(
             "This pod has no service account",
-            where=str(account),
+            where=str(account_dir),
             hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {install_hint(namespace)}",
         )
     pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=NO_LINGER_OPTIONS)
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return KubeConnection(server, pool, _BearerToken(account / "token", clock), namespace)
+    return KubeConnection(server, pool, _BearerToken(account_dir / "token", clock), namespace)
 
 
 class _BearerToken:
@@ -63,11 +63,11 @@ class _BearerToken:
         self._read: tuple[float, Mapping[str, str]] | None = None
 
     def __call__(self) -> Mapping[str, str]:
-        read, now = self._read, self._clock()
-        if read is None or now - read[0] >= TOKEN_CACHE_SECONDS:
-            read = now, self._read_header()
-            self._read = read
-        return read[1]
+        cached, now = self._read, self._clock()
+        if cached is None or now - cached[0] >= TOKEN_CACHE_SECONDS:
+            cached = now, self._read_header()
+            self._read = cached
+        return cached[1]
 
     def _read_header(self) -> Mapping[str, str]:
         try:

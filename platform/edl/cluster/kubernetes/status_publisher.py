@@ -56,8 +56,8 @@ def format_desired_state(desired: DesiredState) -> str:
     return json.dumps({name: n for name, n in (("min", desired.min), ("max", desired.max)) if n is not None} | stop)
 
 
-def merge_desired_state(known: DesiredState, wanted: DesiredState, spec: tuple[int, int]) -> DesiredState:
-    """``known`` with what ``wanted`` changes of it.
+def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds: tuple[int, int]) -> DesiredState:
+    """``current`` with what ``change`` changes of it.
 
     Args:
         known: what is wanted already.
@@ -68,27 +68,30 @@ def merge_desired_state(known: DesiredState, wanted: DesiredState, spec: tuple[i
         BadInputError: more workers would be needed than asked for, none at all, or more than a job may have.
     """
     found = replace(
-        known,
+        current,
         unreadable="",
-        min=known.min if wanted.min is None else wanted.min,
-        max=known.max if wanted.max is None else wanted.max,
-        stop=known.stop or wanted.stop,
+        min=current.min if change.min is None else change.min,
+        max=current.max if change.max is None else change.max,
+        stop=current.stop or change.stop,
     )
-    for name, asked in (("--min", wanted.min), ("--max", wanted.max)):
+    for name, asked in (("--min", change.min), ("--max", change.max)):
         if asked is not None and asked > MOST_WORKERS:
             raise BadInputError(f"{name} {asked}: a job has at most {MOST_WORKERS} workers")
-    low, high = (spec[0] if found.min is None else found.min), (spec[1] if found.max is None else found.max)
+    low, high = (
+        (spec_bounds[0] if found.min is None else found.min),
+        (spec_bounds[1] if found.max is None else found.max),
+    )
     if high < 1:
         raise BadInputError("a job needs at least one worker", hint="`edl stop` ends a job.")
     if low > high:
-        both = wanted.min is not None and wanted.max is not None
-        missing = "" if both else ("Give --max too." if wanted.max is None else "Give --min too.")
+        both = change.min is not None and change.max is not None
+        missing = "" if both else ("Give --max too." if change.max is None else "Give --min too.")
         raise BadInputError(f"min would be {low}, more than max, which is {high}", hint=missing or None)
     return found
 
 
 def update_desired_state(
-    api: KubeClient, job: str, wanted: DesiredState, spec: tuple[int, int], *, namespace: str | None = None
+    api: KubeClient, job: str, change: DesiredState, spec_bounds: tuple[int, int], *, namespace: str | None = None
 ) -> DesiredState:
     """Want something of a job, beside what is wanted already; returns all that is wanted now.
 
@@ -98,7 +101,7 @@ def update_desired_state(
     """
     for attempt in range(_MAX_ATTEMPTS):
         found = api.get(JOBS, names.master_name(job), namespace)
-        desired = merge_desired_state(read_desired_state(found), wanted, spec)
+        desired = merge_desired_state(read_desired_state(found), change, spec_bounds)
         meta = {
             "resourceVersion": found["metadata"]["resourceVersion"],
             "annotations": {names.DESIRED_ANNOTATION: format_desired_state(desired)},
@@ -194,7 +197,7 @@ class KubeStatusPublisher:
             if not self._rest(again, pause):
                 return
 
-    def _rest(self, again: Mapping[str, str] | None, seconds: float) -> bool:
+    def _rest(self, unpublished: Mapping[str, str] | None, seconds: float) -> bool:
         """Wait before the next publication; at the end only for a server that is away or busy, and not for long.
 
         Args:
@@ -206,9 +209,9 @@ class KubeStatusPublisher:
         """
         with self._changed:
             if self._pending_pages is None:
-                self._pending_pages = again  # unless there are newer ones
+                self._pending_pages = unpublished  # unless there are newer ones
             self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
-            if not (self._closing and again):
+            if not (self._closing and unpublished):
                 return True
             self._changed.wait(_FINAL_RETRY_SECONDS)
             return self._clock() < self._until

@@ -25,10 +25,10 @@ _LONGEST_PAUSE_SECONDS = 0.5
 class LocalCluster:
     """The pods of one run on this machine. Safe to use from several threads."""
 
-    def __init__(self, path: Path, token: str, *, patience: float = CONNECT_SECONDS) -> None:
+    def __init__(self, path: Path, token: str, *, connect_seconds: float = CONNECT_SECONDS) -> None:
         self._path = path
         self._token = token
-        self._connect_seconds = patience
+        self._connect_seconds = connect_seconds
         self._request_lock = threading.Lock()
         self._request_connection: _SupervisorConnection | None = None
         self._closed = threading.Event()
@@ -49,7 +49,7 @@ class LocalCluster:
             )
         return cls(Path(path), token)
 
-    def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
+    def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
         """Start a pod; see ``edl.api.cluster_port.JobCluster.start``. A call cut off half-way is made again.
 
         Processes of one machine have no memory limit and no priority: wishes change nothing.
@@ -67,18 +67,18 @@ class LocalCluster:
             RetryableError: the supervisor cannot be reached any more.
             RefusedError: the supervisor refuses the token or the version.
         """
-        sightings = WatchCache()
+        watch_cache = WatchCache()
         synced = False
         while not self._closed.is_set():
-            listed: list[PodStatus] | None = []
+            listed_pods: list[PodStatus] | None = []
             for message in self._watch_messages():
-                if listed is None:
-                    yield from sightings.changed(supervisor_protocol.pod_from_message(message))
+                if listed_pods is None:
+                    yield from watch_cache.changed(supervisor_protocol.pod_from_message(message))
                 elif "synced" not in message:
-                    listed.append(supervisor_protocol.pod_from_message(message))
+                    listed_pods.append(supervisor_protocol.pod_from_message(message))
                 else:
-                    yield from sightings.listed(listed)
-                    listed = None
+                    yield from watch_cache.listed(listed_pods)
+                    listed_pods = None
                     if not synced:
                         synced = True
                         yield WatchSynced()

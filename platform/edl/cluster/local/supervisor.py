@@ -99,14 +99,14 @@ class PodTable:
             self._deleting.add(uid)
         return uid in self._live_pods
 
-    def ended(self, uid: str, ending: ExitStatus) -> PodStatus:
+    def ended(self, uid: str, exit_status: ExitStatus) -> PodStatus:
         """Enter a live pod's end and return its last state: ``GONE`` when it was deleted."""
         pod = self._live_pods.pop(uid)
         del self._names[pod.role, pod.index]
         if uid in self._deleting:
             self._deleting.remove(uid)
-            return replace(pod, phase=PodPhase.GONE, exit_code=ending.exit_code, reason="Deleted")
-        last = replace(pod, phase=ending.phase, exit_code=ending.exit_code, reason=ending.reason)
+            return replace(pod, phase=PodPhase.GONE, exit_code=exit_status.exit_code, reason="Deleted")
+        last = replace(pod, phase=exit_status.phase, exit_code=exit_status.exit_code, reason=exit_status.reason)
         self._ended[uid] = last
         if len(self._ended) > MAX_ENDED_PODS:
             del self._ended[next(iter(self._ended))]
@@ -139,11 +139,11 @@ class RunLog:
         if self._append(self._log_path, line):
             self._lost = 0
 
-    def ended(self, process: RoleProcess, ending: ExitStatus) -> None:
+    def ended(self, process: RoleProcess, exit_status: ExitStatus) -> None:
         """Note a process's end."""
-        self.line(f"{process.uid} (pid {process.pid}) ended: {ending.reason}, exit code {ending.exit_code}")
+        self.line(f"{process.uid} (pid {process.pid}) ended: {exit_status.reason}, exit code {exit_status.exit_code}")
         if process.role == "master":
-            self._append(self._events, json.dumps(_role_ended_event(process, ending)) + "\n")
+            self._append(self._events, json.dumps(_role_ended_event(process, exit_status)) + "\n")
 
     def _append(self, path: Path, text: str) -> bool:
         try:
@@ -154,15 +154,15 @@ class RunLog:
         return True
 
 
-def _role_ended_event(process: RoleProcess, ending: ExitStatus) -> dict[str, object]:
+def _role_ended_event(process: RoleProcess, exit_status: ExitStatus) -> dict[str, object]:
     return {
         "event": "role_ended",
         "time": time.time(),
         "role": process.role.value,
         "index": process.index,
         "pid": process.pid,
-        "reason": ending.reason,
-        "exit_code": ending.exit_code,
+        "reason": exit_status.reason,
+        "exit_code": exit_status.exit_code,
     }
 
 
@@ -308,9 +308,9 @@ class Supervisor:
             RetryableError: the job is ending, or the machine has no process left to give.
             BadInputError: the role's command does not exist.
         """
-        live = self._table.live(role, index)
-        if live is not None:
-            return live.uid
+        live_pod = self._table.live(role, index)
+        if live_pod is not None:
+            return live_pod.uid
         if self._exit_code is not None:
             raise RetryableError("The job is ending")
         try:
@@ -372,26 +372,26 @@ class Supervisor:
 
     def _reap_processes(self) -> None:
         for process in list(self._processes.values()):
-            ending = process.poll()
-            if ending is not None:
+            exit_status = process.poll()
+            if exit_status is not None:
                 del self._processes[process.uid]
                 if self._orphan_reaper is not None:
                     self._orphan_reaper.left(process.pid)
-                self._ended(process, ending)
+                self._ended(process, exit_status)
 
-    def _ended(self, process: RoleProcess, ending: ExitStatus) -> None:
-        self._record.ended(process, ending)
+    def _ended(self, process: RoleProcess, exit_status: ExitStatus) -> None:
+        self._record.ended(process, exit_status)
         if process.role == Role.MASTER:
-            self._handle_master_end(process.age, ending)
+            self._handle_master_end(process.age, exit_status)
         else:
-            self._server.publish(self._table.ended(process.uid, ending))
+            self._server.publish(self._table.ended(process.uid, exit_status))
 
-    def _handle_master_end(self, age: float, ending: ExitStatus) -> None:
+    def _handle_master_end(self, age: float, exit_status: ExitStatus) -> None:
         if self._exit_code is not None:
             return
         if self._requested_exit_code is not None:
             self._stop_all_roles(self._requested_exit_code, STOP_GRACE_SECONDS)
-        elif ending.exit_code == 0:
+        elif exit_status.exit_code == 0:
             self._stop_all_roles(0, DONE_GRACE_SECONDS)
         else:
             self._restart_master(age)

@@ -213,16 +213,16 @@ class RecordFile:
             CorruptRecordError: a chunk of the range cannot be read and ``on_corrupt`` is None.
         """
         start, end = max(start, 0), self.records if end is None else min(end, self.records)
-        found: list[bytes] = []
+        records: list[bytes] = []
         for number in self.index.chunks(start, end):
             first = self.index.first_records[number]
             begin, finish = max(start, first), min(end, self.index.first_records[number + 1])
             chunk = self._read_chunk(number)
             if isinstance(chunk, DecodedChunk):
-                found += chunk.records(begin - first, finish - first)
+                records += chunk.records(begin - first, finish - first)
             else:
                 self._report(number, begin, finish, chunk, on_corrupt)
-        return found
+        return records
 
     def read_packed(self, start: int, end: int) -> PackedRecords | None:
         """Records ``[start, end)`` where they are; None: they are not one whole chunk, or it cannot be read."""
@@ -289,7 +289,7 @@ class RecordIOReader:
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
         """With the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
-        chosen = ReaderOptions(options, allowed=("index",))
+        chosen = ReaderOptions(options, allowed_names=("index",))
         return cls(files, save_index=chosen.get_choice("index", ("memory", "file")) == "file")
 
     def sources(self) -> tuple[Source, ...]:

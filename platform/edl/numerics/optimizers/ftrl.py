@@ -103,8 +103,8 @@ def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
     """
     squares = np.square(pull, dtype=np.float64)
     lengths = np.sqrt(np.cumsum(squares, axis=1)[:, -1]).astype(np.float32)
-    kept: Floats = 1 - limit / np.maximum(lengths, limit)
-    return kept[:, np.newaxis]
+    factors: Floats = 1 - limit / np.maximum(lengths, limit)
+    return factors[:, np.newaxis]
 
 
 def _power_function(exponent: float) -> Callable[[Floats, Floats], object]:

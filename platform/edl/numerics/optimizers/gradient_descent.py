@@ -62,16 +62,16 @@ def _lion(
     scratch: ScratchArrays,
 ) -> None:
     (mean,) = slots
-    step, share = scratch.first, scratch.second
+    step, weighted_gradient = scratch.first, scratch.second
     np.multiply(mean, beta_1, out=step)
-    np.multiply(update.gradient, one_minus_float32(beta_1), out=share)
-    np.add(step, share, out=step)
+    np.multiply(update.gradient, one_minus_float32(beta_1), out=weighted_gradient)
+    np.add(step, weighted_gradient, out=step)
     np.sign(step, out=step)
     np.multiply(step, update.learning_rate, out=step)
     np.subtract(values, step, out=values)
     np.multiply(mean, beta_2, out=mean)
-    np.multiply(update.gradient, one_minus_float32(beta_2), out=share)
-    np.add(mean, share, out=mean)
+    np.multiply(update.gradient, one_minus_float32(beta_2), out=weighted_gradient)
+    np.add(mean, weighted_gradient, out=mean)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def _lamb(
 
 def _trust_ratio(values: Floats, change: Floats) -> float:
     """The length of the values over that of the step; 1 where either is 0."""
-    length, step = _euclidean_norm(values), _euclidean_norm(change)
-    return length / step if length > 0 and step > 0 else 1.0
+    length, step_length = _euclidean_norm(values), _euclidean_norm(change)
+    return length / step_length if length > 0 and step_length > 0 else 1.0
 
 
 def _euclidean_norm(array: Floats) -> float:

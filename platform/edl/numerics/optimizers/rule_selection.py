@@ -52,44 +52,50 @@ class FlatBlock:
     ) -> None:
         """Apply a rule to this part of slabs."""
         part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.step)
-        room = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
-        rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, room)
+        part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
+        rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
 
     def _select_part(self, slab: Floats) -> Floats:
         part = slab[self.place]
         return part.reshape(-1, self.width) if self.width else part
 
 
-def make_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
     """The function that applies updates of this optimizer.
 
     Args:
         optimizer: with its hyperparameters.
         decay: the weight decay of what it is applied to: ``OptimizerSpec.decay_of``.
     """
-    plain = _RULE_FACTORIES[optimizer.name](optimizer)
-    return partial(_apply_with_decay, decay, plain) if decay else plain
+    base_rule = _RULE_FACTORIES[optimizer.name](optimizer)
+    return partial(_apply_with_decay, weight_decay, base_rule) if weight_decay else base_rule
 
 
-def make_blocks(optimizer: OptimizerSpec, places: Iterable[tuple[VariableSpec, slice]]) -> tuple[FlatBlock, ...]:
+def make_blocks(
+    optimizer: OptimizerSpec, variable_slices: Iterable[tuple[VariableSpec, slice]]
+) -> tuple[FlatBlock, ...]:
     """The trained part of a slab, cut where the weight decay changes; at each variable for rules that want that.
 
     Args:
         optimizer: that moves it.
         places: the variables in slab order, those that are trained before statistics, each with its part of the slab.
     """
-    each = optimizer.name in _WHOLE_VARIABLE_OPTIMIZERS
-    found: list[FlatBlock] = []
-    for variable, place in places:
+    block_per_variable = optimizer.name in _WHOLE_VARIABLE_OPTIMIZERS
+    merged_blocks: list[FlatBlock] = []
+    for variable, place in variable_slices:
         if variable.statistic:
             break
         block = FlatBlock(
             place, optimizer.decay_of(variable.name), _embedding_width(variable) if uses_row_groups(optimizer) else 0
         )
-        if found and not each and (found[-1].weight_decay, found[-1].width, block.width) == (block.weight_decay, 0, 0):
-            block = replace(block, place=slice(found.pop().place.start, place.stop))
-        found.append(block)
-    return tuple(found)
+        if (
+            merged_blocks
+            and not block_per_variable
+            and (merged_blocks[-1].weight_decay, merged_blocks[-1].width, block.width) == (block.weight_decay, 0, 0)
+        ):
+            block = replace(block, place=slice(merged_blocks.pop().place.start, place.stop))
+        merged_blocks.append(block)
+    return tuple(merged_blocks)
 
 
 def _embedding_width(variable: VariableSpec) -> int:
@@ -99,15 +105,15 @@ def _embedding_width(variable: VariableSpec) -> int:
 
 
 def _apply_with_decay(
-    decay: float,
-    plain: UpdateRule,
+    weight_decay: float,
+    base_rule: UpdateRule,
     values: Floats,
     slots: Sequence[Floats],
     update: ParameterUpdate,
     scratch: ScratchArrays,
 ) -> None:
     """Decoupled, as Keras does it: first ``w -= w * decay * lr``, then the rule."""
-    np.multiply(values, decay, out=scratch.first)
+    np.multiply(values, weight_decay, out=scratch.first)
     np.multiply(scratch.first, update.learning_rate, out=scratch.first)
     np.subtract(values, scratch.first, out=values)
-    plain(values, slots, update, scratch)
+    base_rule(values, slots, update, scratch)

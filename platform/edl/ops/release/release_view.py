@@ -61,25 +61,25 @@ class SubmitterIdentity:
         return f"{name}-{tail}"
 
 
-def read_identity(variables: Mapping[str, str]) -> SubmitterIdentity | None:
+def read_identity(environment: Mapping[str, str]) -> SubmitterIdentity | None:
     """The submitter that the environment names; None if it names no release.
 
     Raises:
         BadInputError: something is missing, or contradicts itself.
     """
-    release = variables.get("EDL_RELEASE", "")
+    release = environment.get("EDL_RELEASE", "")
     if not release:
         return None
     names = ("EDL_SUBMITTER_JOB", "EDL_SUBMITTER_UID")
-    if missing := [name for name in names if not variables.get(name)]:
+    if missing := [name for name in names if not environment.get(name)]:
         raise _environment_error(f"the environment of a submitter lacks {' and '.join(missing)}")
-    flag = variables.get("EDL_SCHEDULED", "")
+    flag = environment.get("EDL_SCHEDULED", "")
     if flag not in _BOOLEAN_WORDS:
         raise _environment_error(f"EDL_SCHEDULED is true or false, not {flag!r}")
-    resume = variables.get("EDL_RESUME") or None
+    resume = environment.get("EDL_RESUME") or None
     if resume is not None and _BOOLEAN_WORDS[flag]:
         raise _environment_error("each date of a schedule is a job of its own, which has no earlier run to go on with")
-    job, uid = (variables[name] for name in names)
+    job, uid = (environment[name] for name in names)
     return SubmitterIdentity(release, job, uid, _BOOLEAN_WORDS[flag], resume)
 
 
@@ -94,20 +94,20 @@ REVISION_ANNOTATION, SUBMITTED_ANNOTATION = "edl.dev/revision", "edl.dev/submitt
 """Annotations of a submitter Job: the number of its release, by the chart; the master Job it has, by itself."""
 
 
-def read_release_view(api: KubeClient, me: SubmitterIdentity) -> ReleaseView:
+def read_release_view(api: KubeClient, identity: SubmitterIdentity) -> ReleaseView:
     """Look once, in an order that tells the truth though others act meanwhile.
 
     The mark on this submitter's Job comes before the masters: whoever sets it has created its master before. The other
     submitters come after: whoever owns a master has been there before it.
     """
-    mine = _read_own_submitter(api, me)
+    own_submitter = _read_own_submitter(api, identity)
     masters = [
         master
-        for job in _list_release_jobs(api, me.release, Role.MASTER)
+        for job in _list_release_jobs(api, identity.release, Role.MASTER)
         if (master := parse_master_job(job)) is not None
     ]
-    found = [parse_submitter_job(job) for job in _list_release_jobs(api, me.release, SUBMITTER_ROLE)]
-    return ReleaseView(mine, [each for each in found if each.uid != me.uid], masters)
+    found = [parse_submitter_job(job) for job in _list_release_jobs(api, identity.release, SUBMITTER_ROLE)]
+    return ReleaseView(own_submitter, [each for each in found if each.uid != identity.uid], masters)
 
 
 def parse_submitter_job(job: Manifest) -> SubmitterJob:
@@ -135,12 +135,12 @@ def parse_master_job(job: Manifest) -> MasterJob | None:
     return MasterJob(meta["labels"][names.JOB_LABEL], meta["uid"], owner, is_begun(job), "deletionTimestamp" in meta)
 
 
-def _read_own_submitter(api: KubeClient, me: SubmitterIdentity) -> SubmitterJob | None:
+def _read_own_submitter(api: KubeClient, identity: SubmitterIdentity) -> SubmitterJob | None:
     try:
-        job = api.get(JOBS, me.job)
+        job = api.get(JOBS, identity.job)
     except NotFoundError:
         return None
-    return parse_submitter_job(job) if job["metadata"]["uid"] == me.uid else None
+    return parse_submitter_job(job) if job["metadata"]["uid"] == identity.uid else None
 
 
 def _list_release_jobs(api: KubeClient, release: str, role: str) -> tuple[Manifest, ...]:
@@ -151,25 +151,28 @@ def _list_release_jobs(api: KubeClient, release: str, role: str) -> tuple[Manife
 # What makes a job one of a release: its Job's label and owner, and the note about it on the submitter Job.
 
 
-def add_release_labels(manifests: Sequence[Manifest], me: SubmitterIdentity) -> list[Manifest]:
+def add_release_labels(manifests: Sequence[Manifest], identity: SubmitterIdentity) -> list[Manifest]:
     """Manifests of a job, the Job last, with the Job as the release's and owned by its submitter Job."""
     *parts, job = manifests
     meta = job["metadata"]
-    labels = {**meta["labels"], INSTANCE_LABEL: me.release}
-    return [*parts, {**job, "metadata": {**meta, "labels": labels, "ownerReferences": [_submitter_reference(me)]}}]
+    labels = {**meta["labels"], INSTANCE_LABEL: identity.release}
+    return [
+        *parts,
+        {**job, "metadata": {**meta, "labels": labels, "ownerReferences": [_submitter_reference(identity)]}},
+    ]
 
 
-def mark_submitted(api: KubeClient, me: SubmitterIdentity, uid: str) -> None:
+def mark_submitted(api: KubeClient, identity: SubmitterIdentity, uid: str) -> None:
     """Note on the submitter Job which master Job it has, so that none is submitted again once that is deleted."""
-    api.patch(JOBS, me.job, {"metadata": {"uid": me.uid, "annotations": {SUBMITTED_ANNOTATION: uid}}})
+    api.patch(JOBS, identity.job, {"metadata": {"uid": identity.uid, "annotations": {SUBMITTED_ANNOTATION: uid}}})
 
 
-def _submitter_reference(me: SubmitterIdentity) -> Manifest:
+def _submitter_reference(identity: SubmitterIdentity) -> Manifest:
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.name,
-        "name": me.job,
-        "uid": me.uid,
+        "name": identity.job,
+        "uid": identity.uid,
         "controller": False,
         "blockOwnerDeletion": False,
     }
@@ -225,13 +228,13 @@ class ReleaseCleanup:
         self._asked.add((uid, grace))
 
 
-def select_departing(there: JobObjects, going: Iterable[str] = ()) -> JobObjects:
-    """What of a job's objects goes away: deleted, owned by one of the Jobs ``going``, or by none that is there.
+def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) -> JobObjects:
+    """What of a job's objects goes away: deleted, owned by one of the Jobs ``deleted_uids``, or by none that is there.
 
     An object that was made after the Jobs were listed looks as if its owner were gone; who only waits does no harm.
     """
-    gone = frozenset(going)
-    alive = {job["metadata"]["uid"] for job in there.of(JOBS)} - gone
+    gone = frozenset(deleted_uids)
+    alive = {job["metadata"]["uid"] for job in job_objects.of(JOBS)} - gone
 
     def goes(thing: Manifest) -> bool:
         meta, owners = thing["metadata"], _owner_uids(thing)
@@ -239,7 +242,7 @@ def select_departing(there: JobObjects, going: Iterable[str] = ()) -> JobObjects
             return True
         return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
 
-    return replace(there, objects=tuple(thing for thing in there.objects if goes(thing)))
+    return replace(job_objects, objects=tuple(thing for thing in job_objects.objects if goes(thing)))
 
 
 def _owner_uids(thing: Manifest) -> set[str]:

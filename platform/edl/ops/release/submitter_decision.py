@@ -116,17 +116,17 @@ class SubmitterDecision:
 
 def decide_step(view: ReleaseView) -> SubmitterDecision:
     """The next step of a submitter."""
-    mine = view.mine
-    if mine is None or mine.leaving:
+    own_submitter = view.mine
+    if own_submitter is None or own_submitter.leaving:
         return SubmitterDecision(SubmitterStep.REPLACED, "this submitter's Job is gone")
-    if newer := _newest_rival(mine, view.others):
+    if newer := _newest_rival(own_submitter, view.others):
         return SubmitterDecision(SubmitterStep.REPLACED, f"submitter {newer.name} has replaced this one")
-    own = next((master for master in view.masters if master.owner == mine.uid), None)
+    own = next((master for master in view.masters if master.owner == own_submitter.uid), None)
     if own is not None:
-        return _decide_own_job(own, mine.submitted)
-    if mine.submitted:
+        return _decide_own_job(own, own_submitter.submitted)
+    if own_submitter.submitted:
         return SubmitterDecision(SubmitterStep.DELETED, "the job was deleted by somebody")
-    if view.masters and not mine.scheduled:
+    if view.masters and not own_submitter.scheduled:
         jobs = ", ".join(dict.fromkeys(master.job for master in view.masters))
         return SubmitterDecision(
             SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.masters)
@@ -146,11 +146,11 @@ def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
     return SubmitterDecision(SubmitterStep.FINISH, f"the Job of {own.job} is there, what it needs comes next", (own,))
 
 
-def _newest_rival(mine: SubmitterJob, others: Sequence[SubmitterJob]) -> SubmitterJob | None:
+def _newest_rival(own_submitter: SubmitterJob, others: Sequence[SubmitterJob]) -> SubmitterJob | None:
     """The newest submitter that has taken this one's place; the Jobs of a schedule stand side by side."""
-    if mine.scheduled:
+    if own_submitter.scheduled:
         return None
-    rivals = [other for other in others if not other.scheduled and not other.leaving and other.age > mine.age]
+    rivals = [other for other in others if not other.scheduled and not other.leaving and other.age > own_submitter.age]
     return max(rivals, key=lambda other: other.age, default=None)
 
 
@@ -213,24 +213,24 @@ class StartTimeout:
         """Whether a container was created at all, and since when it fails."""
         self._running: float | None = None
 
-    def has_expired(self, sight: MasterPodStatus, now: float) -> bool:
+    def has_expired(self, status: MasterPodStatus, now: float) -> bool:
         """Whether the master will not start; a pod that was taken from its node says nothing about that."""
-        if sight.stage is not MasterStage.FAILED or not _is_job_failure(sight):
-            self._record_progress(sight, now)
+        if status.stage is not MasterStage.FAILED or not _is_job_failure(status):
+            self._record_progress(status, now)
             return False
-        self._running, created = None, sight.exit_code is not None
+        self._running, created = None, status.exit_code is not None
         if self._since is None or self._since[0] != created:
             self._since = created, now
         return now - self._since[1] >= FAILED_START_SECONDS
 
-    def _record_progress(self, sight: MasterPodStatus, now: float) -> None:
+    def _record_progress(self, status: MasterPodStatus, now: float) -> None:
         """A container that comes to be had its image; one that crashes again and again runs for moments between.
 
         A pull that failed once more is the same failure that a back-off is: it neither ends one nor begins one.
         """
-        if sight.reason == PULL_FAILED_REASON:
+        if status.reason == PULL_FAILED_REASON:
             return
-        if sight.stage is not MasterStage.RUNNING:
+        if status.stage is not MasterStage.RUNNING:
             self._running = None
         elif self._running is None:
             self._running = now
@@ -239,8 +239,8 @@ class StartTimeout:
             self._since = None
 
 
-def _is_job_failure(sight: MasterPodStatus) -> bool:
+def _is_job_failure(status: MasterPodStatus) -> bool:
     """Whether the failure is the job's; an eviction or a lost node is not."""
-    if sight.exit_code is None:
-        return sight.reason in PERMANENT_WAIT_REASONS
-    return sight.exit_code <= _SIGNAL_EXIT_BASE
+    if status.exit_code is None:
+        return status.reason in PERMANENT_WAIT_REASONS
+    return status.exit_code <= _SIGNAL_EXIT_BASE

@@ -91,7 +91,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)
-    module: ModelModule = model_contract.load_model_module(spec.model, evaluates=bool(spec.data.validation))
+    module: ModelModule = model_contract.load_model_module(spec.model, needs_metrics=bool(spec.data.validation))
 
     @cache
     def reader(name: str) -> Any:
@@ -109,8 +109,8 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         model.model,
         model.optimizer,
         module.zoo,
-        local=True,
-        check=partial(check_monitors, directions=model.metric_directions, spec=spec),
-        params=lambda: build_callback_params(spec.train, reader("training")),
+        trains_locally=True,
+        check_monitors=partial(check_monitors, directions=model.metric_directions, spec=spec),
+        make_params=lambda: build_callback_params(spec.train, reader("training")),
     )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

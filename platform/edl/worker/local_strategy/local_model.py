@@ -37,8 +37,8 @@ class LocalModel:
         self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
-        self.variables = ModelVariables.of(self.model, lambda name: 0, 1, served=False)
-        warn_if_loss_unscaled(self.model, self.optimizer, local=True)
+        self.variables = ModelVariables.of(self.model, lambda name: 0, 1, trained_by_ps=False)
+        warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
         self._sample = sample
         outputs = output_names(self.model)
         self._metrics = EvaluationMetrics.of(module, outputs)
@@ -59,7 +59,7 @@ class LocalModel:
         """
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
         with (
-            user_code(self.module.zoo, "the model or its loss", of=self.module.loss),
+            user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
             loss, finite, gradients = self._gradients(features, labels, weights)
@@ -106,7 +106,7 @@ class LocalModel:
     def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch."""
         with (
-            user_code(self.module.zoo, "the model or its metrics", of=self.module.loss),
+            user_code(self.module.zoo, "the model or its metrics", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
             if not self._metrics.states_verified:

@@ -47,11 +47,11 @@ class KubeStand:
     def api(self, pace: RateLimiter | None = None) -> KubeClient:
         pool = urllib3.PoolManager(maxsize=4)
         self._pools.append(pool)
-        return KubeClient(KubeConnection(self.server.host, pool, dict, NAMESPACE), pace=pace)
+        return KubeClient(KubeConnection(self.server.host, pool, dict, NAMESPACE), rate_limiter=pace)
 
     def connect(self, pace: RateLimiter | None = None) -> KubeCluster:
         cluster = KubeCluster(
-            self.api(pace), JOB, JOB_UID, NAMESPACE, render, manners=self._manners, round_seconds=0.05
+            self.api(pace), JOB, JOB_UID, NAMESPACE, render, watch_settings=self._manners, gc_interval=0.05
         )
         self._clusters.append(cluster)
         return cluster

@@ -207,7 +207,7 @@ def test_busy_server_holds_the_pace_of_all_requests(place: Place) -> None:
 
     plain = place.serve(refusal(429, "", "", "Retry-After: 4"))
     with pytest.raises(ServerBusyError):
-        KubeClient(plain.connection, pace=Recording()).get(PODS, "w")
+        KubeClient(plain.connection, rate_limiter=Recording()).get(PODS, "w")
     assert held == [4.0]
 
 
@@ -276,9 +276,9 @@ def test_who_waits_hears_of_each_request_and_of_its_answer(place: Place) -> None
         heard.append("answered")
 
     way = place.serve(reply(b"{}"), b"").connection
-    KubeClient(way, meanwhile=meanwhile).get(PODS, "w")
+    KubeClient(way, request_hook=meanwhile).get(PODS, "w")
     with pytest.raises(NoResponseError):
-        KubeClient(way, meanwhile=meanwhile).fenced(lambda: True).get(PODS, "w")
+        KubeClient(way, request_hook=meanwhile).fenced(lambda: True).get(PODS, "w")
     assert heard == [way.host, "answered", way.host]
 
 
@@ -341,7 +341,7 @@ def line(kind: str, value: object) -> bytes:
 
 
 def follow(api: KubeClient, silence: float = 20) -> list[tuple[str, object]]:
-    with api.watch(PODS, resource_version="1", silence=silence) as stream:
+    with api.watch(PODS, resource_version="1", idle_timeout=silence) as stream:
         return list(stream.events())
 
 

@@ -23,10 +23,10 @@ RUN_DIR = "/data/edl/team-a/run"
 
 def rendered(name: str) -> str:
     """The job, a parameter server, a worker, and the worker's successor after it ran out of memory."""
-    spec = load_job_file(GOLDEN / f"{name}.job.yaml", demands=find_spec_problems)
+    spec = load_job_file(GOLDEN / f"{name}.job.yaml", extra_rules=find_spec_problems)
 
     def pod(role: Role, index: int, wish: PodOptions) -> dict[str, object]:
-        return render_pod(spec, role, index, namespace="team-a", job_uid=JOB_UID, run_dir=RUN_DIR, wish=wish)
+        return render_pod(spec, role, index, namespace="team-a", job_uid=JOB_UID, run_dir=RUN_DIR, options=wish)
 
     manifests = [
         *render_job(spec, namespace="team-a", token="0123456789abcdef"),

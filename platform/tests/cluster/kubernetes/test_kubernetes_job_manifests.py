@@ -98,7 +98,7 @@ def test_every_pod_passes_the_restricted_standard(spec: JobSpec) -> None:
 @_PATIENT
 @given(spec=fit_jobs(), factor=st.floats(1, 8), elevated=st.booleans())
 def test_every_pod_says_what_it_needs(spec: JobSpec, factor: float, elevated: bool) -> None:
-    for pod in [*pods_of(spec), pod_of(spec, wish=PodOptions(factor, elevated))]:
+    for pod in [*pods_of(spec), pod_of(spec, options=PodOptions(factor, elevated))]:
         asked = container(pod)["resources"]
         assert {"cpu", "memory"} <= set(asked["requests"])
         assert all(_QUANTITY.fullmatch(quantity) for quantity in asked["requests"].values())
@@ -307,7 +307,7 @@ def test_autoscalers_may_move_workers_only() -> None:
     ],
 )
 def test_priority(priority: str, elevated: bool, expected: str) -> None:
-    pod = pod_of(replace(MNIST, workers=WorkerSpec(priority=priority)), wish=PodOptions(elevated=elevated))
+    pod = pod_of(replace(MNIST, workers=WorkerSpec(priority=priority)), options=PodOptions(elevated=elevated))
     assert pod["spec"]["priorityClassName"] == expected
     assert pod["metadata"]["labels"].get("edl.dev/elevated") == ("true" if elevated else None)
 
@@ -317,7 +317,7 @@ def test_resources() -> None:
     spec = replace(MNIST, workers=workers)
     held = {"memory": "1536Mi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "2"}
     assert container(pod_of(spec))["resources"] == {"requests": {"cpu": "250m", **held}, "limits": held}
-    more = container(pod_of(spec, wish=PodOptions(memory_factor=1.5)))["resources"]
+    more = container(pod_of(spec, options=PodOptions(memory_factor=1.5)))["resources"]
     assert (more["requests"]["memory"], more["limits"]["memory"]) == ("2304Mi", "2304Mi")
     assert (more["requests"]["cpu"], more["limits"]["nvidia.com/gpu"]) == ("250m", "2")
 

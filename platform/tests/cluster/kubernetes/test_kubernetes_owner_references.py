@@ -89,7 +89,7 @@ def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
 
 
 def leave(server: LeaseServer, *, over: bool = False, secret: str = TOKEN) -> bool:
-    return delete_unowned_token(server, JOB, UID, secret, over=over)  # type: ignore[arg-type]
+    return delete_unowned_token(server, JOB, UID, secret, job_ended=over)  # type: ignore[arg-type]
 
 
 def test_the_token_of_a_job_that_goes_on_stays(server: LeaseServer) -> None:

@@ -207,7 +207,7 @@ def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
 
 @pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])
 def test_deletion_that_the_master_asked_for_has_no_cause(label: str) -> None:
-    assert pod_status.read_pod_status(REAL[label], asked=True).cause == TerminationCause.NONE
+    assert pod_status.read_pod_status(REAL[label], deletion_requested=True).cause == TerminationCause.NONE
 
 
 def running(**status: Any) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def test_object_that_is_gone() -> None:
         GONE,
         TerminationCause.DELETED,
     )
-    assert pod_status.removed_pod_status(alive, asked=True).cause == TerminationCause.NONE
+    assert pod_status.removed_pod_status(alive, deletion_requested=True).cause == TerminationCause.NONE
     leaving = pod_status.read_pod_status(REAL["preempted, still running"])
     assert (pod_status.removed_pod_status(leaving).cause, pod_status.removed_pod_status(leaving).leaving) == (
         TerminationCause.PREEMPTED,

@@ -175,7 +175,7 @@ pod:
 """
     Path("job.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(SpecError) as caught:
-        load_job_file("job.yaml", demands=find_spec_problems)
+        load_job_file("job.yaml", extra_rules=find_spec_problems)
     lines = str(caught.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[::2]] == ["job.yaml:1", "job.yaml:4", "job.yaml:6", "job.yaml:8"]
     image, data, claim, label = zip(lines[::2], lines[1::2], strict=True)

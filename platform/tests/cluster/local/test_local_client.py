@@ -62,7 +62,7 @@ def play() -> Iterator[Callable[..., LocalCluster]]:
             thread = threading.Thread(target=serve, args=(scripts,))
             thread.start()
             stack.callback(thread.join)
-            cluster = LocalCluster(path, "secret", patience=patience)
+            cluster = LocalCluster(path, "secret", connect_seconds=patience)
             stack.callback(cluster.close)
             return cluster
 
