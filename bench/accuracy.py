@@ -15,9 +15,8 @@ from statistics import fmean, stdev
 from figures import Figure, Result
 from mnist_job import Workplace, workplace
 from script import main, say
+from support.job_process import JobProcess
 from throughput import FIT
-
-from edl.testing.jobs import JobProcess
 
 RECORDS = 12_288
 POINT = 100.0

@@ -24,8 +24,7 @@ import joining
 from figures import Figure, Result, percentile
 from script import main, say
 from stalls import Saved, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
 EACH, DIM = 100, 16

@@ -13,8 +13,7 @@ from statistics import median
 from figures import Figure, Result
 from mnist_job import Workplace, workplace
 from script import main, say
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 LONGEST_SECONDS = 180.0
 

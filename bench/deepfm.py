@@ -29,8 +29,7 @@ from figures import Figure, Result, steady_rate
 from mnist_job import ZOO
 from peer import Peer, ask_all
 from script import main, say
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 WORKERS = 2
 POLL_SECONDS = 0.05

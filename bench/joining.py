@@ -20,8 +20,7 @@ from typing import Any
 from figures import Figure
 from script import say
 from stalls import LINE, Saved, Window, between, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
 WORKERS, SERVERS = 3, 2

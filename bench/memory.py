@@ -14,8 +14,7 @@ import psutil
 from figures import Figure, Result
 from mnist_job import workplace
 from script import main, say
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 ROLES = ("master", "ps")
 MEGABYTE = 1_000_000

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from figures import Figure, Result
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "platform" / "tests"))  # for `support`
+
 Measure = Callable[[argparse.Namespace], Result]
 Options = Callable[[argparse.ArgumentParser], object]
 _BEGAN = time.monotonic()

@@ -17,8 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from edl.testing.jobs import JobProcess, Line
+from support.job_process import JobProcess, Line
 
 Seconds: TypeAlias = NDArray[np.float64]
 Window: TypeAlias = tuple[float, float]

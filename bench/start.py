@@ -17,9 +17,9 @@ from typing import Any
 from figures import Figure, Result
 from mnist_job import Workplace, workplace
 from script import main, say
+from support.job_process import JobProcess
 
-from edl.testing.jobs import JobProcess
-from edl.testing.journal_bytes import MalformedJournalError, read_entries
+from edl.simulation.journal_bytes import MalformedJournalError, read_entries
 
 ALLOWED_SECONDS = 2.5
 POLL_SECONDS = 0.005

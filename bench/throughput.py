@@ -20,8 +20,7 @@ from typing import Any
 from figures import Figure, Result, steady_rate
 from mnist_job import Workplace, workplace
 from script import main, say
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 FIT = Path(__file__).with_name("keras_fit.py")
 RECORDS = 12_288

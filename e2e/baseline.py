@@ -25,8 +25,7 @@ from e2e.ledger import finished
 from e2e.namespaces import Namespace, namespace
 from e2e.programs import ROOT
 from e2e.site import Site
-
-from edl.testing.noise import Noise
+from support.noise import Noise
 
 STATE, RESULTS = (Path(__file__).parent / name for name in (".state", "results"))
 ZOO = Path(__file__).parent / "zoo"

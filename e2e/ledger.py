@@ -11,7 +11,7 @@ from typing import Any
 
 from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, TASK, Job
 
-from edl.testing.ledger import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems, recount
 
 STORAGE = "/edl"
 """Below the claim: where runs go by default."""

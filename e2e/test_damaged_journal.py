@@ -11,8 +11,8 @@ from e2e.ledger import STORAGE
 from e2e.namespaces import Namespace
 from e2e.volume import MOUNT, READER
 
-from edl.testing.journal_bytes import read_entries
-from edl.testing.ledger import Recount
+from edl.simulation.journal_bytes import read_entries
+from edl.simulation.ledger_recount import Recount
 
 FLIP = """
 import pathlib, sys

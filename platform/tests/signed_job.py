@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+from support.job_process import JobProcess
 
 from edl.core.partition import initial_placement, slot_of_row
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
-from edl.testing.jobs import JobProcess
 
 WIDTH, HIDDEN, MINIBATCH = 4, 8, 8
 RATE, BETA_1, BETA_2, EPSILON = 1e-5, 0.9, 0.999, 1e-7

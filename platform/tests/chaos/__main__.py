@@ -26,8 +26,7 @@ from typing import Any
 
 from chaos.counting_check import violations
 from chaos.counting_job import MODES, CountingJob
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 ROLES = {"worker": 0.6, "ps": 0.2, "master": 0.2}
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)

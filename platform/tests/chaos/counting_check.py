@@ -1,8 +1,8 @@
 """Whether a counting job kept its promises: from its journal, its last checkpoint and its summary.
 
 Shares no code with the master but the arithmetic of the shuffled order. The journal is read by
-:mod:`edl.testing.journal_bytes` and counted by :mod:`edl.testing.ledger`; the parameters are the arrays of the last
-checkpoint's shards, read with safetensors.
+:mod:`edl.simulation.journal_bytes` and counted by :mod:`edl.simulation.ledger_recount`; the parameters are the arrays
+of the last checkpoint's shards, read with safetensors.
 
 What must hold, for each parameter server (PS) by itself, since each lost or kept updates by itself:
 
@@ -27,7 +27,7 @@ from chaos.counting_job import DENSE, MINIBATCH, TABLE
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from edl.testing.ledger import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems, recount
 
 Counts = NDArray[np.float64]
 

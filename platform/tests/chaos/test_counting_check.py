@@ -10,8 +10,8 @@ from chaos.__main__ import ROLES, schedule
 from chaos.counting_check import ShardCounts, check_parameters
 from chaos.counting_job import MINIBATCH
 
-from edl.testing.counted_steps import CountedStep
-from edl.testing.ledger import Recount
+from edl.simulation.counted_steps import CountedStep
+from edl.simulation.ledger_recount import Recount
 
 RECORDS, EPOCHS = 8 * MINIBATCH, 2
 HALF = CountedStep(lease=3, step=0, epoch=0, source="train", start=0, end=MINIBATCH)

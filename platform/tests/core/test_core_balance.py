@@ -25,7 +25,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.state import JobSettings
-from edl.testing.simulation import Network, World
+from edl.simulation.training_world import Network, World
 
 
 def two() -> tuple[Masters, int]:

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.pod_diagram import mermaid, renewed
+
 from edl.core.pod_lifecycle import PodObservation, PodState
-from edl.testing.diagram import mermaid, renewed
 
 DOCUMENT = Path(__file__).parents[3] / "docs/design/0004-pods.md"
 
 
 def test_the_document_shows_the_table_as_it_is() -> None:
     text = DOCUMENT.read_text()
-    assert renewed(text) == text, f"python -m edl.testing.diagram {DOCUMENT}"
+    assert renewed(text) == text, f"python -m support.pod_diagram {DOCUMENT}"
 
 
 def test_what_changes_nothing_is_not_drawn() -> None:

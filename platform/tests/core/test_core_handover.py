@@ -28,7 +28,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.state import JobSettings
-from edl.testing.simulation import Network, World
+from edl.simulation.training_world import Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0

@@ -14,7 +14,7 @@ from edl.api.cluster_port import Role, TerminationCause
 from edl.api.events import RoleLeaving, RoleStarted, RollbackDone
 from edl.core import events as ev
 from edl.core.state import JobSettings
-from edl.testing.simulation import Network, World
+from edl.simulation.training_world import Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0

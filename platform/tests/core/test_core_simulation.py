@@ -1,4 +1,4 @@
-"""A whole job under faults: what must hold at every event and at the end is checked by ``edl.testing.simulation``."""
+"""A whole job under faults: ``edl.simulation.training_world`` checks what must hold at every event and at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edl.core.events import StopRequested
 from edl.core.job import JobStateMachine
 from edl.core.shuffle import BlockLayout, describe_ranges
 from edl.core.state import JobSettings
-from edl.testing.promises import BrokenPromiseError
-from edl.testing.simulation import TICK, Network, World
+from edl.simulation.promises import BrokenPromiseError
+from edl.simulation.training_world import TICK, Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 BLOCKS = BlockLayout((((50, 5), (10, 1)), ((7, 11),)), 100)

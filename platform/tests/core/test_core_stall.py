@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.text_scenarios import Stage
+
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.events import StallEnded
 from edl.core.events import (
@@ -18,7 +20,6 @@ from edl.core.events import (
     TrainingStalled,
 )
 from edl.core.stall import SILENCE_SECONDS, find_missing_ps, unsaved_checkpoint_reason
-from edl.testing.scenarios import Stage
 
 JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
 

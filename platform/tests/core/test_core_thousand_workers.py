@@ -18,7 +18,7 @@ from edl.core.job_pods import JobPod, JobPods
 from edl.core.job_settings import JobSettings
 from edl.core.ledger import Lease
 from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH
-from edl.testing.simulation import World
+from edl.simulation.training_world import World
 
 SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
 RECORDS = (("a", 10**9),)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+from support.job_process import JobProcess
 
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
-from edl.testing.counted_steps import CountedStep
-from edl.testing.jobs import JobProcess
-from edl.testing.ledger import Recount, problems, recount
+from edl.simulation.counted_steps import CountedStep
+from edl.simulation.ledger_recount import Recount, problems, recount
 
 WIDTH = 6
 ROWS, DIM, IDS = 64, 4, 3

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from faults.linear_job import LinearJob
 from faults.verdict import done
-
-from edl.testing.jobs import edl
+from support.job_process import edl
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 

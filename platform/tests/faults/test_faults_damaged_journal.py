@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from faults.linear_job import LinearJob
+from support.job_process import edl
 
-from edl.testing.counted_steps import CountedStep
-from edl.testing.jobs import edl
+from edl.simulation.counted_steps import CountedStep
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from faults.linear_job import LinearJob
 from faults.verdict import done
+from support.job_process import START_SECONDS, JobProcess
 
-from edl.testing.jobs import START_SECONDS, JobProcess
-from edl.testing.journal_bytes import read_entries
+from edl.simulation.journal_bytes import read_entries
 
 pytestmark = pytest.mark.faults
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from faults.linear_job import LinearJob
+from support.job_process import JobProcess
 from transport import half_open
 
-from edl.testing.jobs import JobProcess
 from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 

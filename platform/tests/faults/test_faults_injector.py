@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.noise import Noise
 
 from edl.api.errors import BadInputError
-from edl.testing.faults import Fault, runs_of
-from edl.testing.noise import Noise
-from edl.testing.roster import Roster
+from edl.ops.fault_injection import Fault, runs_of
+from edl.ops.role_pids import Roster
 
 FAKE_EDL = """
 import json, subprocess, sys, time
@@ -96,7 +96,7 @@ def fake(tmp_path: Path) -> Path:
 
 
 def inject(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edl.testing.faults", *arguments]
+    command = [sys.executable, "-m", "edl.ops.fault_injection", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 

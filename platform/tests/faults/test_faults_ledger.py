@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
 from edl.core.shuffle import RecordSource, ShardPlan
+from edl.simulation.journal_bytes import MalformedJournalError, read_entries
+from edl.simulation.ledger_recount import LedgerError, Recount, problems
 from edl.storage.journal import Journal
-from edl.testing.journal_bytes import MalformedJournalError, read_entries
-from edl.testing.ledger import LedgerError, Recount, problems
 
 
 def write(folder: Path, *entries: dict[str, Any]) -> None:

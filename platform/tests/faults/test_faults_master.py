@@ -11,8 +11,7 @@ import pytest
 from faults.conftest import Measure
 from faults.linear_job import LinearJob
 from faults.verdict import done, finished
-
-from edl.testing.jobs import JobProcess, edl
+from support.job_process import JobProcess, edl
 
 pytestmark = pytest.mark.faults
 

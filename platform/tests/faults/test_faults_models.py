@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from support.job_process import JobProcess, Line, edl
+from support.noise import Noise
 
-from edl.testing.jobs import JobProcess, Line, edl
-from edl.testing.ledger import problems, recount
-from edl.testing.noise import Noise
+from edl.simulation.ledger_recount import problems, recount
 
 pytestmark = pytest.mark.faults
 

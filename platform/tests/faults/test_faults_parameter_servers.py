@@ -13,10 +13,10 @@ import pytest
 from faults.linear_job import LinearJob, cut_of, parameters, rows_of
 from faults.verdict import done
 from numpy.typing import NDArray
+from support.job_process import START_SECONDS, JobProcess
 
-from edl.testing.counted_steps import CountedStep, PartRollback
-from edl.testing.jobs import START_SECONDS, JobProcess
-from edl.testing.ledger import Recount
+from edl.simulation.counted_steps import CountedStep, PartRollback
+from edl.simulation.ledger_recount import Recount
 
 pytestmark = pytest.mark.faults
 

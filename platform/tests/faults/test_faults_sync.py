@@ -11,9 +11,9 @@ import pytest
 from faults.conftest import Measure
 from jobs.plain_keras import QUIET
 from signed_job import MINIBATCH, SignedJob, dense
+from support.job_process import JobProcess
 
-from edl.testing.jobs import JobProcess
-from edl.testing.ledger import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems, recount
 
 pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET), pytest.mark.timeout(400)]
 

@@ -11,9 +11,9 @@ import pytest
 from faults.conftest import Measure
 from faults.linear_job import LinearJob
 from faults.verdict import finished
+from support.job_process import JobProcess, Line
 
-from edl.testing.jobs import JobProcess, Line
-from edl.testing.journal_bytes import read_entries
+from edl.simulation.journal_bytes import read_entries
 
 pytestmark = pytest.mark.faults
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from faults.linear_job import LinearJob
+from support.job_process import JobProcess, Line
 
-from edl.testing.jobs import JobProcess, Line
-from edl.testing.ledger import Recount
+from edl.simulation.ledger_recount import Recount
 
 
 def finished(

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.job_process import JobProcess
 
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
 from edl.storage.checkpoint_manifest import cut_directory, list_cuts
-from edl.testing.jobs import JobProcess
 
 MODEL_ZOO = Path(__file__).parents[3] / "model_zoo"
 

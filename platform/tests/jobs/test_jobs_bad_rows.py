@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from jobs.places import Place, write_examples, write_module
-
-from edl.testing.jobs import Line
+from support.job_process import Line
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from jobs.places import MODEL_ZOO, Place, newest_cut
 from jobs.plain_keras import QUIET, checkpoint_arrays
+from support.job_process import edl
 
 from edl.jobfile.loader import load_job_file
-from edl.testing.jobs import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 

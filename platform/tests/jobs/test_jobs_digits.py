@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays, keras_metrics, without_edl
+from support.job_process import Line
 
+from edl.simulation.journal_bytes import read_entries
 from edl.storage.checkpoint_manifest import cut_directory
-from edl.testing.jobs import Line
-from edl.testing.journal_bytes import read_entries
 
 pytestmark = [
     pytest.mark.jobs,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from jobs.places import write_examples
-
-from edl.testing.jobs import edl
+from support.job_process import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs.places import Place, newest_cut, predictions, write_module
-
-from edl.testing.jobs import JobProcess
+from support.job_process import JobProcess
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 

@@ -10,8 +10,8 @@ import pytest
 from jobs.places import Place, write_module
 from numpy.typing import NDArray
 
+from edl.simulation.ledger_recount import problems, recount
 from edl.storage.run_directory import read_json
-from edl.testing.ledger import problems, recount
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from jobs.places import Place
 from jobs.test_jobs_models import iris
-
-from edl.testing.jobs import START_SECONDS
+from support.job_process import START_SECONDS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from master.stage import LONG, TOKEN
+from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import PodStatus, Role
 from edl.api.errors import EdlError, RefusedError
@@ -30,10 +31,9 @@ from edl.ps.parameter_server import ParameterServer
 from edl.ps.server_process import keep_registered
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.sync_rounds import PushId
+from edl.simulation.clock import VirtualClock
 from edl.storage.journal import Journal
 from edl.storage.run_directory import RunDirectory, read_json
-from edl.testing.clock import VirtualClock
-from edl.testing.cluster import FakeCluster
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, RetryPolicy, open_control_channel, start_control_server
 from edl.transport.control_methods import MasterMethods as Methods

@@ -30,8 +30,8 @@ from edl.core.job import JobStateMachine
 from edl.jobfile import section_type
 from edl.master.master_service import lease_to_task
 from edl.master.status_reporter import StatusReporter
+from edl.simulation import promises
 from edl.storage.run_directory import RunDirectory
-from edl.testing import promises
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server

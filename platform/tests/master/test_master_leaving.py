@@ -7,12 +7,12 @@ from typing import Any
 
 from master.played_job import RECORDS, played_job
 from master.stage import LONG
+from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import Role
 from edl.core.events import DeletePod, StartPod
 from edl.master.pod_controller import PodController
-from edl.testing.clock import VirtualClock
-from edl.testing.cluster import FakeCluster
+from edl.simulation.clock import VirtualClock
 
 
 def test_a_master_that_is_told_to_go_asks_for_nothing_more() -> None:

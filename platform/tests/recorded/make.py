@@ -24,8 +24,8 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from edl.testing.jobs import JobProcess
-from edl.testing.scenarios import Stage
+from support.job_process import JobProcess
+from support.text_scenarios import Stage
 
 HERE = Path(__file__).parent
 PLACE = Path("/tmp/edl-recorded")

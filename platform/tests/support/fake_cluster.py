@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause, WatchSynced
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.cluster.local.role_process import ExitStatus
-from edl.testing.clock import VirtualClock
+from edl.simulation.clock import VirtualClock
 
 KILLED = -9
 TERMINATED = -15

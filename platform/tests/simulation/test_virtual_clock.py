@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.testing.clock import VirtualClock
+from edl.simulation.clock import VirtualClock
 
 
 def test_calls_run_at_their_own_time_also_nested_ones() -> None:

@@ -1,7 +1,7 @@
 """Faults by name and step, sent to a job from outside.
 
-``python -m edl.testing.faults worker:KILL@50% -- edl run job.yaml`` runs the command on this terminal and, when half of
-the records are done, kills a worker that is training. Each fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
+``python -m edl.ops.fault_injection worker:KILL@50% -- edl run job.yaml`` runs the command on this terminal and, when
+half of the records are done, kills a worker that is training. Each fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
 
 * ROLE is ``worker``, ``ps`` or ``master``; without INDEX the lowest one at work is meant;
 * SIGNAL is KILL, TERM, STOP or CONT;
@@ -29,8 +29,8 @@ from typing import Any
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
+from edl.ops.role_pids import Roster
 from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
-from edl.testing.roster import Roster
 
 POLL_SECONDS = 0.02
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")

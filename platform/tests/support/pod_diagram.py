@@ -1,6 +1,6 @@
 """The life of a pod as a mermaid diagram, from the table that decides it.
 
-``python -m edl.testing.diagram docs/design/0004-pods.md`` renews the diagram in a document; a test says when to.
+``python -m support.pod_diagram docs/design/0004-pods.md`` renews the diagram in a document; a test says when to.
 """
 
 from __future__ import annotations

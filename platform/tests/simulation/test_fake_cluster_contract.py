@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_contract import PodContract
+from support.fake_cluster import NO_ROOM, FakeCluster, FakeConnection
 
 from edl.api.cluster_port import JobCluster, PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import RetryableError
-from edl.testing.clock import VirtualClock
-from edl.testing.cluster import NO_ROOM, FakeCluster, FakeConnection
+from edl.simulation.clock import VirtualClock
 
 START_LATENCY = 2.0
 

@@ -20,13 +20,13 @@ from edl.core.job import JobStateMachine
 from edl.core.shuffle import BlockLayout
 from edl.core.state import TRAINING, JobSettings
 from edl.ps.cut_state import CutError
-from edl.testing import promises
-from edl.testing.clock import VirtualClock
-from edl.testing.ledger import Recount
-from edl.testing.promises import BrokenPromiseError, done_minibatches
-from edl.testing.simulated_cluster import SimulatedCluster
-from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
-from edl.testing.simulated_worker import SimulatedWorker
+from edl.simulation import promises
+from edl.simulation.clock import VirtualClock
+from edl.simulation.ledger_recount import Recount
+from edl.simulation.promises import BrokenPromiseError, done_minibatches
+from edl.simulation.simulated_cluster import SimulatedCluster
+from edl.simulation.simulated_ps import Copy, Minibatch, SimulatedPs
+from edl.simulation.simulated_worker import SimulatedWorker
 
 ANSWERS = (ev.LeaseReply, ev.WaitForWork, ev.StopWork, ev.Acknowledged, ev.MayEnd)
 REQUESTS = (ev.LeaseRequested, ev.ProgressReported, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed, ev.PsLeaving)

@@ -23,10 +23,10 @@ from edl.core.events import (
 from edl.core.lease_timeouts import MAX_FED_AHEAD
 from edl.core.ledger import Lease
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
-from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of
+from edl.simulation.simulated_ps import Answer, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import World
+    from edl.simulation.training_world import World
 
 RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
 

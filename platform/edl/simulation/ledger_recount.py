@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.core.shuffle import SHUFFLED_SOURCE, EpochOrder, ShuffleOrder
-from edl.testing.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
-from edl.testing.journal_bytes import read_entries
+from edl.simulation.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
+from edl.simulation.journal_bytes import read_entries
 
 
 class LedgerError(Exception):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 
 if TYPE_CHECKING:
-    from edl.testing.clock import VirtualClock
+    from edl.simulation.clock import VirtualClock
 
 NOTICED = 10.0
 """Seconds until a cluster gives up a node that does not answer."""

@@ -14,8 +14,8 @@ from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING, Ledger
 from edl.core.scaling import has_waiting_work
-from edl.testing.counted_steps import Steps
-from edl.testing.simulated_ps import Copy, Minibatch
+from edl.simulation.counted_steps import Steps
+from edl.simulation.simulated_ps import Copy, Minibatch
 
 
 class BrokenPromiseError(AssertionError):

@@ -1,0 +1,8 @@
+"""A whole job on a virtual clock: the core of production, simulated pods, workers and parameter servers, faults.
+
+``promises`` is what must hold at every event and at the end. ``ledger_recount`` counts a journal a second time and
+shares no code with the master.
+
+May import: edl.core, edl.ps.applied_steps, edl.ps.cut_state, edl.api.
+Never: processes, network, real time. No other room imports this one.
+"""

@@ -1,1 +1,0 @@
-"""Virtual clock, fake cluster, fault injector: what tests and simulations stand on."""
