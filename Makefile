@@ -138,7 +138,7 @@ kustomize: $(STAMP) ## write the manifests of kustomize/ from helm/edl (wants he
 	$(BIN)/python kustomize/generate.py
 
 docs: $(STAMP) ## build the documentation as a site in build/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 schema: $(STAMP) ## print the JobSpec's JSON Schema
 	@$(BIN)/edl schema

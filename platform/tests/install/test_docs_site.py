@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [mkdocs, "build", "--strict", "--quiet", "--site-dir", folder],
+        [mkdocs, "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
