@@ -45,7 +45,7 @@ setup: $(STAMP) native ## make the virtual environment and compile native code (
 
 demo: native ## train MNIST-format digits on this machine while a worker is killed half-way
 	@test -e $(DEMO)/mnist/train || $(BIN)/edl data mnist $(DEMO)/mnist --format recordio --source digits --records 12000
-	@$(BIN)/python -m edl.ops.fault_injection worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
+	@$(BIN)/edl inject worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
 test-all: check faults-all sanitizers dist-test ## the same, and what takes longer: every fault, sanitizers, the wheel in an empty environment

@@ -41,6 +41,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl doctor -n team-a", "can jobs run there?"),
         ("edl doctor --image registry.example.com/team/mnist:1", "can its nodes pull the image?"),
     ),
+    "inject": (
+        ("edl inject worker:KILL@50% -- edl run job.yaml", "a worker is killed when half of the records are done"),
+        ("edl inject ps:STOP@200 ps:CONT@260 -- edl run job.yaml --workers 3", "by step; several"),
+    ),
     "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of the run r3"),),
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
     "validate": (

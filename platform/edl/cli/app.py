@@ -34,6 +34,7 @@ COMMANDS = {
     "clean": "Remove ended runs from this machine.",
     "top": "Show what the pods of a job use.",
     "doctor": "Check that a cluster is fit for jobs.",
+    "inject": "Run a job on this machine and send signals to its processes.",
     "predict": "Predict with a trained model.",
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and say what it would run.",

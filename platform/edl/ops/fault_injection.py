@@ -1,15 +1,13 @@
-"""Faults by name and step, sent to a job from outside.
+"""Signals to the roles of a job on this machine, by name and step: ``edl inject``.
 
-``python -m edl.ops.fault_injection worker:KILL@50% -- edl run job.yaml`` runs the command on this terminal and, when
-half of the records are done, kills a worker that is training. Each fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
+A fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
 
 * ROLE is ``worker``, ``ps`` or ``master``; without INDEX the lowest one at work is meant;
 * SIGNAL is KILL, TERM, STOP or CONT;
 * WHEN is a step (``@400``) or a share of all records (``@50%``).
 
-Nothing inside the roles knows of this: who runs and how far the job is stands in the run's ``events.jsonl`` and
-``status.json``, and a fault is ``os.kill``. Exits with the command's exit code; if that is 0 although a fault could not
-be sent, with 1.
+Roles contain no code for this. The run's ``events.jsonl`` says which processes there are, its ``status.json`` how far
+the job is, and a fault is ``os.kill``. Only processes that were started after the command are sent anything.
 """
 
 from __future__ import annotations
@@ -18,21 +16,21 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.ops.role_pids import Roster
+from edl.ops.role_pids import Roster, is_alive
 from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
 
 POLL_SECONDS = 0.02
+_ON_PODS = "kubectl delete pod takes a pod away; on this machine: edl inject ... -- edl run job.yaml"
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 _SPEC = re.compile(r"(worker|ps|master)(?:-(\d+))?:([A-Z]+)@(?:(\d+)|(\d+(?:\.\d+)?)%)")
 
@@ -101,7 +99,7 @@ class Watched:
     """
 
     def __init__(self, folder: Path, since: float) -> None:
-        self._folder, self._since = folder, since
+        self._folder, self.since = folder, since
         self._run: RunDirectory | None = None
         self.roster = Roster(since)
 
@@ -111,13 +109,13 @@ class Watched:
         if run is None:
             return None
         if self._run != run:
-            self._run, self.roster, self._events = run, Roster(self._since), follow_json_lines(run.events)
+            self._run, self.roster, self._events = run, Roster(self.since), follow_json_lines(run.events)
         for event in self._events.poll():
             self.roster.see(event)
         if not run.status.exists():
             return None
         status: Mapping[str, Any] = read_json(run.status)
-        return status if status["updated"] >= self._since else None
+        return status if status["updated"] >= self.since else None
 
 
 class Injector:
@@ -139,7 +137,8 @@ class Injector:
             return
         for fault in [fault for fault in self.left if fault.due(status)]:
             target = fault.target(status, self._watched.roster)
-            if target is not None:
+            # A pid in the file may belong to another process by now.
+            if target is not None and is_alive(target[1], self._watched.since):
                 self._send(fault, *target, step=status["step"])
 
     def _send(self, fault: Fault, index: int, pid: int, *, step: int) -> None:
@@ -160,6 +159,8 @@ def runs_of(command: Sequence[str], cwd: Path) -> Path:
     files = [arg for arg in command if arg.endswith((".yaml", ".yml", ".json"))]
     if not files:
         raise BadInputError("the command names no job file", hint="... -- edl run job.yaml")
+    if "submit" in command:
+        raise BadInputError("signals reach only processes of this machine, and edl submit starts pods", hint=_ON_PODS)
     file = cwd / files[0]
     spec = resolve_local_paths(load_job_file(file, _overrides(command)), file.parent, cwd)
     assert spec.storage.path is not None
@@ -171,41 +172,50 @@ def _overrides(command: Sequence[str]) -> list[str]:
     return given + [arg.removeprefix("--set=") for arg in command if arg.startswith("--set=")]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command with its faults; returns the exit code."""
+@dataclass(frozen=True, slots=True)
+class InjectionResult:
+    """How the command ended, and which faults it met.
+
+    Attributes:
+        exit_code: the command's, 128 + N if signal N ended it; 1 in place of 0 if a fault was not sent.
+        sent: a line about each fault that was sent.
+        unsent: the faults that were never due, or had no process to go to.
+    """
+
+    exit_code: int
+    sent: Sequence[str]
+    unsent: Sequence[Fault]
+
+
+def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Callable[[str], None]) -> InjectionResult:
+    """Run the command on this terminal and send each fault to its job when it is due.
+
+    Args:
+        warn: gets a line when the files of the run cannot be read.
+
+    Raises:
+        BadInputError: the command is no ``edl run`` of a valid job file, or cannot be started.
+    """
+    injector = Injector(faults, Watched(runs_of(command, Path.cwd()), time.time()))
     try:
-        at = list(arguments).index("--")
-        faults = [Fault.parse(text) for text in arguments[:at]]
-        command = list(arguments[at + 1 :])
-        watched = Watched(runs_of(command, Path.cwd()), time.time())
-    except ValueError:
-        print(__doc__, file=sys.stderr)
-        return 2
-    except EdlError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return _run(command, Injector(faults, watched))
-
-
-def _run(command: Sequence[str], injector: Injector) -> int:
-    process = subprocess.Popen(command)
-    # Ctrl-C reaches the command too, which ends in its own way; this process stays to tell how.
+        process = subprocess.Popen(command)
+    except OSError as error:
+        raise BadInputError(f"{command[0]} cannot be started: {error.strerror}") from error
+    # Ctrl-C reaches the command too, which ends in its own way; this process stays to report the result.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    warned = ""
     while process.poll() is None:
         try:
             injector.poll()
         except StorageError as error:
-            print(error, file=sys.stderr)
+            if str(error) != warned:
+                warned = str(error)
+                warn(warned)
         _wait(process, POLL_SECONDS)
-    for line in injector.sent:
-        print(f"faults: {line}")
-    for fault in injector.left:
-        print(f"faults: {fault} was never due, or nobody was there to get it", file=sys.stderr)
     code = process.returncode
-    if code < 0:
-        return 128 - code
-    return code or int(bool(injector.left))
+    code = 128 - code if code < 0 else code or int(bool(injector.left))
+    return InjectionResult(code, injector.sent, injector.left)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -213,7 +223,3 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         return
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from support.noise import Noise
 
 from edl.api.errors import BadInputError
-from edl.ops.fault_injection import Fault, runs_of
+from edl.ops.fault_injection import Fault, Injector, Watched, runs_of
 from edl.ops.role_pids import Roster
 
 FAKE_EDL = """
@@ -96,7 +98,7 @@ def fake(tmp_path: Path) -> Path:
 
 
 def inject(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edl.ops.fault_injection", *arguments]
+    command = [str(Path(sys.executable).with_name("edl")), "inject", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -110,13 +112,32 @@ def test_the_command_runs_with_its_fault_and_ends_with_its_exit_code(fake: Path)
 def test_a_fault_that_was_never_due_is_told(fake: Path) -> None:
     found = inject(fake, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
     assert found.returncode == 1
-    assert "SIGKILL to worker was never due" in found.stderr
+    assert "SIGKILL to worker was not sent" in found.stderr
 
 
 def test_bad_arguments_end_with_2(fake: Path) -> None:
     assert inject(fake, "worker:KILL@50%").returncode == 2
     assert inject(fake, "worker:EAT@50%", "--", "edl", "run", "job.json").returncode == 2
     assert inject(fake, "worker:KILL@50%", "--", "edl", "run").returncode == 2
+    assert inject(fake, "worker:KILL@50%", "--", "no-such-program", "run", "job.json").returncode == 2
+    assert inject(fake, "--", "edl", "run", "job.json").returncode == 2
+
+
+def test_jobs_on_a_cluster_are_refused(fake: Path) -> None:
+    found = inject(fake, "worker:KILL@50%", "--", "edl", "submit", "job.json")
+    assert found.returncode == 2
+    assert "edl submit" in found.stderr
+
+
+def test_a_pid_that_was_there_before_the_command_gets_nothing(tmp_path: Path) -> None:
+    """Such a process is not the role's: the pid was given anew."""
+    watched = Watched(tmp_path, time.time() + 60)
+    watched.status = lambda: status(done=60, w3=os.getpid())
+    watched.roster.see({"event": "role_started", "time": time.time() + 61, "role": "worker", "index": 3,
+                        "pid": os.getpid()})  # fmt: skip
+    injector = Injector([Fault.parse("worker:CONT@50%")], watched)
+    injector.poll()
+    assert not injector.sent
 
 
 def test_the_runs_of_a_job_are_where_its_storage_says(fake: Path) -> None:
