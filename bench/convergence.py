@@ -25,8 +25,7 @@ from figures import Figure, Result
 from peer import Peer
 from script import main, say
 from support.job_process import JobProcess, JobStuckError
-
-from edl.simulation.journal_bytes import MalformedJournalError, read_entries
+from support.journal_bytes import MalformedJournalError, read_entries
 
 MODELS = {"deepfm": "DeepFM", "wide_and_deep": "Wide & Deep"}
 PARAMS = {"dim": 16, "hidden": [64, 32]}

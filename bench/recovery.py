@@ -23,8 +23,7 @@ from figures import Figure, Result
 from mnist_job import workplace
 from script import main, say
 from support.job_process import JobProcess, Line
-
-from edl.simulation.journal_bytes import MalformedJournalError, read_entries
+from support.journal_bytes import MalformedJournalError, read_entries
 
 POLL_SECONDS = 0.005
 SETTLE_SECONDS = 0.5

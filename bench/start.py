@@ -18,8 +18,7 @@ from figures import Figure, Result
 from mnist_job import Workplace, workplace
 from script import main, say
 from support.job_process import JobProcess
-
-from edl.simulation.journal_bytes import MalformedJournalError, read_entries
+from support.journal_bytes import MalformedJournalError, read_entries
 
 ALLOWED_SECONDS = 2.5
 POLL_SECONDS = 0.005

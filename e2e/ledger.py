@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, TASK, Job
+from support.run_recount import recount
 
-from edl.simulation.ledger_recount import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems
 
 STORAGE = "/edl"
 """Below the claim: where runs go by default."""

@@ -10,8 +10,8 @@ from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, Job, digits, in_container
 from e2e.ledger import STORAGE
 from e2e.namespaces import Namespace
 from e2e.volume import MOUNT, READER
+from support.journal_bytes import read_entries
 
-from edl.simulation.journal_bytes import read_entries
 from edl.simulation.ledger_recount import Recount
 
 FLIP = """

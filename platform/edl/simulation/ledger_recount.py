@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from edl.core.shuffle import SHUFFLED_SOURCE, EpochOrder, ShuffleOrder
 from edl.simulation.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
-from edl.simulation.journal_bytes import read_entries
 
 
 class LedgerError(Exception):
@@ -170,19 +168,6 @@ _COUNT = {
     "rolled_back": Recount._rolled_back,
     "phase": Recount._phase,
 }
-
-
-def recount(run_dir: Path) -> Recount:
-    """Count the journal of a run, which may still be written.
-
-    Raises:
-        LedgerError: entries contradict each other.
-        JournalDamagedError: the journal's bytes are not intact.
-    """
-    counted = Recount()
-    for entry in read_entries(run_dir / "journal"):
-        counted.enter(entry)
-    return counted
 
 
 def problems(found: Recount, epochs: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Whether a counting job kept its promises: from its journal, its last checkpoint and its summary.
 
 Shares no code with the master but the arithmetic of the shuffled order. The journal is read by
-:mod:`edl.simulation.journal_bytes` and counted by :mod:`edl.simulation.ledger_recount`; the parameters are the arrays
+:mod:`support.journal_bytes` and counted by :mod:`edl.simulation.ledger_recount`; the parameters are the arrays
 of the last checkpoint's shards, read with safetensors.
 
 What must hold, for each parameter server (PS) by itself, since each lost or kept updates by itself:
@@ -26,8 +26,9 @@ import numpy as np
 from chaos.counting_job import DENSE, MINIBATCH, TABLE
 from numpy.typing import NDArray
 from safetensors import safe_open
+from support.run_recount import recount
 
-from edl.simulation.ledger_recount import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems
 
 Counts = NDArray[np.float64]
 

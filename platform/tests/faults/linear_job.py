@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 from support.job_process import JobProcess
+from support.run_recount import recount
 
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
 from edl.simulation.counted_steps import CountedStep
-from edl.simulation.ledger_recount import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems
 
 WIDTH = 6
 ROWS, DIM, IDS = 64, 4, 3

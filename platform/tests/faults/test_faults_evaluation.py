@@ -12,8 +12,7 @@ import pytest
 from faults.linear_job import LinearJob
 from faults.verdict import done
 from support.job_process import START_SECONDS, JobProcess
-
-from edl.simulation.journal_bytes import read_entries
+from support.journal_bytes import read_entries
 
 pytestmark = pytest.mark.faults
 

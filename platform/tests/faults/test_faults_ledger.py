@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.journal_bytes import MalformedJournalError, read_entries
 
 from edl.core.ledger import Ledger
 from edl.core.shuffle import RecordSource, ShardPlan
-from edl.simulation.journal_bytes import MalformedJournalError, read_entries
 from edl.simulation.ledger_recount import LedgerError, Recount, problems
 from edl.storage.journal import Journal
 

@@ -14,8 +14,9 @@ import pytest
 from safetensors import safe_open
 from support.job_process import JobProcess, Line, edl
 from support.noise import Noise
+from support.run_recount import recount
 
-from edl.simulation.ledger_recount import problems, recount
+from edl.simulation.ledger_recount import problems
 
 pytestmark = pytest.mark.faults
 

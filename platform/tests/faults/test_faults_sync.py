@@ -12,8 +12,9 @@ from faults.conftest import Measure
 from jobs.plain_keras import QUIET
 from signed_job import MINIBATCH, SignedJob, dense
 from support.job_process import JobProcess
+from support.run_recount import recount
 
-from edl.simulation.ledger_recount import Recount, problems, recount
+from edl.simulation.ledger_recount import Recount, problems
 
 pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET), pytest.mark.timeout(400)]
 

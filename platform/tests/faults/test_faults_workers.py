@@ -12,8 +12,7 @@ from faults.conftest import Measure
 from faults.linear_job import LinearJob
 from faults.verdict import finished
 from support.job_process import JobProcess, Line
-
-from edl.simulation.journal_bytes import read_entries
+from support.journal_bytes import read_entries
 
 pytestmark = pytest.mark.faults
 

@@ -13,8 +13,8 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays, keras_metrics, without_edl
 from support.job_process import Line
+from support.journal_bytes import read_entries
 
-from edl.simulation.journal_bytes import read_entries
 from edl.storage.checkpoint_manifest import cut_directory
 
 pytestmark = [

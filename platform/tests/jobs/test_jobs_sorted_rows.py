@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jobs.places import Place, write_module
 from numpy.typing import NDArray
+from support.run_recount import recount
 
-from edl.simulation.ledger_recount import problems, recount
+from edl.simulation.ledger_recount import problems
 from edl.storage.run_directory import read_json
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
