@@ -1,4 +1,4 @@
-"""The tutorial *On kind*, word for word, from *What an admin installs* to *Clean up*.
+"""The tutorial *On kind*, word for word, from *Install* to *Clean up*.
 
 What differs from a fresh kind cluster is put in its place: the images that the tests have built, a namespace and a
 volume of this test, the cluster's part of the chart, which is installed already, and another service than nginx, which
