@@ -11,7 +11,7 @@ from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING
-from edl.core.pod_lifecycle import TERMINAL_STATES, EndBlame, assign_blame
+from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, assign_blame
 from edl.core.pod_lifecycle import PodState as PodState
 from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
@@ -68,13 +68,13 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
     if blamed_on is not EndBlame.NOTHING:
         state.failure = _describe_silent_end(pod)
     crashed = pod.state is PodState.CRASHED or blamed_on is EndBlame.ROLE
-    crash_range = _describe_crash_range(state, pod) if crashed else ""
+    crash_range, range_crashes = _record_range_crash(state, pod) if crashed else ("", 0)
     if pod.role is Role.WORKER:
         _handle_worker_lost(state, pod, reason, now, in_minibatch=blamed_on is EndBlame.MINIBATCH)
     else:
         parameter_servers.handle_ps_lost(state, pod, reason, now)
     if not dismissed:
-        _relaunch_or_fail(state, pod, now, crashed=crashed, crash_range=crash_range)
+        _relaunch_or_fail(state, pod, now, crashed, crash_range, range_crashes)
 
 
 def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
@@ -99,26 +99,31 @@ def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
     return f"worker-{pod.index} {how}", ""
 
 
-def _describe_crash_range(state: JobState, pod: JobPod) -> str:
+def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
     """Which records a crashed worker evaluated or predicted, and how many crashed there; empty for other work.
 
-    Call it while its leases are still its own. Unlike a minibatch of training such a range ends nothing by itself: it
-    takes much longer, so that kills from outside may hit it several times.
+    Call it while its leases are still its own. Such a range takes much longer than a minibatch of training, so that
+    kills from outside may hit it several times: it ends the job later, with ``MAX_CRASHES``. What others train or
+    predict meanwhile makes good for crashes of the role, not for those.
     """
     held = state.worker_leases(pod.uid)
     if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
-        return ""
+        return "", 0
     kind, work = held[0][0], held[0][1].work
     count = state.range_crashes[kind, work] = state.range_crashes.get((kind, work), 0) + 1
     which = describe_ranges({work.source: [(work.start, work.end)]})
-    return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else "")
+    return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else ""), count
 
 
-def _relaunch_or_fail(state: JobState, pod: JobPod, now: float, *, crashed: bool, crash_range: str) -> None:
+def _relaunch_or_fail(
+    state: JobState, pod: JobPod, now: float, crashed: bool, crash_range: str, range_crashes: int
+) -> None:
     """Whether what ended is replaced, or the job ends with it; ``crash_range``: the records it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
     on, why = state.pods.ended(pod, now, crashed=crashed)
+    if on and range_crashes >= MAX_CRASHES:
+        on, why = False, "crashed"
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
         state.end("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")

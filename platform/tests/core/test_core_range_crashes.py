@@ -1,0 +1,61 @@
+"""A range of an evaluation or a prediction that ends its workers: work elsewhere does not make good for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.masters import Masters, alive, killed
+
+from edl.api.cluster_port import Role
+from edl.core.events import (
+    DatasetDescribed,
+    EndJob,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    ModelDeclared,
+    PodsSynced,
+    ProgressReported,
+    PsAttached,
+    PsRegistered,
+    TaskReported,
+)
+from edl.core.pod_lifecycle import MAX_CRASHES
+
+
+def predicting() -> Masters:
+    """A prediction job whose worker-0 predicts one range after the other; records 0 to 63 are worker-1's."""
+    masters = Masters()
+    masters.settings = replace(masters.settings, predict=True)
+    masters.restart()
+    masters.see(DatasetDescribed(prediction=(("a", 64_000),)), alive(Role.PS, 0), PodsSynced())
+    masters.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 0))
+    masters.see(alive(Role.WORKER, 0), ModelDeclared("worker-0"))
+    return masters
+
+
+def leased(masters: Masters, worker: str) -> LeaseReply:
+    (granted,) = [x for x in masters.see(LeaseRequested(worker)) if isinstance(x, LeaseReply)]
+    return granted
+
+
+def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> None:
+    masters, ends = predicting(), []
+    mine = leased(masters, "worker-0")
+    masters.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
+    for index in range(1, 4 * MAX_CRASHES):
+        uid = f"worker-{index}"
+        masters.see(alive(Role.WORKER, index), ModelDeclared(uid))
+        deadly = leased(masters, uid)
+        assert (deadly.work.start, deadly.work.end) == (64, 128)
+        for _ in range(10):  # 80 steps of somebody else, who makes good for five crashes
+            mine = leased(masters, "worker-0")
+            masters.see(ProgressReported("worker-0", (LeaseProgress(mine.lease, 4),)))
+            masters.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
+        ends += [x for x in masters.see(killed(Role.WORKER, index)) if isinstance(x, EndJob)]
+        if ends:
+            break
+    (end,) = ends
+    assert index == MAX_CRASHES
+    assert (end.phase, end.kind) == ("Failed", "crash")
+    assert "records 64 to 127 of a (prediction)" in end.reason
