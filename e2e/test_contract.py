@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cluster_contract import PodContract, Watching
 from e2e import namespaces
 from e2e.conftest import ARTIFACTS
 from e2e.images import MISSING, Images
@@ -15,6 +14,7 @@ from e2e.jobs import evict, in_container
 from e2e.namespaces import Namespace
 from e2e.pods import pod
 from e2e.site import Site
+from support.cluster_contract import PodContract, Watching
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.cluster.kubernetes import names

@@ -17,8 +17,8 @@ from e2e.images import Images
 from e2e.namespaces import Namespace
 from e2e.programs import ROOT
 from e2e.site import Site
-from handbook import DOCS, Block, blocks, run, script
 from ruamel.yaml import YAML
+from support.doc_commands import DOCS, Block, blocks, run, script
 
 PAGE = DOCS / "tutorials" / "on-kind.md"
 SECONDS = 1200.0

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import rights_page
 from e2e import install, namespaces, stage, tries_of_masters, tries_of_people
 from e2e.conftest import ARTIFACTS
 from e2e.images import Images
@@ -30,6 +29,7 @@ from e2e.tries import (
     merge,
     operations,
 )
+from support import rights_page
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient

@@ -3,7 +3,7 @@
 Implementations: ``edl.cluster.local.local_cluster`` (processes of this machine),
 ``edl.cluster.kubernetes.kube_cluster`` (pods) and
 ``support.fake_cluster`` (a fake on a virtual clock). All of them pass the contract suite in
-``platform/tests/cluster_contract.py``.
+``platform/tests/support/cluster_contract.py``.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk
-from published_job import put_job
-from small_cluster import NOW, SmallCluster
+from cli.cli_harness import Desk
+from support.in_memory_cluster import NOW, SmallCluster
+from support.job_objects import put_job
 
 
 def jobs_desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, with_job: bool = True) -> Desk:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.cli import app
 from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard

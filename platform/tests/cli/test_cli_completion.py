@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from published_job import put_job
-from small_cluster import SmallCluster
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import put_job
 
 from edl.cli import options as names_completion
 from edl.cli.options import complete_jobs

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
 from hypothesis import given
 from hypothesis import strategies as st
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.resource_kinds import PODS

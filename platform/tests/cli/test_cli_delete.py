@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk, desk_at
-from small_cluster import Manifest
-from wording import unsaid
+from cli.cli_harness import Desk, desk_at
+from support.in_memory_cluster import Manifest
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.status import Status

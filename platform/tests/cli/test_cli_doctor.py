@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.ops.doctor_checks import DoctorFinding, FindingLevel, PriorityClassNames

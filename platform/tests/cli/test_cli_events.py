@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import EVENTS, TOLD, conditions, put_event, put_job
-from small_cluster import NOW, when
-from wording import unsaid
+from support.in_memory_cluster import NOW, when
+from support.job_objects import EVENTS, TOLD, conditions, put_event, put_job
+from support.text_keys import unsaid
 
 from edl.api.events import JobEnded
 from edl.api.status import Summary

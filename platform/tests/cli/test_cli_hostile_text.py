@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.conftest import SUMMARY, Stage, command
 from cli.jobs_desk import jobs_desk
 from hypothesis import given
 from hypothesis import strategies as st
-from published_job import TOLD, put_job, put_pod
+from support.job_objects import TOLD, put_job, put_pod
 
 from edl.api.cluster_port import Role
 from edl.api.events import EvaluationEnded, WarningRaised

@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from cli.conftest import Stage, command
-from wording import unsaid
+from support.text_keys import unsaid
 
 STATUS = {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3}
 WORKING = [["status", STATUS], ["pause", None]]

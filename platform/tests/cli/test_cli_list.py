@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import conditions, put_job, with_status
-from small_cluster import NOW, SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import NOW, SmallCluster
+from support.job_objects import conditions, put_job, with_status
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 from edl.jobfile.published_status import PublishedStatus

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
-from published_job import SPEC, TOLD, container, put_job, put_pod
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import SPEC, TOLD, container, put_job, put_pod
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.cli import app
 from edl.storage.run_directory import create_run, locate_job_dir

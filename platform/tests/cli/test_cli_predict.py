@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.api.status import Status

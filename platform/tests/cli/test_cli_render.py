@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from support.text_keys import unsaid
 from typer.testing import CliRunner
-from wording import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli.render import app

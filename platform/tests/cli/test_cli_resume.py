@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry

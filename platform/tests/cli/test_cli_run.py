@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import MODULE, SUMMARY, Stage, command
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.storage.run_directory import JobLock
 

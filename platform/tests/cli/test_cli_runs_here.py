@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.conftest import SUMMARY
 from cli.jobs_desk import jobs_desk
-from small_cluster import NOW
-from wording import unsaid
+from support.in_memory_cluster import NOW
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import conditions, put_job, with_status
-from wording import unsaid
+from support.job_objects import conditions, put_job, with_status
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from hypothesis import given
 from hypothesis import strategies as st
-from published_job import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
-from small_cluster import NOW
-from wording import unsaid
+from support.in_memory_cluster import NOW
+from support.job_objects import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
+from support.text_keys import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus

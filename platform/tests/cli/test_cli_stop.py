@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import published_job
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import conditions, put_job, with_status
-from wording import unsaid
+from support import job_objects
+from support.job_objects import conditions, put_job, with_status
+from support.text_keys import unsaid
 
 from edl.cli.wait import TIMED_OUT_EXIT, wait_for_goal
 from edl.cluster.kubernetes import names
@@ -34,7 +34,7 @@ def test_the_wish_is_added_to_those_before(desk: Desk) -> None:
 
 
 def test_a_job_without_a_volume_is_not_promised_to_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(published_job.SPEC, "volumes", [])
+    monkeypatch.setitem(job_objects.SPEC, "volumes", [])
     put_job(desk.cluster)
     assert desk.edl("stop", "mnist") == 0
     assert not unsaid(desk.out, "volume")

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk, desk_at
-from small_cluster import Manifest, when
-from wording import unsaid
+from cli.cli_harness import Desk, desk_at
+from support.in_memory_cluster import Manifest, when
+from support.text_keys import unsaid
 
 from edl.api.events import RunStarted
 from edl.api.status import Status

@@ -4,10 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
-from cli.cluster_desk import Desk, desk_at
+from cli.cli_harness import Desk, desk_at
 from hypothesis import given
 from hypothesis import strategies as st
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.events import JobEnded, JobEvent, RoleStarted, WarningRaised
 from edl.api.status import Status, Summary

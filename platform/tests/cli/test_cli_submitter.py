@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cluster_desk import JOB
-from cli.submitter_desk import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
-from small_cluster import Manifest
-from wording import unsaid
+from cli.cli_harness import JOB
+from cli.submitter_harness import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
+from support.in_memory_cluster import Manifest
+from support.text_keys import unsaid
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status

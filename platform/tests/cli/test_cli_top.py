@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import put_pod
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import put_pod
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_client import ResourceList

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.cli import app
 from edl.jobfile.job_spec import TrainSpec

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import conditions, put_job, seen, with_status
-from wording import unsaid
+from support.job_objects import conditions, put_job, seen, with_status
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli.wait import TIMED_OUT_EXIT, parse_goal, wait_for_goal

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli.cluster_desk import Desk
+from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import STATUS, conditions, put_job, put_pod, unscheduled, with_status
-from small_cluster import NOW, when
-from wording import unsaid
+from support.in_memory_cluster import NOW, when
+from support.job_objects import STATUS, conditions, put_job, put_pod, unscheduled, with_status
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import NODES

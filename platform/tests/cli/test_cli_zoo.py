@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.scripted_engine import ScriptedEngine
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cli import app

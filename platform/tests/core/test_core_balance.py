@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from core.masters import Masters, alive, killed
+from core.core_harness import Masters, alive, killed
 from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 
 from edl.api.cluster_port import Role

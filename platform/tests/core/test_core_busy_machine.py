@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.masters import Masters
+from core.core_harness import Masters
 from hypothesis import given
 from hypothesis import strategies as st
 

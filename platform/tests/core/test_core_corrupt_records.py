@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.masters import Masters
+from core.core_harness import Masters
 
 from edl.core.events import EndJob, LeaseProgress, LeaseReply, LeaseRequested, ProgressReported, TaskReported
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.masters import Masters, alive, killed
+from core.core_harness import Masters, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.core.cuts import COPY_TIMEOUT_SECONDS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from core.masters import Masters, alive, killed
+from core.core_harness import Masters, alive, killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ lease must not be given back while the PS that know how far it got have not been
 from __future__ import annotations
 
 import pytest
-from core.masters import Masters, alive, killed
+from core.core_harness import Masters, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RoleEnded, RollbackDone

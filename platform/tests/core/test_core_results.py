@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from core.masters import Masters
+from core.core_harness import Masters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

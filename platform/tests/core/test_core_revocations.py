@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from core.masters import Masters, alive
+from core.core_harness import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 

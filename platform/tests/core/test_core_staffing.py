@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from core.masters import Masters, alive
+from core.core_harness import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.masters import alive
+from core.core_harness import alive
 from hypothesis import given
 from hypothesis import strategies as st
 

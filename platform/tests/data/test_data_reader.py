@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.data.reader import Metadata

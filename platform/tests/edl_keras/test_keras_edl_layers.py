@@ -16,7 +16,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from edl_keras.embedding_stage import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
+from edl_keras.embedding_harness import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.flat_buffer import RowBatch  # noqa: E402

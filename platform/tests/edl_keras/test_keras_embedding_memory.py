@@ -20,7 +20,7 @@ PROGRAM = """
     import sys
     import keras, numpy as np, tensorflow as tf
     from keras import layers
-    from edl_keras.embedding_stage import network_of, rows_for
+    from edl_keras.embedding_harness import network_of, rows_for
 
     ROWS, AS_FLOATS, DIM = map(int, sys.argv[1:])
 

@@ -19,7 +19,7 @@ PROGRAM = """
     import gc, sys
     from pathlib import Path
     import keras, numpy as np, tensorflow as tf
-    from edl_keras.embedding_stage import network_of
+    from edl_keras.embedding_harness import network_of
     from edl.layers import Embedding
     from edl.keras import model_export as export
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from edl_keras.embedding_stage import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
+from edl_keras.embedding_harness import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras import model_export  # noqa: E402

@@ -15,7 +15,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from edl_keras.embedding_stage import network_of, rows_for, write_export  # noqa: E402
+from edl_keras.embedding_harness import network_of, rows_for, write_export  # noqa: E402
 
 from edl.keras.model_building import named_component_specs  # noqa: E402
 from edl.layers import Embedding  # noqa: E402

@@ -16,9 +16,9 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from edl_keras.embedding_stage import write_export  # noqa: E402
-from wording import unsaid  # noqa: E402
-from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E402
+from edl_keras.embedding_harness import write_export  # noqa: E402
+from support.text_keys import unsaid  # noqa: E402
+from worker.loop_harness import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.flat_buffer import RowBatch  # noqa: E402

@@ -15,7 +15,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from edl_keras.embedding_stage import check_step, network_of, rows_for  # noqa: E402
+from edl_keras.embedding_harness import check_step, network_of, rows_for  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.tables import TableSpec  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
-from wording import unsaid  # noqa: E402
+from support.text_keys import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from wording import unsaid  # noqa: E402
+from support.text_keys import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks  # noqa: E402

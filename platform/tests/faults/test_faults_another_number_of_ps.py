@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from faults.job_assertions import done
 from faults.linear_job import LinearJob
-from faults.verdict import done
 from support.job_process import edl
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]

@@ -10,8 +10,8 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
+from faults.job_assertions import done
 from faults.linear_job import LinearJob
-from faults.verdict import done
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.timeout(400)]
 

@@ -9,8 +9,8 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
+from faults.job_assertions import done
 from faults.linear_job import LinearJob
-from faults.verdict import done
 from support.job_process import START_SECONDS, JobProcess
 from support.journal_bytes import read_entries
 

@@ -9,8 +9,8 @@ from signal import SIGKILL
 import psutil
 import pytest
 from faults.conftest import Measure
+from faults.job_assertions import done, finished
 from faults.linear_job import LinearJob
-from faults.verdict import done, finished
 from support.job_process import JobProcess, edl
 
 pytestmark = pytest.mark.faults

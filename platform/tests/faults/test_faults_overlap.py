@@ -10,8 +10,8 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
+from faults.job_assertions import finished
 from faults.linear_job import LinearJob
-from faults.verdict import finished
 
 pytestmark = pytest.mark.faults
 

@@ -10,8 +10,8 @@ from signal import SIGKILL, SIGTERM
 
 import numpy as np
 import pytest
+from faults.job_assertions import done
 from faults.linear_job import LinearJob, cut_of, parameters, rows_of
-from faults.verdict import done
 from numpy.typing import NDArray
 from support.job_process import START_SECONDS, JobProcess
 

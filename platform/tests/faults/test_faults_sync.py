@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from faults.conftest import Measure
 from jobs.plain_keras import QUIET
-from signed_job import MINIBATCH, SignedJob, dense
 from support.job_process import JobProcess
 from support.run_recount import recount
+from support.signed_job import MINIBATCH, SignedJob, dense
 
 from edl.simulation.ledger_recount import Recount, problems
 

@@ -9,8 +9,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import psutil
 import pytest
 from faults.conftest import Measure
+from faults.job_assertions import finished
 from faults.linear_job import LinearJob
-from faults.verdict import finished
 from support.job_process import JobProcess, Line
 from support.journal_bytes import read_entries
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 import typer.main
-from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
 from install.chart_tools import attempt, output
+from support.doc_commands import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
 from typer.testing import CliRunner
 
 from edl.api.errors import EdlError

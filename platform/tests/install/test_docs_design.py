@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from handbook import DOCS, ROOT
+from support.doc_commands import DOCS, ROOT
 
 pytestmark = pytest.mark.install
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handbook import DOCS
 from install.chart_tools import JOB_CHART, ROOT, Manifest, manifests, rendered
 from jsonschema import Draft202012Validator
+from support.doc_commands import DOCS
 
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.jobfile.job_spec import JobSpec

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from handbook import PAGES, ROOT
 from ruamel.yaml import YAML
+from support.doc_commands import PAGES, ROOT
 
 pytestmark = pytest.mark.install
 

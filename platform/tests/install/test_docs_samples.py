@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from handbook import DOCS
 from ruamel.yaml import YAML
+from support.doc_commands import DOCS
 
 from edl.ops.pod_problems import parse_scheduler_message
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from handbook import ROOT
+from support.doc_commands import ROOT
 
 pytestmark = pytest.mark.install
 

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from handbook import ROOT
+from support.doc_commands import ROOT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.jobfile.job_spec import FIELD_ALIASES, FUNCTION_ALIASES, JobSpec, suggest_replacement
 from edl.jobfile.section_type import field_options

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.job import Strategy
 from edl.jobfile.document_tree import SpecError

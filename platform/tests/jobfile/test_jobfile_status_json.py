@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from jobs.places import MODEL_ZOO
+from jobs.job_folder import MODEL_ZOO
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.places import Place, write_examples, write_module
+from jobs.job_folder import Place, write_examples, write_module
 from support.job_process import Line
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.places import Place, write_module
+from jobs.job_folder import Place, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays
 
 from edl.storage.checkpoint_manifest import list_cuts

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs.places import MODEL_ZOO, Place, newest_cut
+from jobs.job_folder import MODEL_ZOO, Place, newest_cut
 from jobs.plain_keras import QUIET, checkpoint_arrays
 from support.job_process import edl
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_module
+from jobs.job_folder import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays, keras_metrics, without_edl
 from support.job_process import Line
 from support.journal_bytes import read_entries

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from handbook import DOCS, blocks, run, script
+from support.doc_commands import DOCS, blocks, run, script
 
 PAGE = DOCS / "tutorials" / "on-your-laptop.md"
 SECONDS = 420.0

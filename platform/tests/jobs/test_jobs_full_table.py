@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs.places import Place, write_examples, write_module
+from jobs.job_folder import Place, write_examples, write_module
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.places import write_examples
+from jobs.job_folder import write_examples
 from support.job_process import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]

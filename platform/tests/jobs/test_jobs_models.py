@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
+from jobs.job_folder import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 
 from edl.data.reader_factory import open_reader

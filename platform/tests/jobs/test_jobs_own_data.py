@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs.places import Place, write_module
+from jobs.job_folder import Place, write_module
 
 from edl.data import open_reader, serialize_example
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.places import MODEL_ZOO, Digits, Place
+from jobs.job_folder import MODEL_ZOO, Digits, Place
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
 from edl.jobfile.loader import load_job_file

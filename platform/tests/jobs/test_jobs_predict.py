@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs.places import Place, newest_cut, predictions, write_module
+from jobs.job_folder import Place, newest_cut, predictions, write_module
 from support.job_process import JobProcess
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from recorded.make import HALF, HERE, start
-from recorded.place import unpacked
+from recorded.unpacked_runs import unpacked
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 

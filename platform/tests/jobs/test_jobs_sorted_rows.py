@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.places import Place, write_module
+from jobs.job_folder import Place, write_module
 from numpy.typing import NDArray
 from support.run_recount import recount
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs.places import Place
+from jobs.job_folder import Place
 from jobs.test_jobs_models import iris
 from support.job_process import START_SECONDS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs.plain_keras import QUIET
-from signed_job import MINIBATCH, SignedJob, dense
+from support.signed_job import MINIBATCH, SignedJob, dense
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 

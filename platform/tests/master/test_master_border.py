@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.stage import TOKEN
+from master.master_parts import TOKEN
 from master.test_master_servicer import WORKER, Stage
-from transport.horrors import messages_with
+from transport.malformed_messages import messages_with
 
 from edl.api.errors import EdlError
 from edl.master.master_service import MasterService

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.stage import TOKEN
+from master.master_parts import TOKEN
 from master.test_master_border import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, Stage
-from transport.horrors import messages_with
+from transport.malformed_messages import messages_with
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError

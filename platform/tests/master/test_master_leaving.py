@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from master.played_job import RECORDS, played_job
-from master.stage import LONG
+from master.in_process_job import RECORDS, played_job
+from master.master_parts import LONG
 from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import Role

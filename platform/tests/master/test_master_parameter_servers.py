@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.stage import LONG, TOKEN, PlayedPs, played_ps
-from wording import unsaid
+from master.master_parts import LONG, TOKEN, PlayedPs, played_ps
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import WarningRaised

@@ -13,8 +13,8 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from master.played_job import RECORDS, VALIDATION, PlayedJob, PlayedWorker, played_job
-from master.stage import LONG, TOKEN
+from master.in_process_job import RECORDS, VALIDATION, PlayedJob, PlayedWorker, played_job
+from master.master_parts import LONG, TOKEN
 
 from edl.api.errors import RefusedError, StorageError
 from edl.cluster.local.local_cluster import LocalCluster

@@ -6,8 +6,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from published_job import STATUS
-from wording import unsaid
+from support.job_objects import STATUS
+from support.text_keys import unsaid
 
 from edl.api.events import EvaluationEnded, EvaluationStarted
 from edl.master.progress_log import ProgressLogger, log_event

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.stage import FIRST_CUT, Parts
+from master.master_parts import FIRST_CUT, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import (

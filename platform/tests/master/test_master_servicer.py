@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.stage import FIRST_CUT, Parts
+from master.master_parts import FIRST_CUT, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RetryableError

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from master.stage import FIRST_CUT, LONG, Effects, Parts
+from master.master_parts import FIRST_CUT, LONG, Effects, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError, StorageError

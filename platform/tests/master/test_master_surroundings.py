@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from master.played_job import RECORDS, PlayedJob, played_job
-from master.stage import LONG, Parts
+from master.in_process_job import RECORDS, PlayedJob, played_job
+from master.master_parts import LONG, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError

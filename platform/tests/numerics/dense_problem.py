@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numerics.optimizer_cases import KERAS
-from table_contract import Table
+from support.table_contract import Table
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_contract import PATIENT, array, declared
+from support.table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
 from edl.numerics.model_declaration import MAX_TABLE_ROWS, ModelDeclaration

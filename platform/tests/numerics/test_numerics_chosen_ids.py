@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numerics.chosen_ids import alike_in_a_product, with_hashes
-from table_contract import OPTIMIZERS, declared, initial
+from support.table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import splitmix64
 from edl.numerics.embedding_table import RowRetention

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_contract import declared, initial
+from support.table_contract import declared, initial
 
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import RowArrays

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numerics.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
 from numerics.lazy_reference import LazyReference
 from numerics.optimizer_cases import CASES
-from table_contract import PATIENT, array, declared
+from support.table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
-from table_contract import OPTIMIZERS
+from support.store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
+from support.table_contract import OPTIMIZERS
 
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec

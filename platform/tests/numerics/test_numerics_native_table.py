@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_contract import RetentionContract
-from table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
+from support.retention_contract import RetentionContract
+from support.table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable

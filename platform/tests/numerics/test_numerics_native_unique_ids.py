@@ -9,7 +9,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from distinct_contract import DistinctContract, Make
+from support.unique_ids_contract import DistinctContract, Make
 
 from edl.numerics.unique_ids import make_fastest_finder
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
+from support.store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from retention_contract import RetentionContract
-from table_contract import Make, TableContract
+from support.retention_contract import RetentionContract
+from support.table_contract import Make, TableContract
 
 from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizers import make_rule

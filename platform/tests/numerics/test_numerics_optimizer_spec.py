@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, HyperparameterSpec, HyperparameterValue, OptimizerSpec

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_contract import PATIENT, array, declared, dyadic
+from support.table_contract import PATIENT, array, declared, dyadic
 
 from edl.numerics.array_types import Ids
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention

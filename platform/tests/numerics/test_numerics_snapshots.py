@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ps.shard_arrays import shard_arrays
-from table_contract import array, declared
+from support.table_contract import array, declared
 
 from edl.api.errors import StorageError
 from edl.numerics.model_declaration import ModelDeclaration

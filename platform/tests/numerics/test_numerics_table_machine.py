@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from table_contract import array, declared, dyadic, initial
+from support.table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec

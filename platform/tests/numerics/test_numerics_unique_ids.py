@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distinct_contract import IDS, DistinctContract, Make, check
 from hypothesis import given
 from hypothesis import strategies as st
+from support.unique_ids_contract import IDS, DistinctContract, Make, check
 
 from edl.numerics import unique_ids
 from edl.numerics.unique_ids import NumpyUniqueFinder, UniqueIdFinder, make_fastest_finder, positions_in

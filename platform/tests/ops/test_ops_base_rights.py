@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rights_page
 from ruamel.yaml import YAML
+from support import rights_page
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import AdmissionPolicyError, error_from_response

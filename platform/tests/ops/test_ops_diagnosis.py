@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from published_job import (
+from support.in_memory_cluster import NOW, SmallCluster
+from support.job_objects import (
     EVENTS,
     STATUS,
     TIMELINE,
@@ -18,8 +19,7 @@ from published_job import (
     unscheduled,
     with_status,
 )
-from small_cluster import NOW, SmallCluster
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised

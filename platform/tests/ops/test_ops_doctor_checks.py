@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names

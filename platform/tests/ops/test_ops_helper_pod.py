@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from cluster.kubernetes.restricted import violations
-from small_cluster import SmallCluster
-from wording import unsaid
+from cluster.kubernetes.restricted_standard import violations
+from support.in_memory_cluster import SmallCluster
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from ops.test_ops_job_submission import manifests
-from small_cluster import NOW, SmallCluster, when
+from support.in_memory_cluster import NOW, SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.text_keys import unsaid
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from published_job import conditions, put_job, put_pod, with_status
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import conditions, put_job, put_pod, with_status
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

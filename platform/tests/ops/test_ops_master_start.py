@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from small_cluster import RUNNING, SmallCluster
+from support.in_memory_cluster import RUNNING, SmallCluster
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from published_job import container, unscheduled
-from published_job import ran as running
-from wording import unsaid
+from support.job_objects import container, unscheduled
+from support.job_objects import ran as running
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.pod_problems import find_pod_problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from published_job import put_job, put_pod
-from small_cluster import SmallCluster
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import put_job, put_pod
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_client import ResourceList

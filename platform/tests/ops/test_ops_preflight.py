@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from ops.test_ops_job_submission import SPEC
-from small_cluster import Admission, SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import Admission, SmallCluster
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from published_job import STATUS, conditions, seen
-from small_cluster import NOW
-from wording import unsaid
+from support.in_memory_cluster import NOW
+from support.job_objects import STATUS, conditions, seen
+from support.text_keys import unsaid
 
 from edl.api.events import JobEvent, RoleEnded, RoleStarted
 from edl.api.job import Strategy

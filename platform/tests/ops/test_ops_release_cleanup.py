@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from small_cluster import SmallCluster, when
+from support.in_memory_cluster import SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport.horrors import messages_with
+from transport.malformed_messages import messages_with
 
 from edl.api.errors import EdlError
 from edl.transport import edl_pb2 as pb

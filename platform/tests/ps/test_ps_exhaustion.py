@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ps.test_ps_border import refusal_of
-from transport.horrors import messages_with
+from transport.malformed_messages import messages_with
 
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb

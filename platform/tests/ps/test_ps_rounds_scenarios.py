@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ps.rounds_theatre import NOTHING, NUMBER, Server
+from ps.rounds_simulator import NOTHING, NUMBER, Server
 
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.messages import PushOrigin

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.tables import TableSpec
 from edl.jobfile.job_spec import ParameterServerSpec

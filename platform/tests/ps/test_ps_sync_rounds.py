@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ps.rounds_theatre import Theatre
+from ps.rounds_simulator import Theatre
 
 from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PushId, SyncRounds, WaitingPush
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from recorded.make import HALF, HERE, told
-from recorded.place import unpacked
+from recorded.unpacked_runs import unpacked
 
 
 @pytest.mark.timeout(120)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster_contract import PodContract
+from support.cluster_contract import PodContract
 from support.fake_cluster import NO_ROOM, FakeCluster, FakeConnection
 
 from edl.api.cluster_port import JobCluster, PodOptions, PodPhase, PodStatus, Role, TerminationCause

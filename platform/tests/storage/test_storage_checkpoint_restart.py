@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobStateMachine

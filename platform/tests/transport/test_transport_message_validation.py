@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from transport.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
+from transport.malformed_messages import DOCUMENTS, MESSAGES, horrors, messages_with
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.message_validation import check_message, parse_message

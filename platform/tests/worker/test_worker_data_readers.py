@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 import edl.data
 from edl.api.errors import BadInputError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
+from worker.loop_harness import MINIBATCH, LinearNetwork, Stage, task
 
 from edl.keras.user_callbacks import NoCallbacks
 from edl.worker.gradient_push import GradientPush

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker.loop_stage import LEASE, MEMBER, ScriptedMaster, task
+from worker.loop_harness import LEASE, MEMBER, ScriptedMaster, task
 
 from edl.transport import edl_pb2 as pb
 from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError, ShutdownGate

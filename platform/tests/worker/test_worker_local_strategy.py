@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.core import shuffle
 from edl.jobfile.event_json import parse_event_line

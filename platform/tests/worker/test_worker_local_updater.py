@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
+from worker.loop_harness import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec

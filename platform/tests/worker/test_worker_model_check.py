@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wording import unsaid
-from worker.loop_stage import LEASE, TOKEN, ScriptedMaster, Servers
+from support.text_keys import unsaid
+from worker.loop_harness import LEASE, TOKEN, ScriptedMaster, Servers
 
 from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import (
+from worker.loop_harness import (
     FEATURES,
     LEASE,
     MINIBATCH,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker.loop_stage import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
+from worker.loop_harness import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
 
 from edl.api.errors import RetryableError
 from edl.keras.user_callbacks import NoCallbacks

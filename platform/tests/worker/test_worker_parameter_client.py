@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
+from worker.loop_harness import FEATURES, LEASE, LinearNetwork, Stage
 
 from edl.api.errors import JobFailedError, RefusedError
 from edl.keras.flat_buffer import RowBatch

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
+from worker.loop_harness import LEASE, LinearNetwork, Stage, record, task
 
 from edl.api.errors import BadInputError, StorageError
 from edl.keras.user_code import UserCodeError

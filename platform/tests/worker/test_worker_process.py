@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import LEASE, TOKEN, Servers
+from worker.loop_harness import LEASE, TOKEN, Servers
 
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.transport import edl_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
+from worker.loop_harness import LEASE, MEMBER, ScriptedMaster
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb

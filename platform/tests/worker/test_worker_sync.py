@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from worker.loop_stage import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 from edl.api.job import Strategy
 from edl.worker.gradient_push import GradientPush

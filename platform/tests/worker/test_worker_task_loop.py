@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+from worker.loop_harness import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 from edl.api.errors import BadInputError, RefusedError
 from edl.keras.user_callbacks import NoCallbacks

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.kubernetes.kube_stand import KubeStand
+from cluster.kubernetes.kube_cluster_harness import KubeStand
 
 
 @pytest.fixture

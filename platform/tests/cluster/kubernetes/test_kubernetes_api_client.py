@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from cluster.kubernetes.alive import assert_keeps_alive
 from cluster.kubernetes.byte_server import STAY, ByteServer, chunked, reply
-from wording import unsaid
+from cluster.kubernetes.keepalive_options import assert_keeps_alive
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError
 from edl.cluster.kubernetes import kubeconfig as connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster_contract import PodContract
+from support.cluster_contract import PodContract
 
 
 class TestKubeCluster(PodContract):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from cluster.kubernetes.api_server import LONGEST_WAIT, Refusal
-from cluster.kubernetes.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
-from cluster_contract import Watching
+from cluster.kubernetes.kube_cluster_harness import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
+from support.cluster_contract import Watching
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import BadInputError, RetryableError

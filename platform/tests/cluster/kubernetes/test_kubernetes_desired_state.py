@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_job import put_job
-from small_cluster import SmallCluster
-from wording import unsaid
+from support.in_memory_cluster import SmallCluster
+from support.job_objects import put_job
+from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names, status_publisher

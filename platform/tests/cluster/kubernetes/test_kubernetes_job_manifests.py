@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cluster.kubernetes.cluster_jobs import MNIST, fit_jobs
-from cluster.kubernetes.restricted import violations
+from cluster.kubernetes.restricted_standard import violations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from cluster.kubernetes.lease_server import LeaseServer
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NoResponseError, RbacDeniedError

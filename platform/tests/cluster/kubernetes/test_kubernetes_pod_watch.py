@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from cluster.kubernetes.kube_stand import JOB_UID, render
+from cluster.kubernetes.kube_cluster_harness import JOB_UID, render
 from hypothesis import given
 from hypothesis import strategies as st
 

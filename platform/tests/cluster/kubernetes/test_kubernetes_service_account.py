@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from cluster.kubernetes.alive import assert_keeps_alive
+from cluster.kubernetes.keepalive_options import assert_keeps_alive
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.api_errors import NoResponseError

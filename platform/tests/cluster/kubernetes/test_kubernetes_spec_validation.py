@@ -10,7 +10,7 @@ import pytest
 from cluster.kubernetes.cluster_jobs import MNIST
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wording import unsaid
+from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.job import Strategy

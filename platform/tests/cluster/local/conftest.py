@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.local.stage import Stage
+from cluster.local.supervisor_harness import Stage
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from cluster.local.stage import Stage
-from cluster_contract import ClusterContract
+from cluster.local.supervisor_harness import Stage
+from support.cluster_contract import ClusterContract
 
 from edl.api.cluster_port import JobCluster
 

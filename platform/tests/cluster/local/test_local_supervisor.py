@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.local.stage import PATIENCE, Actor, Stage
+from cluster.local.supervisor_harness import PATIENCE, Actor, Stage
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RefusedError

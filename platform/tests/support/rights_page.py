@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, takewhile
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rights.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "rights.md"
 EVERYBODY = "everybody"
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from small_cluster import NOW, SmallCluster, when
+from support.in_memory_cluster import NOW, SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleStarted

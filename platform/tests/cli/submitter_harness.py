@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cluster_desk import JOB
-from small_cluster import SmallCluster, when
+from cli.cli_harness import JOB
+from support.in_memory_cluster import SmallCluster, when
 
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import Status, Summary

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_contract import OPTIMIZERS, PATIENT, ROWS, Make, array, declared, dyadic, initial
+from support.table_contract import OPTIMIZERS, PATIENT, ROWS, Make, array, declared, dyadic, initial
 
 from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.optimizer_spec import OptimizerSpec

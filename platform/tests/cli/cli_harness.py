@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import SmallCluster
+from support.in_memory_cluster import SmallCluster
 
 from edl.cli import app
 
