@@ -1,6 +1,7 @@
 """Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used.
 
-The parts of a step are methods here; in which order those of several steps happen is for the schedule (``overlap``).
+``Trainer`` has the parts of a step as methods, and two loops over them: ``_run_sequentially`` and
+``_run_overlapped``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -28,40 +28,28 @@ from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCall
 from edl.worker.parameter_client import ParameterClient
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
 
-# --------------------------------------------------------------------------------------------------
-# What a step is from part to part: prepared, ready to be computed, done.
 
-
-class PreparedStep(NamedTuple):
-    """A minibatch with the rows of served tables that it needs."""
-
-    loaded: LoadedStep
-    rows: RowsByTable
-
-
-class ReadyStep(NamedTuple):
-    """A minibatch with all that it is computed from.
+@dataclass(slots=True)
+class TrainingStep:
+    """A minibatch on its way to the parameter servers: each part of a step fills in what the next one needs.
 
     Attributes:
-        loaded: the minibatch.
-        number: the global step that it is to be, as far as this worker knows.
-        versions: by PS, of the dense values.
-        slab: the dense values; nothing writes there while the step is computed.
-        rows: of served tables.
+        loaded_step: the minibatch; may have no records, if all of them are corrupt.
+        table_rows: the rows of PS-backed tables that it looks up.
+        flat_values: the dense values; nothing is written there while the step is computed.
+        value_versions: of these values, by PS.
+        global_step: the number that it is to get, as far as this worker knows.
+        loss: None if it applies nothing.
+        push: without the lease that follows, which is known when it is sent.
     """
 
-    loaded: LoadedStep
-    number: int
-    versions: tuple[int, ...]
-    slab: Floats
-    rows: RowsByTable
-
-
-class ComputedStep(NamedTuple):
-    """A minibatch's loss, None if it applies nothing, and its push: which lease follows is known when it is sent."""
-
-    loss: float | None
-    push: GradientPush
+    loaded_step: LoadedStep
+    table_rows: RowsByTable
+    flat_values: Floats = field(init=False)
+    value_versions: tuple[int, ...] = field(init=False)
+    global_step: int = field(init=False)
+    loss: float | None = field(init=False)
+    push: GradientPush = field(init=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -69,6 +57,7 @@ class ComputedStep(NamedTuple):
 
 
 JobResult = TypeVar("JobResult")
+JobArguments = ParamSpec("JobArguments")
 
 
 class SerialExecutor:
@@ -80,11 +69,15 @@ class SerialExecutor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._job_queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._job_queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], Any, Any] | None] = (
+            queue.SimpleQueue()
+        )
         self._newest_future: Future[Any] | None = None
 
-    def submit(self, job: Callable[[], JobResult]) -> Future[JobResult]:
-        """Do ``job`` after all that were given before; what it returns or raises comes out of the future.
+    def submit(
+        self, job: Callable[JobArguments, JobResult], /, *args: JobArguments.args, **kwargs: JobArguments.kwargs
+    ) -> Future[JobResult]:
+        """Call ``job`` after all that were given before; what it returns or raises comes out of the future.
 
         To be called by one thread.
         """
@@ -92,7 +85,7 @@ class SerialExecutor:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
         future: Future[JobResult] = Future()
         self._newest_future = future
-        self._job_queue.put((future, job))
+        self._job_queue.put((future, job, args, kwargs))
         return future
 
     def drain(self) -> None:
@@ -106,122 +99,12 @@ class SerialExecutor:
 
     def _run(self) -> None:
         while (item := self._job_queue.get()) is not None:
-            future, job = item
+            future, job, args, kwargs = item
             try:
-                future.set_result(job())
+                future.set_result(job(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
                 future.set_exception(error)
-            del future, job, item  # a gradient or rows, which nobody needs until the next job comes
-
-
-# --------------------------------------------------------------------------------------------------
-# In which order the parts of the steps of a range happen: one after another, or those of neighbouring steps at once.
-#
-# A step is prepared (its records fed, their rows pulled), gets its dense values, is computed and sent. Sending and
-# pulling wait for parameter servers, computing does not, so that the lane does these while the caller computes:
-#
-#     caller  |          compute n            |            compute n+1          |
-#     lane    | values n | send n-1 prepare n+1 | values n+1 | send n  prepare n+2 | values n+2
-#
-# For its dense values alone a step waits: whatever others push while the step before it is computed is in them. Values
-# that came as early as the rows would lack twice as many pushes of others, and that costs models their accuracy.
-#
-# The lane's order is the whole protocol: a step is sent after the one before it was answered, and prepared after the
-# one
-# before the last was. So there is one push on its way at most, and a step uses values that lack one push of this worker
-# at most, the newest. docs/design/0008-modes.md has what follows from it.
-
-
-PreparedT = TypeVar("PreparedT")
-ReadyT = TypeVar("ReadyT")
-ComputedT = TypeVar("ComputedT")
-
-
-@dataclass(frozen=True, slots=True)
-class StepStages(Generic[PreparedT, ReadyT, ComputedT]):
-    """The parts of the steps of one range. Each is called once for each step, in the order of the steps.
-
-    Attributes:
-        prepare: gives what the next step needs, but for dense values; None after the last one.
-        values: gives it the newest dense values; told of the step before it if that is not sent yet, but will be.
-        compute: gives the outcome of a step; called on the caller's thread.
-        send: puts a step in; False if the rest of the range is not wanted any more.
-        end: tells the user's code that a step is over; on the caller's thread, before the next one is computed.
-    """
-
-    prepare: Callable[[], PreparedT | None]
-    values: Callable[[PreparedT, ComputedT | None], ReadyT]
-    compute: Callable[[ReadyT], ComputedT]
-    send: Callable[[ReadyT, ComputedT], bool]
-    end: Callable[[ReadyT, ComputedT], None]
-
-
-StepSchedule: TypeAlias = Callable[[StepStages[Any, Any, Any]], bool]
-"""Goes through all steps; False if one was not wanted. Nothing is under way when it returns or raises."""
-
-
-def run_sequentially(stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
-    """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
-    while (prepared := stages.prepare()) is not None:
-        ready = stages.values(prepared, None)
-        computed = stages.compute(ready)
-        if not stages.send(ready, computed):
-            return False
-        stages.end(ready, computed)
-    return True
-
-
-class OverlappedSchedule:
-    """Sends one step and prepares another while the one between them is computed.
-
-    A step that is computed while the one before it turns out not to be wanted is thrown away.
-
-    Args:
-        lane: sends and prepares.
-    """
-
-    def __init__(self, executor: SerialExecutor) -> None:
-        self._executor = executor
-
-    def __call__(self, stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
-        """See :data:`StepSchedule`.
-
-        Raises:
-            Exception: what the steps raise; of two that fail at once, what the computed one does.
-        """
-        try:
-            return self._run_stages(stages)
-        finally:
-            self._executor.drain()
-
-    def _run_stages(self, stages: StepStages[PreparedT, ReadyT, ComputedT]) -> bool:
-        prepared = self._executor.submit(stages.prepare)
-        ready = self._executor.submit(partial(_pull_values_for, stages, prepared, None)).result()
-        next_prepared = self._executor.submit(stages.prepare)
-        pushed: Future[bool] | None = None
-        while ready is not None:
-            computed = stages.compute(ready)
-            if pushed is not None and not pushed.result():
-                return False
-            next_ready = self._executor.submit(partial(_pull_values_for, stages, next_prepared, computed))
-            pushed = self._executor.submit(partial(stages.send, ready, computed))
-            next_prepared = self._executor.submit(partial(_prepare_unless_revoked, pushed, stages.prepare))
-            stages.end(ready, computed)
-            ready = next_ready.result()
-        return pushed is None or pushed.result()
-
-
-def _pull_values_for(
-    stages: StepStages[PreparedT, ReadyT, ComputedT], prepared: Future[PreparedT | None], unsent: ComputedT | None
-) -> ReadyT | None:
-    """On the lane, behind ``prepared``: what the step is computed from; None after the last one."""
-    prepared_step = prepared.result()
-    return None if prepared_step is None else stages.values(prepared_step, unsent)
-
-
-def _prepare_unless_revoked(pushed: Future[bool], prepare: Callable[[], PreparedT | None]) -> PreparedT | None:
-    """On the lane, behind ``pushed``: prepare a step only if it will be wanted."""
-    return prepare() if pushed.result() else None
+            del future, job, args, kwargs, item  # a gradient or rows, which nobody needs until the next job comes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -293,12 +176,12 @@ class _LeasedRange:
     Attributes:
         task: the lease.
         loaded_steps: of all its steps.
-        through: steps that are in.
+        applied_steps: how many are in on all PS.
     """
 
     task: LeasedTask
     loaded_steps: Iterator[LoadedStep]
-    through: int = 0
+    applied_steps: int = 0
 
 
 class Trainer:
@@ -307,14 +190,14 @@ class Trainer:
     Args:
         network: the user's model.
         learning_rate: of a global step.
-        parameters: the PS.
+        parameter_client: the PS.
         stream: of training records.
         leases: says whether a lease is still this worker's.
         progress: is told of every step that is in.
         gate: held while a push is on its way.
         skip_nan: ``train.on_nan`` is ``skip``.
-        watcher: the user's callbacks.
-        schedule: in which order the parts of neighbouring steps happen.
+        training_callbacks: the user's.
+        executor: ``strategy.overlap``: pushes and pulls beside the step that is computed. None: one step at a time.
     """
 
     def __init__(
@@ -329,7 +212,7 @@ class Trainer:
         *,
         skip_nan: bool,
         training_callbacks: TrainingCallbacks,
-        schedule: StepSchedule = run_sequentially,
+        executor: SerialExecutor | None = None,
     ) -> None:
         self._network = network
         self._learning_rate = learning_rate
@@ -340,7 +223,7 @@ class Trainer:
         self._gate = gate
         self._skip_nan = skip_nan
         self._training_callbacks = training_callbacks
-        self._schedule = schedule
+        self._executor = executor
         self._nonfinite_count = 0
         self._stale_pushes = 0
         self._is_traced = False
@@ -354,25 +237,190 @@ class Trainer:
             EdlError: records cannot be read, or the PS are away for too long.
         """
         self._training_callbacks.begin_epoch(task.epoch)
-        minibatches = self._load_steps(task)
-        leased_range = _LeasedRange(
-            task, minibatches if task.one_by_one else self._trace_model_first(task, minibatches)
-        )
-        schedule = run_sequentially if task.one_by_one else self._schedule
-        schedule(
-            StepStages(
-                prepare=partial(self._prepare_next, leased_range),
-                values=partial(self._pull_values, leased_range),
-                compute=partial(self._compute_step, task),
-                send=partial(self._send, leased_range),
-                end=self._end,
-            )
-        )
-        if leased_range.through == task.steps:
+        loaded_steps = self._load_steps(task)
+        # A range that is trained one by one may hold a record that ends the process. Nothing of it is touched ahead of
+        # its turn, so that the end of this worker names the minibatch at work.
+        if task.one_by_one:
+            leased_range = _LeasedRange(task, loaded_steps)
+            self.run_sequentially(leased_range)
+        else:
+            leased_range = _LeasedRange(task, self._trace_model_first(task, loaded_steps))
+            if self._executor is None:
+                self.run_sequentially(leased_range)
+            else:
+                self.run_overlapped(leased_range, self._executor)
+        if leased_range.applied_steps == task.steps:
             self._progress.finish(task.lease)
         else:
-            _LOG.info("lease %d: dropped after %d steps", task.lease, leased_range.through)
+            _LOG.info("lease %d: dropped after %d steps", task.lease, leased_range.applied_steps)
             self._progress.drop(task.lease)
+
+    # ------------------------------------------------------------ the two loops over the steps of a range
+
+    def run_sequentially(self, leased_range: _LeasedRange) -> None:
+        """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
+        while (step := self.prepare_step(leased_range)) is not None:
+            self.pull_values(leased_range, step, None)
+            self.compute_step(leased_range, step)
+            if not self.push_step(leased_range, step):
+                return
+            self.end_step(step)
+
+    def run_overlapped(self, leased_range: _LeasedRange, executor: SerialExecutor) -> None:
+        """Push one step and prepare another while the one between them is computed.
+
+        Pushing and pulling wait for parameter servers, computing does not::
+
+            caller   |          compute n            |            compute n+1          |
+            executor | values n | push n-1 prepare n+1 | values n+1 | push n  prepare n+2 | values n+2
+
+        The executor's order is the whole protocol: a step is pushed after the one before it was answered, and prepared
+        after the one before the last was. So there is one push on its way at most, and a step uses values that lack
+        one push of this worker at most, the newest. docs/design/0008-modes.md has what follows from it.
+
+        Nothing is under way when this returns or raises.
+
+        Raises:
+            Exception: what the steps raise; of two that fail at once, what the computed one does.
+        """
+        try:
+            prepared = executor.submit(self.prepare_step, leased_range)
+            step = executor.submit(self._pull_values_of, leased_range, prepared, None).result()
+            prepared = executor.submit(self.prepare_step, leased_range)
+            pushed: Future[bool] | None = None
+            while step is not None:
+                self.compute_step(leased_range, step)
+                # A step that is computed while the one before it turns out to be refused is thrown away
+                if pushed is not None and not pushed.result():
+                    return
+                # For its dense values alone the next step waits until here: what others push while this one is
+                # computed is in them. Values that came as early as the rows would lack twice as many pushes of others,
+                # and that costs models their accuracy.
+                next_step = executor.submit(self._pull_values_of, leased_range, prepared, step)
+                pushed = executor.submit(self.push_step, leased_range, step)
+                prepared = executor.submit(self._prepare_unless_revoked, leased_range, pushed)
+                self.end_step(step)
+                step = next_step.result()
+            if pushed is not None:
+                pushed.result()
+        finally:
+            # What follows a range may use the connections from any thread: an evaluation, an export, another range
+            executor.drain()
+
+    def _pull_values_of(
+        self, leased_range: _LeasedRange, prepared: Future[TrainingStep | None], unsent_step: TrainingStep | None
+    ) -> TrainingStep | None:
+        """On the executor, behind ``prepared``: the step with its values; None after the last one."""
+        step = prepared.result()
+        if step is not None:
+            self.pull_values(leased_range, step, unsent_step)
+        return step
+
+    def _prepare_unless_revoked(self, leased_range: _LeasedRange, pushed: Future[bool]) -> TrainingStep | None:
+        """On the executor, behind ``pushed``: prepare a step only if it will be wanted."""
+        return self.prepare_step(leased_range) if pushed.result() else None
+
+    # ------------------------------------------------------------ the parts of a step
+
+    def prepare_step(self, leased_range: _LeasedRange) -> TrainingStep | None:
+        """The next minibatch, and its rows; None at the end of the range, or of its lease."""
+        loaded_step = next(leased_range.loaded_steps, None)
+        return None if loaded_step is None else self._with_rows(leased_range.task, loaded_step)
+
+    def pull_values(self, leased_range: _LeasedRange, step: TrainingStep, unsent_step: TrainingStep | None) -> None:
+        """Give a step the newest dense values; ``unsent_step``: the one before it, if that is not sent yet."""
+        client = self._parameter_client
+        step.flat_values = client.slab(None if unsent_step is None else unsent_step.push)
+        step.value_versions = client.versions
+        # The servers' version lacks the steps of this range that are on their way, and these precede it
+        step.global_step = client.version + step.loaded_step.step - leased_range.applied_steps
+
+    def compute_step(self, leased_range: _LeasedRange, step: TrainingStep) -> None:
+        """Loss and push of a step; on the thread that made the model."""
+        self._training_callbacks.begin_step(step.global_step)
+        self._compute_push(leased_range.task, step)
+
+    def push_step(self, leased_range: _LeasedRange, step: TrainingStep) -> bool:
+        """Put a step in, on all PS; False if the lease is lost."""
+        task, loaded_step = leased_range.task, step.loaded_step
+        while self._leases.alive(task.lease):
+            # SIGTERM waits for the answer and for the note that the step is in. Else the master would have to ask the
+            # PS how far the lease got.
+            with self._gate.critical_section():
+                # Rounds of synchronous training wait for the push that is announced here: what follows a range is
+                # asked for at the last moment
+                has_more_steps = loaded_step.step + 1 < task.steps
+                next_lease = task.lease if has_more_steps else self._leases.next_training_lease()
+                outcome = self._parameter_client.push(replace(step.push, following=next_lease))
+                if outcome.revoked:
+                    return False
+                if not outcome.stale:
+                    leased_range.applied_steps = loaded_step.step + 1
+                    self._progress.stepped(
+                        task.lease, leased_range.applied_steps, loss=step.loss, skipped_records=loaded_step.skipped
+                    )
+                    return True
+            # A synchronous PS found the gradient too old. It is computed again here, and the step that the loop knows
+            # stays as it is: with synchronous training nothing else is under way.
+            self._stale_pushes += 1
+            _LOG.debug(
+                "lease %d: step %d is computed anew, %d so far", task.lease, loaded_step.step, self._stale_pushes
+            )
+            step = self._with_rows(task, loaded_step)
+            self.pull_values(leased_range, step, None)
+            self._compute_push(task, step)
+        return False
+
+    def end_step(self, step: TrainingStep) -> None:
+        """Tell the user's callbacks that a step is over, before the next one is computed."""
+        if step.loss is not None:
+            self._training_callbacks.end_step(step.global_step, step.loss)
+
+    def _with_rows(self, task: LeasedTask, loaded_step: LoadedStep) -> TrainingStep:
+        if loaded_step.minibatch is None:
+            return TrainingStep(loaded_step, {})
+        return TrainingStep(loaded_step, self._pull_rows(task, loaded_step.step, loaded_step.minibatch))
+
+    def _pull_rows(self, task: LeasedTask, step: int, minibatch: MinibatchLike) -> RowsByTable:
+        with add_record_range(task, step):
+            return pull_needed_rows(self._network, self._parameter_client, minibatch.features)
+
+    def _compute_push(self, task: LeasedTask, step: TrainingStep) -> None:
+        """The step function, and from its gradients the push. One that applies nothing still enters its step."""
+        loaded_step = step.loaded_step
+        step.loss = None
+        step.push = GradientPush(task.lease, loaded_step.step, versions=step.value_versions)
+        minibatch = loaded_step.minibatch
+        if minibatch is None:
+            return
+        with add_record_range(task, loaded_step.step):
+            result = self._network.train(
+                step.flat_values, step.table_rows, minibatch.features, minibatch.labels, minibatch.weights
+            )
+        # Servers apply whatever they get: the worker knows the records that a NaN came from, and decides here
+        if not is_finite(result):
+            self._nonfinite_count += 1
+            bad_gradient = find_nonfinite_gradient(self._network, result)
+            report_not_finite(
+                task,
+                loaded_step.step,
+                result.loss,
+                self._nonfinite_count,
+                skip=self._skip_nan,
+                gradient=bad_gradient,
+            )
+            return
+        step.loss = result.loss
+        step.push = replace(
+            step.push,
+            learning_rate=self._learning_rate(step.global_step),
+            # A minibatch at the end of a range may be smaller: its statistics count by its share of records
+            weight=loaded_step.records / task.minibatch,
+            slab=result.slab,
+            rows={table: RowBatch(step.table_rows[table].ids, values) for table, values in result.rows.items()},
+        )
+
+    # ------------------------------------------------------------ the records of a range
 
     def _load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Of a range while its lease is held: the stream reads no further for one that is lost."""
@@ -383,115 +431,21 @@ class Trainer:
             if not self._leases.alive(task.lease):
                 return
 
-    def _trace_model_first(self, task: LeasedTask, minibatches: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
+    def _trace_model_first(self, task: LeasedTask, loaded_steps: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
         """The same minibatches; if it is the first range, once the model is traced, with the first of them.
 
         Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
         thread that made the model, because Keras keeps some of its settings by thread.
         """
         consumed: list[LoadedStep] = []
-        while not self._is_traced and (loaded := next(minibatches, None)) is not None:
+        while not self._is_traced and (loaded := next(loaded_steps, None)) is not None:
             consumed.append(loaded)
             if loaded.minibatch is not None:
-                rows = self._rows(task, loaded.step, loaded.minibatch)
+                rows = self._pull_rows(task, loaded.step, loaded.minibatch)
                 with add_record_range(task, loaded.step):
                     minibatch = loaded.minibatch
                     self._network.train(
                         self._parameter_client.slab(), rows, minibatch.features, minibatch.labels, minibatch.weights
                     )
                 self._is_traced = True
-        return chain(consumed, minibatches)
-
-    # ------------------------------------------------------------ the parts of a step
-
-    def _prepare_next(self, leased_range: _LeasedRange) -> PreparedStep | None:
-        """The next minibatch, and its rows; None at the end of the range, or of its lease."""
-        loaded = next(leased_range.loaded_steps, None)
-        return None if loaded is None else self._prepare_step(leased_range, loaded)
-
-    def _prepare_step(self, leased_range: _LeasedRange, loaded: LoadedStep) -> PreparedStep:
-        rows: RowsByTable = {}
-        if loaded.minibatch is not None:
-            rows = self._rows(leased_range.task, loaded.step, loaded.minibatch)
-        return PreparedStep(loaded, rows)
-
-    def _pull_values(
-        self, leased_range: _LeasedRange, prepared: PreparedStep, unsent: ComputedStep | None
-    ) -> ReadyStep:
-        """A prepared step with the newest dense values; ``unsent``: the step before it, if it is not sent yet."""
-        loaded, rows = prepared
-        flat_values = self._parameter_client.slab(None if unsent is None else unsent.push)
-        # Steps of this range that are on their way precede it
-        number = self._parameter_client.version + loaded.step - leased_range.through
-        return ReadyStep(loaded, number, self._parameter_client.versions, flat_values, rows)
-
-    def _rows(self, task: LeasedTask, step: int, minibatch: MinibatchLike) -> RowsByTable:
-        with add_record_range(task, step):
-            return pull_needed_rows(self._network, self._parameter_client, minibatch.features)
-
-    def _compute_step(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
-        """Loss and gradients, as a push that does not say yet which lease follows."""
-        self._training_callbacks.begin_step(ready.number)
-        return self._done(task, ready)
-
-    def _done(self, task: LeasedTask, ready: ReadyStep) -> ComputedStep:
-        push = GradientPush(task.lease, ready.loaded.step, versions=ready.versions)
-        result = self._compute_gradients(task, ready)
-        if result is None:
-            return ComputedStep(None, push)
-        push = replace(
-            push,
-            learning_rate=self._learning_rate(ready.number),
-            weight=ready.loaded.records / task.minibatch,
-            slab=result.slab,
-            rows={table: RowBatch(ready.rows[table].ids, values) for table, values in result.rows.items()},
-        )
-        return ComputedStep(result.loss, push)
-
-    def _compute_gradients(self, task: LeasedTask, ready: ReadyStep) -> StepResultLike | None:
-        """None if there is nothing to apply."""
-        if ready.loaded.minibatch is None:
-            return None
-        minibatch: MinibatchLike = ready.loaded.minibatch
-        with add_record_range(task, ready.loaded.step):
-            result = self._network.train(
-                ready.slab, ready.rows, minibatch.features, minibatch.labels, minibatch.weights
-            )
-        if is_finite(result):
-            return result
-        self._nonfinite_count += 1
-        step, bad_gradient = ready.loaded.step, find_nonfinite_gradient(self._network, result)
-        report_not_finite(task, step, result.loss, self._nonfinite_count, skip=self._skip_nan, gradient=bad_gradient)
-        return None
-
-    def _send(self, leased_range: _LeasedRange, ready: ReadyStep, computed: ComputedStep) -> bool:
-        """Put a step in, on all PS; False if the lease is lost.
-
-        A synchronous PS may find a gradient too old: it is computed again, here, because a schedule for
-        synchronous training has nothing else under way.
-        """
-        task, loaded = leased_range.task, ready.loaded
-        while self._leases.alive(task.lease):
-            with self._gate.critical_section():
-                outcome = self._parameter_client.push(self._with_next_lease(task, computed.push))
-                if outcome.revoked:
-                    return False
-                if not outcome.stale:
-                    leased_range.through = loaded.step + 1
-                    self._progress.stepped(
-                        task.lease, leased_range.through, loss=computed.loss, skipped_records=loaded.skipped
-                    )
-                    return True
-            self._stale_pushes += 1
-            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._stale_pushes)
-            ready = self._pull_values(leased_range, self._prepare_step(leased_range, loaded), None)
-            computed = self._done(task, ready)
-        return False
-
-    def _with_next_lease(self, task: LeasedTask, push: GradientPush) -> GradientPush:
-        next_lease_id = task.lease if push.step + 1 < task.steps else self._leases.next_training_lease()
-        return replace(push, following=next_lease_id)
-
-    def _end(self, ready: ReadyStep, computed: ComputedStep) -> None:
-        if computed.loss is not None:
-            self._training_callbacks.end_step(ready.number, computed.loss)
+        return chain(consumed, loaded_steps)

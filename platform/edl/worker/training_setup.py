@@ -34,7 +34,7 @@ from edl.worker.parameter_client import ParameterClient
 from edl.worker.record_stream import RecordStream
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.stored_weights import StoredWeights
-from edl.worker.trainer import OverlappedSchedule, SerialExecutor, Trainer, add_record_range, run_sequentially
+from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
 
 # --------------------------------------------------------------------------------------------------
 # Evaluating leased ranges at a pinned cut, and turning merged metric states into values.
@@ -174,7 +174,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         runtime.gate,
         skip_nan=runtime.spec.train.on_nan == "skip",
         training_callbacks=training_callbacks,
-        schedule=OverlappedSchedule(SerialExecutor("exchange")) if runtime.spec.strategy.overlap else run_sequentially,
+        executor=SerialExecutor("exchange") if runtime.spec.strategy.overlap else None,
     )
     evaluator = Evaluator(
         network,

@@ -34,7 +34,7 @@ from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.master_session import MasterSession
 from edl.worker.parameter_client import ParameterClient
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
-from edl.worker.trainer import StepSchedule, Trainer, run_sequentially
+from edl.worker.trainer import SerialExecutor, Trainer
 
 TOKEN = "the-token-of-these-tests"
 MEMBER = pb.Member(role="worker", index=0, uid="uid-0")
@@ -365,7 +365,7 @@ class Stage:
         *,
         rate: float = 0.01,
         skip_nan: bool = False,
-        schedule: StepSchedule = run_sequentially,
+        executor: SerialExecutor | None = None,
     ) -> Trainer:
         return Trainer(
             network,
@@ -377,7 +377,7 @@ class Stage:
             self.gate,
             skip_nan=skip_nan,
             training_callbacks=NoCallbacks(),
-            schedule=schedule,
+            executor=executor,
         )
 
     def close(self) -> None:

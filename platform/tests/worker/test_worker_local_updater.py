@@ -15,7 +15,7 @@ from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.worker.gradient_push import GradientPush
-from edl.worker.trainer import OverlappedSchedule, SerialExecutor, StepSchedule, run_sequentially
+from edl.worker.trainer import SerialExecutor
 
 STEPS = 3
 
@@ -28,10 +28,10 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
-def schedule(request: pytest.FixtureRequest) -> Iterator[StepSchedule]:
-    lane = SerialExecutor("test")
-    yield run_sequentially if request.param == "in turn" else OverlappedSchedule(lane)
-    lane.close()
+def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
+    executor = SerialExecutor("test")
+    yield None if request.param == "in turn" else executor
+    executor.close()
 
 
 def network(stage: Stage) -> LinearNetwork:
@@ -139,13 +139,13 @@ def test_statistics_move_by_their_weighed_deltas() -> None:
 
 
 @pytest.mark.parametrize("ps", [1, 2])
-def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, schedule: StepSchedule) -> None:
+def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, executor: SerialExecutor | None) -> None:
     ends = []
     for steps in (1, STEPS):
         stage = Stage(ps=ps)
         parameters = stage.parameters(network(stage), get_model_steps=steps)
         for leased in stage.take(task(1, 0, 30), task(2, 30, 44)):
-            stage.trainer(network(stage), parameters, schedule=schedule).run(leased)
+            stage.trainer(network(stage), parameters, executor=executor).run(leased)
         ends.append(parameters.pull(0))
         stage.close()
     np.testing.assert_array_equal(*ends)

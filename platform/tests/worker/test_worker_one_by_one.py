@@ -25,7 +25,7 @@ from edl.core.lease_timeouts import MAX_FED_AHEAD
 from edl.worker import feed_pipeline
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
-from edl.worker.trainer import OverlappedSchedule, SerialExecutor, StepSchedule, run_sequentially
+from edl.worker.trainer import SerialExecutor
 
 pytestmark = pytest.mark.tensorflow
 
@@ -63,13 +63,10 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
-def schedule(request: pytest.FixtureRequest) -> Iterator[StepSchedule]:
-    if request.param == "in turn":
-        yield run_sequentially
-        return
-    lane = SerialExecutor("test")
-    yield OverlappedSchedule(lane)
-    lane.close()
+def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
+    executor = SerialExecutor("test")
+    yield None if request.param == "in turn" else executor
+    executor.close()
 
 
 def with_pipeline(stage: Stage) -> Fed:
@@ -81,10 +78,10 @@ def with_pipeline(stage: Stage) -> Fed:
     return fed
 
 
-def train(stage: Stage, fed: Fed, schedule: StepSchedule, *tasks: Any) -> list[tuple[int, int]]:
+def train(stage: Stage, fed: Fed, executor: SerialExecutor | None, *tasks: Any) -> list[tuple[int, int]]:
     """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
     network = LinearNetwork()
-    parameters = stage.parameters(network, overlap=schedule is not run_sequentially)
+    parameters = stage.parameters(network, overlap=executor is not None)
     seen: list[tuple[int, int]] = []
     plain = network.train
 
@@ -93,33 +90,35 @@ def train(stage: Stage, fed: Fed, schedule: StepSchedule, *tasks: Any) -> list[t
         return plain(slab, rows, features, labels, weights)
 
     network.train = watched  # type: ignore[method-assign]
-    trainer = stage.trainer(network, parameters, schedule=schedule)
+    trainer = stage.trainer(network, parameters, executor=executor)
     for leased in stage.take(*tasks):
         trainer.run(leased)
     return seen
 
 
-def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(stage: Stage, schedule: StepSchedule) -> None:
+def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
+    stage: Stage, executor: SerialExecutor | None
+) -> None:
     fed = with_pipeline(stage)
-    seen = train(stage, fed, schedule, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
+    seen = train(stage, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
     assert seen == [(first, first) for first in range(0, 28, MINIBATCH)]
     assert isinstance(stage.reader, MemoryReader)
     assert stage.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
 
-def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, schedule: StepSchedule) -> None:
+def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, executor: SerialExecutor | None) -> None:
     fed = with_pipeline(stage)
-    seen = train(stage, fed, schedule, task(1, 0, 40), task(2, 40, RECORDS))
+    seen = train(stage, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
     ahead = [(last - first) // MINIBATCH for first, last in seen]
     assert max(ahead) > 1
     assert max(ahead) <= MAX_FED_AHEAD
 
 
 def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
-    stage: Stage, schedule: StepSchedule
+    stage: Stage, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(stage)
-    seen = train(stage, fed, schedule, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
+    seen = train(stage, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
     assert all(last <= 4 for first, last in seen if first < 8)
     assert [each for each in seen if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
 

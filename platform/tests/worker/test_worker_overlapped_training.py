@@ -21,7 +21,7 @@ from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
 from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.gradient_push import GradientPush
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
-from edl.worker.trainer import NotFiniteError, OverlappedSchedule, SerialExecutor
+from edl.worker.trainer import NotFiniteError, SerialExecutor
 
 RATE = 0.01
 
@@ -34,16 +34,16 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def overlapped() -> Iterator[OverlappedSchedule]:
-    with schedule() as made:
+def executor() -> Iterator[SerialExecutor]:
+    with new_executor() as made:
         yield made
 
 
 @contextmanager
-def schedule() -> Iterator[OverlappedSchedule]:
-    lane = SerialExecutor("test")
-    yield OverlappedSchedule(lane)
-    lane.close()
+def new_executor() -> Iterator[SerialExecutor]:
+    executor = SerialExecutor("test")
+    yield executor
+    executor.close()
 
 
 def minibatch(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +68,7 @@ def computed_from(network: LinearNetwork) -> list[np.ndarray]:
     ("optimizer", "missed"), [(SGD, 0), (OptimizerSpec("momentum"), 1), (OptimizerSpec("adam"), 1)], ids=str
 )
 def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
-    stage: Stage, overlapped: OverlappedSchedule, optimizer: OptimizerSpec, missed: int
+    stage: Stage, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
 ) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     seen = computed_from(network)
@@ -83,7 +83,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
 
     parameters.push = watched  # type: ignore[method-assign]
     for leased in stage.take(task(1, 0, 24), task(2, 24, 34)):
-        stage.trainer(network, parameters, rate=RATE, schedule=overlapped).run(leased)
+        stage.trainer(network, parameters, rate=RATE, executor=executor).run(leased)
     stage.progress.send()
 
     first, second = range(6), range(6, 9)  # a range begins with nothing under way
@@ -95,7 +95,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
 
 
 def test_values_have_what_others_pushed_while_the_step_before_was_computed(
-    stage: Stage, overlapped: OverlappedSchedule
+    stage: Stage, executor: SerialExecutor
 ) -> None:
     """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
     network = LinearNetwork(len(stage.servers.servers))
@@ -109,14 +109,14 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
     network.train = train  # type: ignore[method-assign]
     for leased in stage.take(task(1, 0, 24)):
-        stage.trainer(network, parameters, schedule=overlapped).run(leased)
+        stage.trainer(network, parameters, executor=executor).run(leased)
 
     traced, *computed = seen
     assert traced == 0
     assert computed[1:] == [2, 3, 4, 5, 6]
 
 
-def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: OverlappedSchedule) -> None:
+def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialExecutor) -> None:
     stage, asked = Stage(), []
 
     class Watched(BulkClient):
@@ -129,7 +129,7 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: Overl
         network, overlap=True, connect=lambda address: Watched(address, TOKEN, timeout=10), clock=lambda: now[0]
     )
     for leased in stage.take(task(1, 0, 16)):
-        stage.trainer(network, parameters, schedule=overlapped).run(leased)
+        stage.trainer(network, parameters, executor=executor).run(leased)
     stage.close()
 
     assert asked.count((FrameKind.PUSH, False)) == asked.count((FrameKind.PULL, False)) == 4
@@ -159,9 +159,7 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     assert {parameters.version - known for known in parameters_of_next} == {staleness}
 
 
-def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
-    stage: Stage, overlapped: OverlappedSchedule
-) -> None:
+def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage, executor: SerialExecutor) -> None:
     """Every minibatch needs rows that the one before it has just moved."""
     network = LinearNetwork(len(stage.servers.servers), table=True)
     parameters = stage.parameters(network, overlap=True)
@@ -177,18 +175,18 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
     network.train = watched  # type: ignore[method-assign]
     stage.reader.read = lambda *_: [record(7).tobytes()] * MINIBATCH  # type: ignore[method-assign]  # always row 0
     for leased in stage.take(task(1, 0, 20)):
-        stage.trainer(network, parameters, rate=0.25, schedule=overlapped).run(leased)
+        stage.trainer(network, parameters, rate=0.25, executor=executor).run(leased)
 
     _traced, *computed = (float(values[0, 0]) for values in seen)
     assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
 
 
-def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: OverlappedSchedule) -> None:
+def test_a_range_begins_with_the_newest_values(stage: Stage, executor: SerialExecutor) -> None:
     """What was fetched ahead goes with its range: another worker trained while this one did something else."""
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, clock=lambda: now[0], overlap=True)
-    trainer = stage.trainer(network, parameters, schedule=overlapped)
+    trainer = stage.trainer(network, parameters, executor=executor)
     first, second = stage.take(task(1, 0, 8), task(2, 8, 12))
     trainer.run(first)
 
@@ -204,10 +202,10 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     np.testing.assert_array_equal(seen[0], expected)
 
 
-def test_nan_stops_after_the_step_before_it_is_in(overlapped: OverlappedSchedule) -> None:
+def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> None:
     stage = Stage()
     network = LinearNetwork(poison=9.0)
-    trainer = stage.trainer(network, stage.parameters(network, overlap=True), schedule=overlapped)
+    trainer = stage.trainer(network, stage.parameters(network, overlap=True), executor=executor)
     (leased,) = stage.take(task(1, 0, 16))
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
@@ -217,7 +215,7 @@ def test_nan_stops_after_the_step_before_it_is_in(overlapped: OverlappedSchedule
 
 
 def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
-    stage: Stage, overlapped: OverlappedSchedule
+    stage: Stage, executor: SerialExecutor
 ) -> None:
     """The one that is on its way counts, though no PS has answered it."""
     network = LinearNetwork(len(stage.servers.servers))
@@ -235,7 +233,7 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
         seen.append(f"rate {step}")
         return RATE
 
-    trainer = stage.trainer(network, parameters, schedule=overlapped)
+    trainer = stage.trainer(network, parameters, executor=executor)
     trainer._learning_rate, trainer._training_callbacks = rate, Watcher()
     for leased in stage.take(task(1, 0, 12), task(2, 12, 20)):
         trainer.run(leased)
@@ -332,9 +330,9 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
     tasks = stage.take(task(1, 0, 22), task(2, 22, 44))
 
-    with schedule() as made, suppress(LeavingError):
+    with new_executor() as made, suppress(LeavingError):
         for leased in tasks:
-            stage.trainer(network, parameters, rate=1.0, schedule=made).run(leased)
+            stage.trainer(network, parameters, rate=1.0, executor=made).run(leased)
     stage.progress.send()
 
     told_in = reported(stage)
