@@ -40,8 +40,8 @@ class Limit:
         from click_job import BLOCKS, records_of
 
         from edl.keras import model_contract
-        from edl.keras.flat_buffer import RowBatch
         from edl.keras.network import KerasNetwork
+        from edl.numerics.array_types import RowBatch
         from edl.worker.feed_pipeline import FeedFunction
         from edl.worker.record_stream import RecordWindow
 

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.api.tables import TableSpec
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 
 ROWS, DIM, BATCH, EXPONENT, NOISE = 5000, 8, 256, 1.1, 0.5
 TABLE = TableSpec("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)
@@ -97,7 +98,7 @@ def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense:
             whole = np.zeros((ROWS, DIM), np.float32)
             np.add.at(whole, ids, gradients)
             ids, gradients = EVERY, whole
-        store.apply(PushGradients(NOTHING, {TABLE.name: RowGradients(ids, gradients)}, rate, 1.0), step)
+        store.apply(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, gradients)}, rate, 1.0), step)
     return store.read_rows(TABLE.name, EVERY)
 
 

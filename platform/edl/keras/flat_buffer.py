@@ -6,30 +6,16 @@ All dense variables form one float32 *slab*; each PS owns one slice of it. Serve
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics import aligned_memory
+from edl.numerics.array_types import Floats
 from edl.transport import edl_pb2 as pb
 from edl.transport.spec_messages import table_to_message, variable_to_message
-
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ids: TypeAlias = npt.NDArray[np.int64]
-
-
-class RowBatch(NamedTuple):
-    """Some rows of a table: ids ``[n]``, unique, and what belongs to each, ``[n, dim]`` float32."""
-
-    ids: Ids
-    values: Floats
-
-
-RowsByTable: TypeAlias = Mapping[str, RowBatch]
 
 
 class FlatLayout:

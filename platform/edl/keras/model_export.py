@@ -27,7 +27,6 @@ import tensorflow as tf
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.keras.edl_layer_replacement import needs_edl_layers, replace_edl_layers
-from edl.keras.flat_buffer import Floats, Ids
 from edl.keras.model_building import (
     ModelVariables,
     build_model,
@@ -42,6 +41,7 @@ from edl.keras.user_code import user_code
 from edl.layers import Embedding as AnyId
 from edl.layers.known_rows import KnownRows, constant_initializer, provide_known_rows
 from edl.numerics import aligned_memory
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
 from edl.storage.durable_files import sync_directory, sync_file, to_storage_error
 

@@ -24,7 +24,6 @@ from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
-from edl.keras.flat_buffer import RowsByTable
 from edl.keras.model_building import (
     ModelVariables,
     build_model,
@@ -51,12 +50,11 @@ from edl.keras.ps_embedding import PsEmbedding, find_ps_embeddings
 from edl.keras.row_binding import BoundRows, IdTracer, LookupRecording, check_id_dependencies, using_row_provider
 from edl.keras.traced_function import TracedFunction, as_array
 from edl.keras.user_code import user_code
+from edl.numerics.array_types import Floats, RowsByTable
 from edl.numerics.model_declaration import check_table_shape
 from edl.numerics.unique_ids import UniqueIdFinder, UniqueIds, positions_in
 
 _LOG = logging.getLogger(__name__)
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

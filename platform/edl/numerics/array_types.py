@@ -1,6 +1,9 @@
-"""The types of arrays that a parameter server holds."""
+"""The types of arrays that parameter servers hold, and that workers exchange with them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,3 +16,16 @@ Ids = NDArray[np.int64]
 
 StepNumbers = NDArray[np.uint32]
 """Of each row, the step that named it last, ``[n]``."""
+
+
+class RowBatch(NamedTuple):
+    """Some rows of a table: ids ``[n]``, and what belongs to each, ``[n, dim]`` float32.
+
+    Rows that a worker pulls have each id once. Gradients that reach a table may name an id twice: it sums them.
+    """
+
+    ids: Ids
+    values: Floats
+
+
+RowsByTable: TypeAlias = Mapping[str, RowBatch]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edl.numerics.array_types import Floats
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.array_types import Floats, RowBatch
+from edl.numerics.parameter_store import PushGradients
 
 
 def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> PushGradients | None:
@@ -43,11 +43,11 @@ def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
     return [np.float32(part.weight / total) for part in parts]
 
 
-def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np.float32]) -> RowGradients:
+def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np.float32]) -> RowBatch:
     """One after another: the table sums what comes twice."""
     ids, values = [], list[Floats]()
     for part, factor in zip(parts, factors, strict=True):
         if table in part.rows:
             ids.append(part.rows[table].ids)
             values.append(part.rows[table].values * factor)
-    return RowGradients(np.concatenate(ids), np.concatenate(values))
+    return RowBatch(np.concatenate(ids), np.concatenate(values))

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from edl.api.tables import TableSpec
-from edl.numerics.array_types import Floats, Ids
+from edl.numerics.array_types import Floats, Ids, RowsByTable
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention
 from edl.numerics.memory_errors import out_of_memory_error, partial_update_error
 from edl.numerics.model_declaration import ModelDeclaration
@@ -22,14 +22,6 @@ from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_blocks, make_rule
 from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class RowGradients:
-    """Gradients of some rows of a table: ids ``[n]``, which may repeat, and values ``[n, dim]``."""
-
-    ids: Ids
-    values: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ class PushGradients:
     """
 
     slab: Floats
-    rows: Mapping[str, RowGradients]
+    rows: RowsByTable
     learning_rate: float
     weight: float
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
-from edl.numerics.array_types import Floats, Ids
+from edl.numerics.array_types import Floats, Ids, RowBatch
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.messages import PushOrigin
 from edl.ps.parameter_server import ParameterServer
@@ -147,13 +147,13 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
     flat_gradients = reader.read_floats(
         declaration.size, lambda: f"gradients (float32) of {_describe_variables(declaration)}"
     )
-    rows: dict[str, RowGradients] = {}
+    rows: dict[str, RowBatch] = {}
     for part in head.tables:
         table = _next_table(declaration, part.name, rows)
         count = part.count
         ids = _read_table_ids(reader, table, count)
         values = reader.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
-        rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
+        rows[table.name] = RowBatch(ids, values.reshape(-1, table.dim))
     reader.end()
     return PushGradients(flat_gradients, rows, head.learning_rate, head.weight)
 

@@ -10,8 +10,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edl.keras.flat_buffer import FlatLayout, Floats, Ids, RowsByTable
+from edl.keras.flat_buffer import FlatLayout
 from edl.numerics import aligned_memory
+from edl.numerics.array_types import Floats, Ids, RowsByTable
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind
 from edl.transport.message_validation import parse_message

@@ -12,7 +12,8 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import FlatLayout, Floats
+from edl.keras.flat_buffer import FlatLayout
+from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_blocks, make_rule
 from edl.worker.gradient_push import GradientPush

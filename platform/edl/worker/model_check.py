@@ -228,7 +228,7 @@ class _JobCheck:
 
     def _rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
-        from edl.keras.flat_buffer import RowBatch
+        from edl.numerics.array_types import RowBatch
         from edl.numerics.initializers import initial_rows
 
         ids = network.ids(minibatch.features)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import Floats, Ids, RowsByTable
+from edl.numerics.array_types import Floats, Ids, RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 

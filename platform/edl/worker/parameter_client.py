@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from edl.keras.flat_buffer import DoubleBuffer, FlatLayout, Floats, Ids, RowBatch, RowsByTable
+from edl.keras.flat_buffer import DoubleBuffer, FlatLayout
 from edl.numerics import aligned_memory
+from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.transport.message_validation import parse_message

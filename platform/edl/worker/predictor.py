@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.keras.flat_buffer import Floats
 from edl.keras.model_contract import ModelModule
 from edl.keras.network import KerasNetwork
 from edl.keras.user_code import source_file, user_code
+from edl.numerics.array_types import Floats
 from edl.storage.durable_files import remove_on_error, translate_os_errors
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter

@@ -15,7 +15,7 @@ import numpy as np
 from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import Floats, Ids, RowBatch, RowsByTable
+from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
 from edl.numerics.initializers import initial_rows
 from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
 from edl.storage.durable_files import read_json

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from edl.api.errors import BadInputError, JobFailedError
-from edl.keras.flat_buffer import Floats, RowBatch, RowsByTable
+from edl.numerics.array_types import Floats, RowBatch, RowsByTable
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.gradient_push import GradientPush
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter

@@ -15,13 +15,14 @@ from edl.api.job import Strategy
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import user_callbacks
-from edl.keras.flat_buffer import FlatLayout, Floats
+from edl.keras.flat_buffer import FlatLayout
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
 from edl.keras.network import KerasNetwork
 from edl.keras.optimizer_translation import JobLearningRate
 from edl.keras.user_callbacks import build_callback_params
+from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport.bulk_client import BulkClient

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from edl.keras import model_export
-from edl.keras.flat_buffer import RowBatch
 from edl.keras.model_contract import ModelModule
 from edl.keras.network import KerasNetwork
+from edl.numerics.array_types import RowBatch
 from edl.numerics.initializers import initial_rows
 
 SERVE_ALL = 1

@@ -8,9 +8,10 @@ from support.table_contract import Table
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 
 STEPS = 200
 ROWS, DIM = 12, 3
@@ -43,7 +44,7 @@ class DenseProblem:
         """Where it ends: the variables, then the table."""
         store = NumpyParameterStore(self.declared, self.slab)
         for step, (slab, ids, rows, rate) in enumerate(zip(self.slabs, self.ids, self.rows, rates(), strict=True), 1):
-            store.apply(PushGradients(slab, {TABLE.name: RowGradients(ids, rows)}, rate, 1.0), step)
+            store.apply(PushGradients(slab, {TABLE.name: RowBatch(ids, rows)}, rate, 1.0), step)
         store.read_flat(moved := np.empty_like(self.slab))
         return [*self._cut(moved), store.read_rows(TABLE.name, np.arange(ROWS))]
 

@@ -14,11 +14,12 @@ from ps.shard_arrays import shard_arrays
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_rule
 from edl.numerics.optimizers.adam import momentum_product
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
 from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
 
@@ -36,7 +37,7 @@ def spec(request) -> OptimizerSpec:
 def gradients(seed: int) -> PushGradients:
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, TABLE.rows, 25)
-    rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
+    rows = RowBatch(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
     return PushGradients(rng.normal(size=11).astype(np.float32), {"emb": rows}, 0.05, 1.0)
 
 
@@ -122,7 +123,7 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
     for held, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
         for rows in turn:
             values = np.sin(np.outer(rows + 1, np.arange(1, 4))).astype(np.float32)
-            held.apply(PushGradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
+            held.apply(PushGradients(np.zeros(11, np.float32), {"emb": RowBatch(rows, values)}, 0.1, 0.0), 3)
     asked = np.arange(TABLE.rows)
     np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
 

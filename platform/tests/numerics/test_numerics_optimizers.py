@@ -10,9 +10,10 @@ from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, clos
 from numerics.lazy_reference import FORMULAS, LazyReference
 from numerics.optimizer_cases import CASES, KERAS
 
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 
 
 @pytest.fixture(params=CASES)
@@ -53,7 +54,7 @@ def row_store(spec: OptimizerSpec) -> tuple[NumpyParameterStore, np.ndarray]:
 
 
 def push_rows(store: NumpyParameterStore, ids: np.ndarray, values: np.ndarray, rate: float, step: int) -> None:
-    store.apply(PushGradients(NOTHING, {TABLE.name: RowGradients(ids, values)}, rate, 1.0), step)
+    store.apply(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, values)}, rate, 1.0), step)
 
 
 def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_still(spec, rng):

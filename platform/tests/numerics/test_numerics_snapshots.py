@@ -12,10 +12,11 @@ from ps.shard_arrays import shard_arrays
 from support.table_contract import array, declared
 
 from edl.api.errors import StorageError
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import PinError, TableSnapshot
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer
@@ -136,7 +137,7 @@ def trained() -> tuple[NativeParameterStore, PushGradients]:
     declaration = ModelDeclaration((), (SHAPE,), ADAGRAD, "model")
     store = NativeParameterStore(declaration, np.empty(0, np.float32))
     values = np.random.default_rng(3).standard_normal((900, SHAPE.dim)).astype(np.float32)
-    gradients = PushGradients(np.empty(0, np.float32), {SHAPE.name: RowGradients(np.arange(900), values)}, 0.1, 1.0)
+    gradients = PushGradients(np.empty(0, np.float32), {SHAPE.name: RowBatch(np.arange(900), values)}, 0.1, 1.0)
     store.apply(gradients, 1)
     return store, gradients
 

@@ -21,7 +21,7 @@ from support.table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, Ids
+from edl.numerics.array_types import Floats, Ids, RowBatch
 from edl.numerics.embedding_table import EmbeddingTable
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
@@ -29,7 +29,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays
 from edl.numerics.optimizers import make_rule as rule_of
 from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot, join_rows
-from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients
 
 HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:
@@ -212,7 +212,7 @@ class TableOfStore:
         self.scan = partial(store.scan, SHAPE.name)
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        rows = {SHAPE.name: RowGradients(ids, gradients), "other": RowGradients(ids[:1], gradients[:1])}
+        rows = {SHAPE.name: RowBatch(ids, gradients), "other": RowBatch(ids[:1], gradients[:1])}
         self._store.apply(PushGradients(np.ones(4, np.float32), rows, learning_rate, 1.0), step)
 
     def snapshot(self) -> TableSnapshot:

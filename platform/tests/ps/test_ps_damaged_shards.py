@@ -16,9 +16,10 @@ from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
 from edl.storage.checkpoint_shards import (
     CheckpointManifest,
@@ -41,7 +42,7 @@ SLOTS = initial_placement(1)
 
 def cut_of(number: int) -> CutSnapshot:
     store = NumpyParameterStore(MODEL, np.arange(9, dtype=np.float32))
-    rows = RowGradients(np.arange(0, 40, 3), np.full((14, 3), number, np.float32))
+    rows = RowBatch(np.arange(0, 40, 3), np.full((14, 3), number, np.float32))
     store.apply(PushGradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
     return CutSnapshot(number, store.snapshot(), 1, {11: 2})
 
@@ -125,7 +126,7 @@ def test_arrays_that_do_not_fit_are_refused_and_others_can_be_held(draw: st.Data
     except StorageError:
         return
     store = NumpyParameterStore.restored(cut.snapshot)
-    store.apply(PushGradients(np.zeros(9, np.float32), {"emb": RowGradients(np.arange(50), ones(50))}, 0.1, 1.0), 2)
+    store.apply(PushGradients(np.zeros(9, np.float32), {"emb": RowBatch(np.arange(50), ones(50))}, 0.1, 1.0), 2)
     assert len(store.read_rows("emb", np.arange(50))) == 50
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot
 from edl.ps.shard_writer import write_cut_shard
 
@@ -37,7 +38,7 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     dense = (VariableSpec("a/kernel", (2, 2)), VariableSpec("a/mean", (1,), statistic=True))
     declared = ModelDeclaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
     store = NumpyParameterStore(declared, np.arange(5, dtype=np.float32))
-    rows = RowGradients(np.array([900, 3]), np.full((2, 2), 4, np.float32))
+    rows = RowBatch(np.array([900, 3]), np.full((2, 2), 4, np.float32))
     store.apply(PushGradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
     write_cut_shard(tmp_path, 0, CutSnapshot(1, store.snapshot(), 1, {}))
 

@@ -18,11 +18,12 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics import numpy_table
+from edl.numerics.array_types import RowBatch
 from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, PartialUpdateError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import FlatParameters, PushGradients, RowGradients
+from edl.numerics.parameter_store import FlatParameters, PushGradients
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import MasterAttachment
@@ -46,9 +47,7 @@ def none_left(*_: object, **__: object) -> Any:
 
 
 def push(**ids: range) -> PushGradients:
-    rows = {
-        name: RowGradients(np.array(each, np.int64), np.ones((len(each), 8), np.float32)) for name, each in ids.items()
-    }
+    rows = {name: RowBatch(np.array(each, np.int64), np.ones((len(each), 8), np.float32)) for name, each in ids.items()}
     return PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
 
 
@@ -212,7 +211,8 @@ import resource, sys
 import numpy as np
 from edl.api.errors import RefusedError
 from edl.ps.model_state import StoreFactory
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
+from edl.numerics.array_types import RowBatch
 from edl.ps.model_state import ModelState
 from edl.api.tables import TableSpec
 from edl.numerics.model_declaration import ModelDeclaration
@@ -223,7 +223,7 @@ contents = ModelState(StoreFactory(sys.argv[1]))
 contents.declare(ModelDeclaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
 batch, dense = 4000, np.empty(0, np.float32)
 values = np.ones((batch, 64), np.float32)
-push = lambda at: PushGradients(dense, {"users": RowGradients(np.arange(at, at + batch), values)}, 0.1, 1.0)
+push = lambda at: PushGradients(dense, {"users": RowBatch(np.arange(at, at + batch), values)}, 0.1, 1.0)
 contents.apply(push(0))
 used = 4096 * int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))

@@ -13,10 +13,11 @@ from support.text_keys import unsaid
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
+from edl.numerics.array_types import RowBatch
 from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.applied_steps import AdmissionOutcome
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory
@@ -40,9 +41,7 @@ def stores(request):
 
 
 def push(**ids: list[int]) -> PushGradients:
-    rows = {
-        name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32)) for name, each in ids.items()
-    }
+    rows = {name: RowBatch(np.array(each, np.int64), np.ones((len(each), 2), np.float32)) for name, each in ids.items()}
     return PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
 
 
@@ -133,7 +132,7 @@ def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_check
             ModelDeclaration((), (SMALL,), OptimizerSpec("sgd"), "model"), np.empty(0, np.float32)
         )
         values = np.ones((1, 2), np.float32)
-        rows = {"small": RowGradients(np.array([index]), values)}
+        rows = {"small": RowBatch(np.array([index]), values)}
         store.apply(PushGradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
         saved = write_cut_shard(tmp_path / str(index), index, CutSnapshot(1, store.snapshot(), 9, {}))
         cuts.append(cut_from_shard(*read_array_file(tmp_path / str(index) / saved.file)))

@@ -15,9 +15,10 @@ from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row
+from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, merge_cuts, select_owned
 from edl.transport.bulk_client import BulkRefusedError
 
@@ -36,7 +37,7 @@ def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "ad
         ids = rng.integers(0, TABLE.rows, 60)
         if row_owner is not None:
             ids = ids[row_owner(ids)]
-        rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
+        rows = RowBatch(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
         slab = rng.normal(size=declared.size).astype(np.float32)
         store.apply(PushGradients(slab, {"emb": rows}, 0.1, 1.0), step)
     return CutSnapshot(7, store.snapshot(), 3, {11: 2})
@@ -86,7 +87,7 @@ def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optim
     assert contents([back]) == contents([cut])
     gradients = PushGradients(
         np.ones(cut.snapshot.declaration.size, np.float32),
-        {"emb": RowGradients(np.arange(500), np.ones((500, 3), np.float32))},
+        {"emb": RowBatch(np.arange(500), np.ones((500, 3), np.float32))},
         0.1,
         0.5,
     )

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.numerics.array_types import RowBatch
 from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.messages import MasterAttachment, PushOrigin
 from edl.ps.model_state import NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
@@ -63,8 +64,7 @@ class Stage:
         """A step of its own lease, computed at these values; nothing follows it."""
         self.steps += 1
         rows = {
-            name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32))
-            for name, each in ids.items()
+            name: RowBatch(np.array(each, np.int64), np.ones((len(each), 2), np.float32)) for name, each in ids.items()
         }
         gradients = None if empty else PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
         share = PushId(LEASE + self.steps, 0)

@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
 from edl.api.job import Strategy
+from edl.numerics.array_types import RowBatch
 from edl.numerics.gradient_merging import merge_gradients
-from edl.numerics.parameter_store import PushGradients, RowGradients
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.messages import MasterAttachment
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefusedError
@@ -340,7 +341,7 @@ def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: li
     parts = []
     for number, (weight, mine) in enumerate(zip(weights, records, strict=True)):
         mean = mine.mean(axis=0).astype(np.float32)
-        rows = RowGradients(np.array([7, number]), np.stack([mean[:2], mean[2:4]]))
+        rows = RowBatch(np.array([7, number]), np.stack([mean[:2], mean[2:4]]))
         parts.append(PushGradients(mean, {"emb": rows}, 9.0, weight))
     made = merge_gradients(parts, 0.5)
     assert made is not None

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats
+from edl.numerics.array_types import Floats, RowBatch
 from edl.numerics.initializers import initial_rows
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import ParameterStore, PushGradients, RowGradients
+from edl.numerics.parameter_store import ParameterStore, PushGradients
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)
@@ -36,7 +36,7 @@ def rows_only(*tables: TableSpec) -> ModelDeclaration:
 
 
 def ones(ids: list[int]) -> PushGradients:
-    rows = RowGradients(np.array(ids, np.int64), np.ones((len(ids), TABLE.dim), np.float32))
+    rows = RowBatch(np.array(ids, np.int64), np.ones((len(ids), TABLE.dim), np.float32))
     return PushGradients(NOTHING, {"emb": rows}, 1.0, 1.0)
 
 
@@ -45,7 +45,7 @@ def drawn(declared: ModelDeclaration, random: np.random.Generator) -> PushGradie
     rows = {}
     for table in declared.tables:
         ids = random.permutation(table.rows)[: random.integers(table.rows // 3)].astype(np.int64)
-        rows[table.name] = RowGradients(ids, random.standard_normal((len(ids), table.dim)).astype(np.float32))
+        rows[table.name] = RowBatch(ids, random.standard_normal((len(ids), table.dim)).astype(np.float32))
     return PushGradients(random.standard_normal(declared.size).astype(np.float32), rows, 0.03, 0.5)
 
 

@@ -9,7 +9,7 @@ import pytest
 from worker.loop_harness import FEATURES, LEASE, LinearNetwork, Stage
 
 from edl.api.errors import JobFailedError, RefusedError
-from edl.keras.flat_buffer import RowBatch
+from edl.numerics.array_types import RowBatch
 from edl.ps.parameter_server import MasterAttachment
 from edl.worker.gradient_push import GradientPush
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
