@@ -64,7 +64,7 @@ class FlatLayout:
             own_bytes[:] = body
         return True
 
-    def declaration(self, ps_index: int) -> tuple[bytes, Floats]:
+    def declaration(self, ps_index: int) -> tuple[pb.Declare, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
             dense=[variable_to_message(variable) for variable in self.variables_of_ps(ps_index)],
@@ -72,7 +72,7 @@ class FlatLayout:
             optimizer=self._optimizer,
             fingerprint=self._fingerprint,
         )
-        return head.SerializeToString(), self._initial[self.slices[ps_index]]
+        return head, self._initial[self.slices[ps_index]]
 
     def named(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
         """Every variable's name and its values in a slab, in its shape."""

@@ -66,7 +66,7 @@ class BulkClient:
             RetryableError: the peer is away; the connection is closed.
         """
         try:
-            self._connection.send(OutgoingFrame(kind, meta, buffers))
+            self._connection.send(kind, meta, buffers)
         except RetryableError as gone:
             self._close_with_last_reply(gone)
 

@@ -90,7 +90,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class OutgoingFrame(NamedTuple):
-    """A frame to send; the buffers (contiguous) are on the wire before the connection receives again."""
+    """A handler's answer; the buffers (contiguous) are on the wire before the connection receives again."""
 
     kind: FrameKind
     meta: bytes = b""
@@ -185,15 +185,15 @@ class BulkConnection:
         """Take frames up to these limits from now on."""
         self._limits = limits
 
-    def send(self, answer: OutgoingFrame) -> None:
-        """Send a frame; returns when all its bytes are with the kernel.
+    def send(self, kind: FrameKind, meta: bytes = b"", buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame; returns when all its bytes are with the kernel. The buffers are contiguous.
 
         Raises:
             RetryableError: the peer is gone or does not read.
         """
-        views = [view for view in (memoryview(buffer) for buffer in answer.buffers) if view.nbytes]
-        head = encode_frame_head(answer.kind, len(answer.meta), sum(view.nbytes for view in views))
-        pieces: list[Buffer] = [head + answer.meta, *(view.cast("B") for view in views)]
+        views = [view for view in (memoryview(buffer) for buffer in buffers) if view.nbytes]
+        head = encode_frame_head(kind, len(meta), sum(view.nbytes for view in views))
+        pieces: list[Buffer] = [head + meta, *(view.cast("B") for view in views)]
         try:
             send_buffers(self._sock, pieces)
         except OSError as error:
@@ -237,7 +237,7 @@ class BulkConnection:
         Raises:
             RetryableError: the peer is gone or does not read.
         """
-        self.send(frame)
+        self.send(*frame)
         try:
             self._sock.shutdown(socket.SHUT_WR)
             self.set_timeout(_DRAIN_SECONDS)

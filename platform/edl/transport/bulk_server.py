@@ -187,7 +187,7 @@ class BulkServer:
         try:
             self._authenticate(connection)
             while True:
-                connection.send(self._answer(connection.receive()))
+                connection.send(*self._answer(connection.receive()))
         except RetryableError as gone:
             log.debug("%s", gone)
         except PeerRefusedError as refused:
@@ -213,7 +213,7 @@ class BulkServer:
         self._mark_authenticated(connection)
         connection.set_limits(self._limits)
         connection.set_timeout(self._idle)
-        connection.send(OutgoingFrame(FrameKind.WELCOME))
+        connection.send(FrameKind.WELCOME)
 
     def _answer(self, frame: ReceivedFrame) -> OutgoingFrame:
         try:

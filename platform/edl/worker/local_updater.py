@@ -16,7 +16,7 @@ from edl.keras.flat_buffer import FlatLayout
 from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_blocks, make_rule
-from edl.worker.gradient_push import GradientPush
+from edl.numerics.parameter_store import PushGradients
 
 _SLOT_DERIVED_RULES = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
@@ -58,18 +58,18 @@ class LocalUpdater:
         """The values are those of the parameter servers."""
         self._since = 0
 
-    def see(self, values: Floats, push: GradientPush) -> None:
+    def see(self, values: Floats, gradients: PushGradients | None) -> None:
         """A push is in that brings values back: only the slot variables are moved, from ``values``."""
-        self.apply_push(values, self._discarded_values, push)
+        self.apply_push(values, self._discarded_values, gradients)
 
-    def apply_push(self, old_values: Floats, new_values: Floats, push: GradientPush) -> None:
+    def apply_push(self, old_values: Floats, new_values: Floats, gradients: PushGradients | None) -> None:
         """Write to ``new_values`` what ``old_values`` becomes by a push that is in; they may be the same."""
         self._since += 1
         if new_values is not old_values:
             np.copyto(new_values, old_values)
-        if push.slab is not None:
+        if gradients is not None:
             for part in self._ps_slices:
-                part.apply_push(new_values, push.slab, push)
+                part.apply_push(new_values, gradients)
 
 
 class _PsSlice:
@@ -91,12 +91,12 @@ class _PsSlice:
         self._scratch = ScratchArrays.allocate_like(np.empty(trained, np.float32))
         self._step_count = 0
 
-    def apply_push(self, values: Floats, gradient: Floats, push: GradientPush) -> None:
+    def apply_push(self, values: Floats, gradients: PushGradients) -> None:
         self._step_count += 1
-        update = ParameterUpdate(gradient[self._trained_slice], push.learning_rate, self._step_count)
+        update = ParameterUpdate(gradients.slab[self._trained_slice], gradients.learning_rate, self._step_count)
         for block, block_rule in self._blocks:
             block.apply(block_rule, values[self._trained_slice], self._slots, update, self._scratch)
-        values[self._statistics_slice] += gradient[self._statistics_slice] * np.float32(push.weight)
+        values[self._statistics_slice] += gradients.slab[self._statistics_slice] * np.float32(gradients.weight)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ class GradientCompensation:
         is_exact = not optimizer.slots and not staleness_aware
         self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
-    def add(self, values: Floats, push: GradientPush) -> bool:
-        """Change ``values`` in place as ``push`` will change them; False, and no change, if that cannot be told."""
+    def add(self, values: Floats, gradients: PushGradients | None) -> bool:
+        """Change ``values`` in place as a push will change them; False, and no change, if that cannot be told."""
         if self._local_updater is None:
             return False
-        self._local_updater.apply_push(values, values, push)
+        self._local_updater.apply_push(values, values, gradients)
         return True

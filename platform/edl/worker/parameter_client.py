@@ -1,27 +1,77 @@
-"""The parameters, as a worker sees them: client of all parameter servers at once."""
+"""The parameters, as a worker sees them: client of all parameter servers at once.
+
+A push leaves here as one request for each PS, each with that PS's slice of the flat gradients and the rows that it
+owns. How requests are sent, and repeated to a PS that was replaced, is in ``ps_connections``.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edl.keras.flat_buffer import DoubleBuffer, FlatLayout
 from edl.numerics import aligned_memory
 from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
+from edl.numerics.parameter_store import PushGradients
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.transport.message_validation import parse_message
-from edl.worker import gradient_push
-from edl.worker.gradient_push import GradientPush, PushOutcome, PushSender, RoutesByTable
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
 
+_REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 _SCAN_CHUNK_BYTES = 4 << 20
 MAX_VALUE_AGE_SECONDS = 0.05
 """Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
 waited for records or traced the model): a gradient at values that others have left far behind does harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPush:
+    """One step of one lease, for all parameter servers.
+
+    Attributes:
+        lease_id: the lease's number.
+        step: index in the lease, from 0.
+        gradients: None for a step that applies nothing.
+        value_versions: by PS, of the values that it was computed at (``ParameterClient.versions``).
+        next_lease_id: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
+    """
+
+    lease_id: int
+    step: int
+    gradients: PushGradients | None = None
+    value_versions: tuple[int, ...] = ()
+    next_lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushOutcome:
+    """What the PS said.
+
+    Attributes:
+        revoked: one of them refuses the lease.
+        stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
+        global_step: the highest version of theirs.
+    """
+
+    revoked: bool
+    stale: bool
+    global_step: int
+
+    @property
+    def is_applied(self) -> bool:
+        """The step is on all PS."""
+        return not (self.revoked or self.stale)
+
+
+RowPositions: TypeAlias = slice | npt.NDArray[np.int64]
+"""Which rows of a batch one PS owns. All of them are a slice: taking them copies nothing."""
 
 
 class ParameterClient:
@@ -31,12 +81,12 @@ class ParameterClient:
         directory: where they are.
         connect: opens a connection to an address.
         layout: how the model lies in the slab.
-        worker: index of this worker.
-        patience: seconds without any answer of a PS after which the job has failed here.
-        rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
-        local: moves the dense values by pushes that bring none back; None: every push does.
-        foresight: steps overlap: each begins with a pull, so that pushes bring none back, and this adds what is on its
-            way; None: they do not, or ``local`` spares them these pulls.
+        worker_index: of this worker.
+        answer_timeout: seconds without any answer of a PS after which the job has failed here.
+        synchronous: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
+        local_updater: moves the dense values by pushes that bring none back; None: every push does.
+        compensation: steps overlap: each begins with a pull, so that pushes bring none back, and this adds what is on
+            its way; None: they do not, or ``local_updater`` spares them these pulls.
         clock: seconds, monotonic.
         pause: waits that many seconds.
 
@@ -61,15 +111,16 @@ class ParameterClient:
     ) -> None:
         self._directory = directory
         self._layout = layout
+        self._worker_index = worker_index
+        # With rounds the first PS decides which pushes become one update, and the others have to be told of it.
+        ps_indices = layout.parts
+        self._send_order = [ps_indices[:1], ps_indices[1:]] if synchronous and len(ps_indices) > 1 else [ps_indices]
         self._connections = PsBulkConnections(
             directory, connect, self._declare_request, answer_timeout=answer_timeout, clock=clock, pause=pause
         )
         self._double_buffer = DoubleBuffer(layout)
         self._clock = clock
         self._received_at = clock()
-        self._pushes = PushSender(
-            directory, self._connections, layout, worker_index=worker_index, synchronous=synchronous
-        )
         self._local_updater = local_updater
         self._compensation = compensation
         self.version = 0
@@ -92,7 +143,7 @@ class ParameterClient:
         """The newest dense values; nothing is written there until values that were pulled later are asked for.
 
         Args:
-            sending: a push of this worker that is not sent yet, and will be the next: see ``foresight``.
+            pending_push: of this worker, not sent yet, and the next to be sent: see ``compensation``.
         """
         if self._compensation is not None and pending_push is not None:
             return self._pull_compensated(self._compensation, pending_push)
@@ -103,7 +154,7 @@ class ParameterClient:
     def _pull_compensated(self, compensation: GradientCompensation, pending_push: GradientPush) -> Floats:
         self._pull_latest()
         flat_values = self._double_buffer.lend()
-        if compensation.add(flat_values, pending_push):
+        if compensation.add(flat_values, pending_push.gradients):
             self.versions = tuple(version + 1 for version in self.versions)
         self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
         return flat_values
@@ -125,67 +176,151 @@ class ParameterClient:
             self._local_updater.pulled()
         self._swap_buffers(complete=complete)
 
-    def _apply_locally(self, local_updater: LocalUpdater | None, push: GradientPush) -> None:
-        """A push was answered without values: ``local_updater`` makes them of the newest ones; None: they are old."""
-        if local_updater is None:
-            self._double_buffer.is_fresh = False
-        elif self._double_buffer.is_fresh:
-            local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), push)
-            self.versions = tuple(version + 1 for version in self.versions)
-            self._swap_buffers(complete=True)
-
     def _swap_buffers(self, *, complete: bool) -> None:
         self._double_buffer.publish_next(complete=complete)
         self._received_at = self._clock()
 
     def _pull_into(self, flat_values: Floats, pin: int) -> dict[int, int]:
-        meta = pb.Pull(pin=pin).SerializeToString()
+        head = pb.Pull(pin=pin)
         answers = self._connections(
             {
-                part: PsRequest(FrameKind.PULL, lambda: meta, receive_into=self._layout.view(flat_values, part))
-                for part in self._layout.parts
+                ps_index: PsRequest(FrameKind.PULL, head, receive_into=self._layout.view(flat_values, ps_index))
+                for ps_index in self._layout.parts
             }
         )
         for ps_index, frame in answers.items():
             self._layout.take(flat_values, ps_index, frame.body)
-        return {part: parse_message(pb.Pulled, frame.meta).version for part, frame in answers.items()}
+        return {ps_index: parse_message(pb.Pulled, frame.meta).version for ps_index, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
-        routes, dims = self._route_rows(ids), self._layout.dim_by_table
-        row_buffers = {part: gradient_push.allocate_rows(where, dims) for part, where in routes.items()}
-        answers = self._connections(
-            {part: _make_rows_request(ids, where, pin, row_buffers[part]) for part, where in routes.items()},
-        )
+        dims = self._layout.dim_by_table
+        positions = self._positions_by_ps(ids)
+        requests: dict[int, PsRequest] = {}
+        row_buffers: dict[int, Floats] = {}
+        for ps_index, positions_by_table in positions.items():
+            owned_ids = {table: ids[table][index] for table, index in positions_by_table.items()}
+            rows = row_buffers[ps_index] = aligned_memory.allocate_aligned(
+                sum(len(owned) * dims[table] for table, owned in owned_ids.items())
+            )
+            requests[ps_index] = PsRequest(
+                FrameKind.PULL_ROWS,
+                pb.PullRows(pin=pin, tables=_table_headers(owned_ids)),
+                [_as_wire_buffer(owned) for owned in owned_ids.values()],
+                rows.data.cast("B"),
+            )
         values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
-        for part, frame in answers.items():
-            _copy_into_buffer(row_buffers[part], frame.body)
-            gradient_push.scatter_rows(values, routes[part], dims, row_buffers[part])
+        for ps_index, frame in self._connections(requests).items():
+            rows = row_buffers[ps_index]
+            received = np.frombuffer(frame.body, np.float32)
+            if not np.may_share_memory(received, rows):  # it came as part of a larger frame than there was room for
+                rows[:] = received
+            _scatter_rows(values, positions[ps_index], dims, rows)
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
-    def _route_rows(self, ids: Mapping[str, Ids]) -> Mapping[int, RoutesByTable]:
-        return gradient_push.route_rows(ids, self._layout.parts, self._directory.placement.ps_of_rows)
-
     def push(self, push: GradientPush) -> PushOutcome:
-        """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
+        """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
+
+        The dense values that the answers bring, or that this worker makes of its own push, are the newest then.
 
         Raises:
-            JobFailedError: a PS did not answer for longer than the patience.
+            JobFailedError: a PS did not answer for longer than the timeout.
             RefusedError: a PS refused for good.
         """
-        local_updater = (
-            self._local_updater if self._local_updater is not None and self._local_updater.next_push_is_local else None
-        )
-        pulls_values = local_updater is None and self._compensation is None
-        result = self._pushes.send(push, self._double_buffer.next() if pulls_values else None)
+        # A push brings dense values back unless others come: the worker moves its own copy between two pulls
+        # (get_model_steps), or steps overlap and each of them begins with a pull.
+        moves_locally = self._local_updater is not None and self._local_updater.next_push_is_local
+        pulls_values = not moves_locally and self._compensation is None
+        receive_buffer = self._double_buffer.next() if pulls_values else None
+
+        rows = {} if push.gradients is None else push.gradients.rows
+        positions = self._positions_by_ps({table: batch.ids for table, batch in rows.items()})
+        has_all_values = pulls_values
+        replies: dict[int, pb.Pushed] = {}
+        for ps_group in self._send_order:
+            round_pushes: Sequence[pb.Share] = ()
+            if replies:  # of the first PS: alone, if it has forgotten the round of a push that was sent again
+                round_pushes = list(replies[0].round) or [pb.Share(lease=push.lease_id, step=push.step)]
+            requests = {
+                ps_index: self._push_request(push, ps_index, positions.get(ps_index, {}), round_pushes, receive_buffer)
+                for ps_index in ps_group
+            }
+            for ps_index, frame in self._connections(requests).items():
+                replies[ps_index] = parse_message(pb.Pushed, frame.meta)
+                if receive_buffer is not None:  # a push that is refused may be answered without values
+                    has_all_values &= self._layout.take(receive_buffer, ps_index, frame.body)
+            if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
+                break
+
+        outcomes = {reply.outcome for reply in replies.values()}
+        versions = {ps_index: reply.version for ps_index, reply in replies.items()}
+        outcome = PushOutcome(_REVOKED in outcomes, _STALE in outcomes, max(versions.values()))
         if pulls_values:
-            if self._local_updater is not None and result.is_applied:
-                self._local_updater.see(self._double_buffer.newest_values, push)
-            self._accept_values(result.versions, complete=result.complete)
+            # The worker's own slot variables have to see every push that is in, also those that bring values back.
+            if self._local_updater is not None and outcome.is_applied:
+                self._local_updater.see(self._double_buffer.newest_values, push.gradients)
+            self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.parts))
         else:
-            self.version = result.version
-            self._apply_locally(local_updater if result.is_applied else None, push)
-        return result
+            self.version = outcome.global_step
+            if not moves_locally or not outcome.is_applied:
+                self._double_buffer.is_fresh = False
+            elif self._double_buffer.is_fresh:
+                self._move_locally(push.gradients)
+        return outcome
+
+    def _move_locally(self, gradients: PushGradients | None) -> None:
+        """A push was answered without values: make them of the newest ones, as the PS did."""
+        assert self._local_updater is not None
+        self._local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), gradients)
+        self.versions = tuple(version + 1 for version in self.versions)
+        self._swap_buffers(complete=True)
+
+    def _push_request(
+        self,
+        push: GradientPush,
+        ps_index: int,
+        positions_by_table: Mapping[str, RowPositions],
+        round_pushes: Iterable[pb.Share],
+        receive_buffer: Floats | None,
+    ) -> PsRequest:
+        """What one PS gets of a push: its slice of the flat gradients, then ids and gradients of its rows by table."""
+        head = pb.Push(
+            worker=self._worker_index,
+            lease=push.lease_id,
+            step=push.step,
+            pull=receive_buffer is not None,
+            empty=push.gradients is None,
+            version=push.value_versions[ps_index] if push.value_versions else 0,
+            next=push.next_lease_id,
+            round=round_pushes,
+        )
+        buffers: list[memoryview] = []
+        if push.gradients is not None:
+            head.learning_rate, head.weight = push.gradients.learning_rate, push.gradients.weight
+            buffers.append(push.gradients.slab[self._layout.slices[ps_index]].data)
+            for table, index in positions_by_table.items():
+                rows = push.gradients.rows[table]
+                owned_ids = rows.ids[index]
+                head.tables.add(name=table, count=len(owned_ids))
+                buffers += [_as_wire_buffer(owned_ids), _as_wire_buffer(rows.values[index])]
+        receive_into = None if receive_buffer is None else self._layout.view(receive_buffer, ps_index)
+        return PsRequest(FrameKind.PUSH, head, buffers, receive_into)
+
+    def _positions_by_ps(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, RowPositions]]:
+        """By PS and table, which of the rows it owns; a PS that owns none of them is left out."""
+        ps_indices = self._layout.parts
+        if len(ps_indices) == 1:
+            whole: dict[str, RowPositions] = {table: slice(None) for table, wanted in ids.items() if len(wanted)}
+            return {ps_indices[0]: whole} if whole else {}
+        ps_of_rows = self._directory.placement.ps_of_rows
+        positions: dict[int, dict[str, RowPositions]] = {}
+        for table, wanted in ids.items():
+            owner = ps_of_rows(wanted)
+            for ps_index in ps_indices:
+                index = np.flatnonzero(owner == ps_index)
+                if len(index):
+                    positions.setdefault(ps_index, {})[table] = index
+        return positions
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
@@ -194,11 +329,11 @@ class ParameterClient:
         for part in self._layout.parts:
             cursor = 0
             while cursor != -1:
-                meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
-                frame = self._connections({part: PsRequest(FrameKind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
-                head = parse_message(pb.ScannedRows, frame.meta)
-                cursor, split = head.cursor, head.count * 8
-                if head.count:
+                request = PsRequest(FrameKind.SCAN_ROWS, pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit))
+                frame = self._connections({part: request})[part]
+                reply = parse_message(pb.ScannedRows, frame.meta)
+                cursor, split = reply.cursor, reply.count * 8
+                if reply.count:
                     ids = np.frombuffer(frame.body[:split], np.int64).copy()
                     yield ids, np.frombuffer(frame.body[split:], np.float32).reshape(-1, dim).copy()
 
@@ -207,18 +342,39 @@ class ParameterClient:
         self._connections.close()
 
     def _declare_request(self, ps_index: int) -> PsRequest:
-        meta, initial = self._layout.declaration(ps_index)
-        return PsRequest(FrameKind.DECLARE, lambda: meta, [initial.data])
+        head, initial = self._layout.declaration(ps_index)
+        return PsRequest(FrameKind.DECLARE, head, [initial.data])
 
 
-def _make_rows_request(ids: Mapping[str, Ids], routes_by_table: RoutesByTable, pin: int, flat: Floats) -> PsRequest:
-    meta = pb.PullRows(pin=pin, tables=gradient_push.table_headers(routes_by_table)).SerializeToString()
-    buffers = [gradient_push.as_wire_buffer(ids[table][route.index]) for table, route in routes_by_table.items()]
-    return PsRequest(FrameKind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
+def _table_headers(ids: Mapping[str, Ids]) -> list[pb.TableRows]:
+    return [pb.TableRows(name=table, count=len(wanted)) for table, wanted in ids.items()]
 
 
-def _copy_into_buffer(flat: Floats, body: memoryview) -> None:
-    """Make sure that a body is in the memory that was offered for it."""
-    received = np.frombuffer(body, np.float32)
-    if not np.may_share_memory(received, flat):
-        flat[:] = received
+def _as_wire_buffer(array: Floats | Ids) -> memoryview:
+    """An array as it goes on the wire; copied if it is not contiguous."""
+    return np.ascontiguousarray(array).data
+
+
+def _scatter_rows(
+    values: dict[str, Floats],
+    positions_by_table: Mapping[str, RowPositions],
+    dims: Mapping[str, int],
+    flat: Floats,
+) -> None:
+    """Put the rows that one PS sent where they belong; a whole table's are taken as they are.
+
+    Args:
+        values: by table, ``[n, dim]``; changed.
+        positions_by_table: what ``flat`` holds.
+        dims: length of a row by table.
+        flat: rows, table after table; kept.
+    """
+    offset = 0
+    for table, index in positions_by_table.items():
+        count = len(values[table]) if isinstance(index, slice) else len(index)
+        rows = flat[offset : offset + count * dims[table]].reshape(count, dims[table])
+        if isinstance(index, slice):
+            values[table] = rows
+        else:
+            values[table][index] = rows
+        offset += count * dims[table]

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from google.protobuf.message import Message
+
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
+from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, FrameKind, ReceivedFrame
 from edl.worker.master_session import PsPlacement
 
@@ -44,10 +47,15 @@ class PsDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PsRequest:
-    """A frame for one PS; ``meta`` is made anew for each try, because the leading master may change in between."""
+    """A frame for one PS.
+
+    Attributes:
+        head: the message of its kind; that of a push is brought up to date for each try.
+        receive_into: memory for the body of the answer.
+    """
 
     kind: FrameKind
-    meta: Callable[[], bytes]
+    head: Message
     buffers: Sequence[memoryview] = ()
     receive_into: memoryview | None = None
 
@@ -143,9 +151,15 @@ class PsBulkConnections:
         client = self._get_client(ps_index)
         if ps_index in self._undeclared_ps and request.kind is not FrameKind.DECLARE:
             declaration = self._make_declaration(ps_index)
-            client.request(declaration.kind, declaration.meta(), declaration.buffers)
+            client.request(declaration.kind, declaration.head.SerializeToString(), declaration.buffers)
             self._undeclared_ps.discard(ps_index)
-        client.send(request.kind, request.meta(), request.buffers)
+        head = request.head
+        if isinstance(head, pb.Push):
+            head.incarnation = self._directory.incarnation  # another master may lead since the last try
+        meta = head.SerializeToString()
+        if isinstance(head, pb.Push):
+            head.again = True  # whatever becomes of this try, the next one may find the push applied
+        client.send(request.kind, meta, request.buffers)
 
     def _receive(self, ps_index: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
         client = self._get_client(ps_index)

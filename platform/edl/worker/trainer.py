@@ -1,7 +1,7 @@
 """Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used.
 
-``Trainer`` has the parts of a step as methods, and two loops over them: ``_run_sequentially`` and
-``_run_overlapped``.
+``Trainer`` has the parts of a step as methods, and two loops over them: ``run_sequentially`` and
+``run_overlapped``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 
 from edl.api.errors import BadInputError, JobFailedError
 from edl.numerics.array_types import Floats, RowBatch, RowsByTable
+from edl.numerics.parameter_store import PushGradients
 from edl.worker.graceful_shutdown import ShutdownGate
-from edl.worker.gradient_push import GradientPush
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
-from edl.worker.parameter_client import ParameterClient
+from edl.worker.parameter_client import GradientPush, ParameterClient
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
 
 
@@ -351,7 +351,7 @@ class Trainer:
                 # asked for at the last moment
                 has_more_steps = loaded_step.step + 1 < task.steps
                 next_lease = task.lease if has_more_steps else self._leases.next_training_lease()
-                outcome = self._parameter_client.push(replace(step.push, following=next_lease))
+                outcome = self._parameter_client.push(replace(step.push, next_lease_id=next_lease))
                 if outcome.revoked:
                     return False
                 if not outcome.stale:
@@ -389,7 +389,7 @@ class Trainer:
         """The step function, and from its gradients the push. One that applies nothing still enters its step."""
         loaded_step = step.loaded_step
         step.loss = None
-        step.push = GradientPush(task.lease, loaded_step.step, versions=step.value_versions)
+        step.push = GradientPush(task.lease, loaded_step.step, value_versions=step.value_versions)
         minibatch = loaded_step.minibatch
         if minibatch is None:
             return
@@ -411,14 +411,14 @@ class Trainer:
             )
             return
         step.loss = result.loss
-        step.push = replace(
-            step.push,
-            learning_rate=self._learning_rate(step.global_step),
+        gradients = PushGradients(
+            result.slab,
+            {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.rows.items()},
+            self._learning_rate(step.global_step),
             # A minibatch at the end of a range may be smaller: its statistics count by its share of records
-            weight=loaded_step.records / task.minibatch,
-            slab=result.slab,
-            rows={table: RowBatch(step.table_rows[table].ids, values) for table, values in result.rows.items()},
+            loaded_step.records / task.minibatch,
         )
+        step.push = replace(step.push, gradients=gradients)
 
     # ------------------------------------------------------------ the records of a range
 

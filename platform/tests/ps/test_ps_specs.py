@@ -48,7 +48,7 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
         ps.attach()
         head, values = layout().declaration(ps.index)
         worker = ps.worker()
-        worker.client.request(FrameKind.DECLARE, head, [values.data])
+        worker.client.request(FrameKind.DECLARE, head.SerializeToString(), [values.data])
         assert ps.server.declaration().dense == OWNED[ps.index]
         assert ps.server.declaration().tables == TABLES
         worker.push(LEASE, 0, np.ones(len(values)), rows=([7 + ps.index], np.ones((1, 2))))
@@ -66,7 +66,8 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
 
 def test_what_is_on_the_wire_and_on_disk_has_its_form(start: Callable[..., Any], tmp_path: Path) -> None:
     """Workers and parameter servers of two versions talk to each other, and old checkpoints are read."""
-    head, values = layout().declaration(1)
+    message, values = layout().declaration(1)
+    head = message.SerializeToString()
     uniform = '{"name": "uniform", "minval": -1, "maxval": 0.5}'
     assert (
         head

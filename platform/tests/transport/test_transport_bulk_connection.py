@@ -19,7 +19,6 @@ from edl.transport.bulk_connection import (
     BulkConnection,
     FrameKind,
     FrameLimits,
-    OutgoingFrame,
     encode_frame_head,
     remaining_views,
     send_buffers,
@@ -77,14 +76,14 @@ def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
 def test_arrays_travel_as_raw_bytes(pair: tuple[BulkConnection, socket.socket]) -> None:
     connection, theirs = pair
     slab, ids, nothing = np.arange(6, dtype=np.float32), np.array([[7], [8]]), np.empty((0, 4), np.float32)
-    connection.send(OutgoingFrame(FrameKind.PUSH, b"meta", [slab, ids, nothing]))
+    connection.send(FrameKind.PUSH, b"meta", [slab, ids, nothing])
     body = slab.tobytes() + ids.tobytes()
     assert theirs.recv(1000) == encode_frame_head(FrameKind.PUSH, 4, len(body)) + b"meta" + body
 
 
 def test_strided_memory_is_a_mistake_of_the_caller(pair: tuple[BulkConnection, socket.socket]) -> None:
     with pytest.raises(TypeError, match="contiguous"):
-        pair[0].send(OutgoingFrame(FrameKind.PUSH, b"", [np.arange(6)[::2]]))
+        pair[0].send(FrameKind.PUSH, b"", [np.arange(6)[::2]])
 
 
 def test_a_frame_that_comes_byte_by_byte(pair: tuple[BulkConnection, socket.socket]) -> None:
@@ -153,7 +152,7 @@ def test_a_peer_that_does_not_read_is_not_waited_for(pair: tuple[BulkConnection,
     connection, _ = pair
     connection.set_timeout(0.05)
     with pytest.raises(RetryableError, match="sending took longer"):
-        connection.send(OutgoingFrame(FrameKind.PUSH, b"", [bytes(1 << 25)]))
+        connection.send(FrameKind.PUSH, b"", [bytes(1 << 25)])
 
 
 def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, socket.socket]) -> None:

@@ -22,7 +22,9 @@ from edl.core.partition import initial_placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
 from edl.keras.flat_buffer import FlatLayout
 from edl.keras.user_callbacks import NoCallbacks
+from edl.numerics.array_types import RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import PushGradients
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.parameter_server import AttachResult, MasterAttachment, ParameterServer
 from edl.ps.shard_writer import ShardWriter
@@ -32,7 +34,7 @@ from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.master_session import MasterSession
-from edl.worker.parameter_client import ParameterClient
+from edl.worker.parameter_client import GradientPush, ParameterClient
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
 from edl.worker.trainer import SerialExecutor, Trainer
 
@@ -386,3 +388,18 @@ class Stage:
 
 def connected(address: str) -> BulkClient:
     return BulkClient(address, TOKEN, timeout=10)
+
+
+def gradient_push(
+    lease: int,
+    step: int,
+    learning_rate: float = 0.0,
+    weight: float = 0.0,
+    *,
+    slab: np.ndarray | None = None,
+    rows: RowsByTable | None = None,
+    **fields: Any,
+) -> GradientPush:
+    """A push of these gradients; without a slab one that applies nothing."""
+    gradients = None if slab is None else PushGradients(slab, rows or {}, learning_rate, weight)
+    return GradientPush(lease, step, gradients, **fields)

@@ -36,7 +36,7 @@ class FalseServer:
     def exchange(self) -> PsBulkConnections:
         placement = SimpleNamespace(addresses={0: self.server.address}, uids={0: "uid"})
         directory: Any = SimpleNamespace(placement=placement, register=lambda: placement)
-        declaration: Callable[[int], PsRequest] = lambda part: PsRequest(FrameKind.DECLARE, bytes)  # noqa: E731
+        declaration: Callable[[int], PsRequest] = lambda part: PsRequest(FrameKind.DECLARE, pb.Declare())  # noqa: E731
         connect = lambda address: BulkClient(address, TOKEN, timeout=20)  # noqa: E731
         return PsBulkConnections(directory, connect, declaration, answer_timeout=0.0, pause=lambda seconds: None)
 
@@ -66,7 +66,7 @@ def test_what_comes_through_is_an_answer_of_the_right_size(
     room = np.full(SIZE // 4, 7, np.float32)
     into = room.data.cast("B") if kind in (FrameKind.PULL, FrameKind.PULL_ROWS, FrameKind.PUSH) else None
     with closing(server.exchange()) as exchange, suppress(EdlError):
-        frame = exchange({0: PsRequest(kind, bytes, receive_into=into)})[0]
+        frame = exchange({0: PsRequest(kind, pb.Pull(), receive_into=into)})[0]
         assert frame.kind.name in (f"{kind.name}ED", f"{kind.name}D", "ROWS", "SCANNED")
         if into is not None:
             assert frame.body.nbytes == SIZE or (kind is FrameKind.PUSH and not frame.body.nbytes)
@@ -92,5 +92,5 @@ def test_a_false_answer_is_refused_by_the_server_s_name(server: FalseServer, ans
     server.answer = answer
     room = memoryview(bytearray(SIZE))
     with closing(server.exchange()) as exchange, pytest.raises(RefusedError, match=said) as caught:
-        exchange({0: PsRequest(FrameKind.PULL, bytes, receive_into=room)})
+        exchange({0: PsRequest(FrameKind.PULL, pb.Pull(), receive_into=room)})
     assert caught.value.where == "ps-0"

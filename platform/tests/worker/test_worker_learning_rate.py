@@ -8,8 +8,7 @@ import pytest
 from worker.loop_harness import MINIBATCH, LinearNetwork, Stage, task
 
 from edl.keras.user_callbacks import NoCallbacks
-from edl.worker.gradient_push import GradientPush
-from edl.worker.parameter_client import ParameterClient
+from edl.worker.parameter_client import GradientPush, ParameterClient
 from edl.worker.trainer import Trainer
 
 STEPS = 4
@@ -46,7 +45,8 @@ def rates(
     push = ParameterClient.push
 
     def recording(self: ParameterClient, what: GradientPush) -> object:
-        pushed.append(what.learning_rate)
+        assert what.gradients is not None
+        pushed.append(what.gradients.learning_rate)
         return push(self, what)
 
     monkeypatch.setattr(ParameterClient, "push", recording)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
+from worker.loop_harness import FEATURES, LEASE, SGD, LinearNetwork, Stage, gradient_push, task
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
-from edl.worker.gradient_push import GradientPush
+from edl.worker.parameter_client import GradientPush
 from edl.worker.trainer import SerialExecutor
 
 STEPS = 3
@@ -40,7 +40,7 @@ def network(stage: Stage) -> LinearNetwork:
 
 def push(step: int, gradient: float = 1.0, **fields: Any) -> GradientPush:
     slab = np.full(FEATURES, gradient, np.float32)
-    return GradientPush(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
+    return gradient_push(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
 
 
 def test_values_come_with_every_third_push(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: Stag
     """Its slot variables have seen nothing, and the values of others stay in its copy all the same."""
     early = stage.parameters(network(stage), optimizer=OptimizerSpec(name))
     for step in range(200):
-        early.push(GradientPush(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
+        early.push(gradient_push(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
     late = stage.parameters(network(stage), optimizer=OptimizerSpec(name), get_model_steps=STEPS)
     pulled = late.slab().copy()
     late.push(push(0, gradient=1e-6))
@@ -91,7 +91,7 @@ def test_values_that_follow_from_slot_variables_alone_are_refused(stage: Stage) 
 def test_the_steps_of_others_are_seen_with_the_next_pull(stage: Stage) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
-    other.push(GradientPush(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
+    other.push(gradient_push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
     seen = []
     for step in range(STEPS):
         one.push(push(step))
@@ -104,7 +104,7 @@ def test_own_steps_do_not_make_a_push_stale(stage: Stage) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
     one.push(push(0))
-    other.push(GradientPush(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
+    other.push(gradient_push(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
     one.push(push(1))
     assert (set(one.versions), one.version) == ({2}, 3)
     one.push(push(2))
@@ -123,7 +123,7 @@ def test_after_a_refused_push_the_values_are_pulled(stage: Stage) -> None:
 def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
     parameters.slab()
-    parameters.push(GradientPush(LEASE, 0))
+    parameters.push(gradient_push(LEASE, 0))
     np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
 
 
@@ -133,7 +133,7 @@ def test_statistics_move_by_their_weighed_deltas() -> None:
     model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
     parameters = stage.parameters(model, get_model_steps=STEPS)
     parameters.slab()
-    parameters.push(GradientPush(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
+    parameters.push(gradient_push(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
     assert parameters.slab().tolist() == [-4, -4, 2]
     stage.close()
 

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker.loop_harness import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
+from worker.loop_harness import (
+    LEASE,
+    MINIBATCH,
+    SGD,
+    TOKEN,
+    LinearNetwork,
+    LinearStep,
+    Stage,
+    gradient_push,
+    record,
+    task,
+)
 
 from edl.api.errors import RetryableError
 from edl.keras.user_callbacks import NoCallbacks
@@ -19,8 +30,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
 from edl.worker.graceful_shutdown import LeavingError
-from edl.worker.gradient_push import GradientPush
-from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
+from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS, GradientPush
 from edl.worker.trainer import NotFiniteError, SerialExecutor
 
 RATE = 0.01
@@ -104,7 +114,7 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
     def train(slab: np.ndarray, *_: Any) -> LinearStep:
         seen.append(float(slab[0]))
-        other.push(GradientPush(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
+        other.push(gradient_push(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
         return LinearStep(0.0, np.zeros(3, np.float32))
 
     network.train = train  # type: ignore[method-assign]
@@ -139,7 +149,7 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialE
 def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
-    foreseen = parameters.slab(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    foreseen = parameters.slab(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     np.testing.assert_array_equal(foreseen, np.full(3, -1))
     np.testing.assert_array_equal(parameters.slab(), np.zeros(3))
 
@@ -151,7 +161,7 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
     other = stage.parameters(network, optimizer=optimizer)
-    mine, theirs = (GradientPush(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
+    mine, theirs = (gradient_push(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
     parameters.slab(mine)
     parameters_of_next = parameters.versions
     other.push(theirs)
@@ -191,7 +201,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, executor: SerialExe
     trainer.run(first)
 
     other = stage.parameters(network)
-    other.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     expected = other.slab().copy()
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
     seen: list[np.ndarray] = []

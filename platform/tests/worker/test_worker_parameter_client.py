@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, LinearNetwork, Stage
+from worker.loop_harness import FEATURES, LEASE, LinearNetwork, Stage, gradient_push
 
 from edl.api.errors import JobFailedError, RefusedError
 from edl.numerics.array_types import RowBatch
 from edl.ps.parameter_server import MasterAttachment
-from edl.worker.gradient_push import GradientPush
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
 
 
@@ -31,10 +30,10 @@ def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: Stage) -> No
     parameters = stage.parameters(network)
     before = parameters.slab().copy()
 
-    result = parameters.push(GradientPush(LEASE, 0, learning_rate=0.5, weight=1, slab=gradients(network)))
+    result = parameters.push(gradient_push(LEASE, 0, learning_rate=0.5, weight=1, slab=gradients(network)))
 
     assert not result.revoked
-    assert result.version == 1
+    assert result.global_step == 1
     np.testing.assert_array_equal(parameters.slab(), before - 0.5 * gradients(network))
     assert all(stage.servers.state(part).applied == {LEASE: 1} for part in stage.servers.servers)
 
@@ -42,7 +41,7 @@ def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: Stage) -> No
 def test_a_repeated_push_is_applied_once(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
-    push = GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network))
+    push = gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network))
 
     parameters.push(push)
     again = parameters.push(push)
@@ -58,7 +57,7 @@ def test_values_of_one_step_survive_the_push_of_it(stage: Stage) -> None:
     held = parameters.slab()
     kept = held.copy()
 
-    parameters.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
+    parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
 
     np.testing.assert_array_equal(held, kept)
 
@@ -69,7 +68,7 @@ def test_values_that_lay_unused_for_long_are_pulled_anew(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     one, other = (stage.parameters(network, clock=lambda: now[0]) for _ in range(2))
     one.slab()
-    other.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
+    other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
     np.testing.assert_array_equal(one.slab(), 0 * gradients(network))
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
     np.testing.assert_array_equal(one.slab(), -gradients(network))
@@ -81,7 +80,7 @@ def test_one_server_that_revoked_the_lease_is_enough(stage: Stage) -> None:
     last = max(stage.servers.servers)
     stage.servers.servers[last].revoke(1, [LEASE], 0)
 
-    assert parameters.push(GradientPush(LEASE, 0, slab=gradients(network))).revoked
+    assert parameters.push(gradient_push(LEASE, 0, slab=gradients(network))).revoked
 
 
 def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
@@ -99,7 +98,7 @@ def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
     parameters.slab()
     stage.servers.kill(0)
 
-    parameters.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
+    parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
 
     assert len(pauses) >= 2
     np.testing.assert_array_equal(parameters.slab(), -gradients(network))
@@ -116,7 +115,7 @@ def test_a_server_that_nobody_replaces_ends_the_patience() -> None:
     parameters = stage.parameters(LinearNetwork(), pause=wait, clock=lambda: now[0])
     stage.servers.kill(0)
     with pytest.raises(JobFailedError, match="does not answer"):
-        parameters.push(GradientPush(LEASE, 0, slab=np.zeros(FEATURES, np.float32)))
+        parameters.push(gradient_push(LEASE, 0, slab=np.zeros(FEATURES, np.float32)))
     stage.close()
 
 
@@ -128,7 +127,7 @@ def test_a_pushed_lease_of_an_unknown_master_is_tried_again() -> None:
         stage.servers.servers[0].attach(MasterAttachment(incarnation=2, floor=0))
 
     parameters = stage.parameters(LinearNetwork(), pause=attach)
-    result = parameters.push(GradientPush(2 << 32, 0, slab=np.zeros(FEATURES, np.float32)))
+    result = parameters.push(gradient_push(2 << 32, 0, slab=np.zeros(FEATURES, np.float32)))
     assert not result.revoked
     stage.close()
 
@@ -140,7 +139,7 @@ def test_rows_are_routed_and_come_back_in_order(stage: Stage) -> None:
     np.testing.assert_array_equal(parameters.pull_rows({"emb": ids})["emb"].values, np.full((5, 1), 0.5, np.float32))
 
     values = np.arange(5, dtype=np.float32)[:, None]
-    push = GradientPush(
+    push = gradient_push(
         LEASE, 0, learning_rate=1, weight=1, slab=gradients(network), rows={"emb": RowBatch(ids, values)}
     )
     parameters.push(push)
@@ -153,10 +152,10 @@ def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: Stage) -> None:
     parameters = stage.parameters(network)
     ids = np.arange(20, dtype=np.int64)
     rows = {"emb": RowBatch(ids, np.ones((20, 1), np.float32))}
-    parameters.push(GradientPush(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
+    parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
     for server in stage.servers.servers.values():
         server.snapshot(1, 1, None, pin=True)
-    parameters.push(GradientPush(LEASE, 1, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
+    parameters.push(gradient_push(LEASE, 1, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
 
     np.testing.assert_array_equal(parameters.pull(1), -gradients(network))
     np.testing.assert_array_equal(parameters.pull_rows({"emb": ids}, pin=1)["emb"].values, np.full((20, 1), -0.5))

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, gradient_push, record, task
 
 from edl.api.job import Strategy
-from edl.worker.gradient_push import GradientPush
-from edl.worker.parameter_client import ParameterClient
+from edl.worker.parameter_client import GradientPush, ParameterClient
 
 SECOND = LEASE + 9
 
@@ -49,8 +48,8 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
         while True:
             parameters.slab()
             versions = parameters.versions
-            sent = GradientPush(
-                lease, step, learning_rate=1, weight=1, slab=values, versions=versions, following=following
+            sent = gradient_push(
+                lease, step, learning_rate=1, weight=1, slab=values, value_versions=versions, next_lease_id=following
             )
             if parameters.push(sent).is_applied:
                 break
@@ -85,8 +84,8 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
         result = train(slab, *minibatch)
         calls.append(slab.copy())
         if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
-            push = GradientPush(
-                SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count
+            push = gradient_push(
+                SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), value_versions=(99,) * count
             )
             assert rival.push(push).is_applied
         return result
@@ -116,7 +115,7 @@ def test_pushes_say_what_follows() -> None:
     said, push = [], parameters.push
 
     def observed(step: GradientPush) -> object:
-        said.append(step.following - LEASE if step.following else 0)
+        said.append(step.next_lease_id - LEASE if step.next_lease_id else 0)
         return push(step)
 
     parameters.push = observed  # type: ignore[method-assign,assignment]
