@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
+from edl.api.fields import Quantity
 from edl.jobfile.job_spec import API_VERSION, JobSpec
 from edl.jobfile.json_schema import build_job_schema
-from edl.jobfile.quantities import SIZE_TYPE, format_size
+from edl.jobfile.quantities import format_size
 from edl.jobfile.scalar_types import FieldType, ListType, NullableType
-from edl.jobfile.section_type import FieldOption, SectionType, field_options
+from edl.jobfile.section_type import SectionField, SectionType, section_fields
 
 _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->
 
@@ -53,13 +54,13 @@ class Field:
 
     Attributes:
         path: as ``--set`` takes it: ``train.epochs``; members of lists as ``volumes[].mount``.
-        option: its annotation in the code.
+        option: its annotation in the code, and the reader of its values.
         schema: its part of the JSON Schema.
         required: whether it must be given, where its section is.
     """
 
     path: str
-    option: FieldOption
+    option: SectionField
     schema: Mapping[str, object]
     required: bool
 
@@ -68,7 +69,7 @@ def page() -> str:
     """The whole page."""
     schema = build_job_schema()
     found = list(fields(JobSpec, schema))
-    tops = [field for field in found if field.path in field_options(JobSpec)]
+    tops = [field for field in found if field.path in section_fields(JobSpec)]
     simple = [field for field in tops if _inside(field.option.kind) is None]
     parts = [_HEAD, "## The whole", _table(simple, constants=True)]
     for top in tops:
@@ -85,7 +86,7 @@ def fields(section: type, schema: Mapping[str, object], prefix: str = "") -> Ite
     properties, required = schema["properties"], schema.get("required", ())
     assert isinstance(properties, dict)
     assert isinstance(required, list | tuple)
-    for name, option in field_options(section).items():
+    for name, option in section_fields(section).items():
         field = Field(f"{prefix}{name}", option, properties[name], name in required)
         yield field
         inner = _inside(option.kind)
@@ -113,14 +114,15 @@ def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
 def _sentence(top: Field) -> str:
     absent = "It must be given." if top.required else ""
     kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListType) else ""
-    return " ".join(part for part in (top.option.description, kind, absent) if part)
+    return " ".join(part for part in (top.option.declaration.doc, kind, absent) if part)
 
 
 def _table(rows: list[Field], *, constants: bool = False) -> str:
     head = "| field | what it may be | unit | default | |\n|---|---|---|---|---|\n"
     version = f"| `apiVersion` | `{API_VERSION}` | | may be left out | The version of the job file. |\n"
     lines = [
-        f"| `{row.path}` | {_allowed(row)} | {row.option.unit or ''} | {_default(row)} | {_doc(row)} |" for row in rows
+        f"| `{row.path}` | {_allowed(row)} | {row.option.declaration.unit or ''} | {_default(row)} | {_doc(row)} |"
+        for row in rows
     ]
     return head + (version if constants else "") + "\n".join(lines)
 
@@ -140,13 +142,13 @@ def _default(field: Field) -> str:
     value = field.schema["default"]
     if _inside(field.option.kind) is not None and value:
         return "as below"
-    if field.option.kind is SIZE_TYPE and isinstance(value, int):
+    if field.option.declaration.quantity is Quantity.SIZE and isinstance(value, int):
         return f"`{format_size(value)}`"
     return f"`{_plain(value)}`"
 
 
 def _doc(field: Field) -> str:
-    return field.option.description + (" Other values are not built yet." if field.option.partial else "")
+    return field.option.declaration.doc + (" Other values are not built yet." if field.option.partial else "")
 
 
 def _plain(value: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from edl.api.fields import Field
+from edl.api.fields import NAME, Field
 from edl.api.status import ROLES, Index, Metrics, Phase, Pid, Reason, Step, Summary
 
 NOT_STAMPED = 0.0
@@ -18,7 +18,7 @@ NOT_STAMPED = 0.0
 
 Role = Annotated[str, Field("Which role.", choices=ROLES)]
 Worker = Annotated[int | None, Field("Index of the worker; null when none was at it.")]
-Source = Annotated[str, Field("Source of the records.", named=True)]
+Source = Annotated[str, Field("Source of the records.", text=NAME)]
 Start = Annotated[int, Field("First record of the range in its source.", unit="records")]
 End = Annotated[int, Field("First record after the range.", unit="records")]
 
@@ -38,8 +38,8 @@ class RunStarted(JobEvent):
     """A run began, or goes on after --resume."""
 
     kind: ClassVar[str] = "run_started"
-    run: Annotated[str, Field("The run's id.", named=True)]
-    run_dir: Annotated[str, Field("The run's directory.", named=True)]
+    run: Annotated[str, Field("The run's id.", text=NAME)]
+    run_dir: Annotated[str, Field("The run's directory.", text=NAME)]
     resumed: Annotated[bool, Field("Whether it goes on with what an earlier start left.")] = False
     changes: Annotated[
         tuple[str, ...], Field("Fields of the job file that are not as at the start before; in words.")
@@ -209,7 +209,7 @@ class WarningRaised(JobEvent):
     """Something the user should know that does not end the job."""
 
     kind: ClassVar[str] = "warning"
-    message: Annotated[str, Field("What, for people.", named=True)]
+    message: Annotated[str, Field("What, for people.", text=NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class CallbackDecided(JobEvent):
 
     kind: ClassVar[str] = "callback_decided"
     step: Step
-    callback: Annotated[str, Field("Class of the callback.", named=True)]
+    callback: Annotated[str, Field("Class of the callback.", text=NAME)]
     decision: Annotated[str, Field("What follows, for people.")]
 
 
@@ -227,7 +227,7 @@ class ModelExported(JobEvent):
     """The trained model is on disk."""
 
     kind: ClassVar[str] = "exported"
-    path: Annotated[str, Field("Directory of the model.", named=True)]
+    path: Annotated[str, Field("Directory of the model.", text=NAME)]
     loading: Annotated[str | None, Field("Python that loads the .keras file; null: keras.models.load_model alone.")] = (
         None
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.api.fields import Field
+from edl.api.fields import NAME, Field
 from edl.api.job import Strategy
 
 ENDED = ("Done", "Failed", "Interrupted")
@@ -112,7 +112,7 @@ class RoleStatus:
 
     index: Index
     pid: Pid
-    state: Annotated[str, Field("What it is doing.", named=True)]
+    state: Annotated[str, Field("What it is doing.", text=NAME)]
     uid: Annotated[str, Field("Names this incarnation of the process or pod.")] = ""
     node: Annotated[str, Field("Where it runs; empty while it has no place, and under edl run.")] = ""
     reason: Annotated[str, Field("Why it is pending or leaving, in the cluster's words.")] = ""
@@ -126,9 +126,9 @@ class RoleStatus:
 class Status:
     """The job as it is now: the content of ``status.json``."""
 
-    job: Annotated[str, Field("The job's name.", named=True)]
-    run: Annotated[str, Field("The run's id.", named=True)]
-    run_dir: Annotated[str, Field("The run's directory.", named=True)]
+    job: Annotated[str, Field("The job's name.", text=NAME)]
+    run: Annotated[str, Field("The run's id.", text=NAME)]
+    run_dir: Annotated[str, Field("The run's directory.", text=NAME)]
     phase: Phase
     updated: Annotated[float, Field("When this was written.", unit="unix seconds")]
     incarnation: Annotated[int, Field("The master's number, growing with every start of it.")] = 0
@@ -181,9 +181,9 @@ class Summary:
     seconds: Annotated[float, Field("From start to end.", unit="seconds")] = 0.0
     workers_lost: Annotated[int, Field("Workers that ended before their work did; an interruption loses none.")] = 0
     metrics: Metrics = field(default_factory=dict)
-    export: Annotated[str | None, Field("Directory of the exported model.", named=True)] = None
+    export: Annotated[str | None, Field("Directory of the exported model.", text=NAME)] = None
     export_loading: Annotated[
-        str | None, Field("Python that loads the .keras file; null: keras.models.load_model alone.", named=True)
+        str | None, Field("Python that loads the .keras file; null: keras.models.load_model alone.", text=NAME)
     ] = None
-    logs: Annotated[str | None, Field("Directory of the roles' logs.", named=True)] = None
+    logs: Annotated[str | None, Field("Directory of the roles' logs.", text=NAME)] = None
     parameters: Parameters = None

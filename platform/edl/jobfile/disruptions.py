@@ -9,11 +9,9 @@ from typing import Annotated, Self
 
 from edl.api.cluster_port import TerminationCause
 from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
-from edl.jobfile.scalar_types import IntegerType, MappingType, TextType
-from edl.jobfile.section_type import FieldOption, JsonObject
+from edl.api.fields import Field
+from edl.jobfile.section_type import JsonObject
 
-_COUNT = IntegerType(0)
-_BY_REASON = MappingType(_COUNT)
 _PLANNED_REASONS = ("Completed", "Deleted", "succeeded")
 _EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
 
@@ -22,20 +20,16 @@ _EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
 class DisruptionReport(JsonObject):
     """The content of ``losses.json``."""
 
-    workers: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Workers that were lost, by reason.")] = field(
+    workers: Annotated[Mapping[str, int], Field("Workers that were lost, by reason.")] = field(default_factory=dict)
+    ps: Annotated[Mapping[str, int], Field("Parameter servers that were lost, by reason.")] = field(
         default_factory=dict
     )
-    ps: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Parameter servers that were lost, by reason.")] = field(
-        default_factory=dict
-    )
-    master: Annotated[Mapping[str, int], FieldOption(_BY_REASON, "Masters that were lost, by reason.")] = field(
-        default_factory=dict
-    )
-    rollbacks: Annotated[int, FieldOption(_COUNT, "How often parameters went back to a checkpoint.")] = 0
-    records_rolled_back: Annotated[int, FieldOption(_COUNT, "Records that went back with them.", "records")] = 0
-    rollback_reason: Annotated[str, FieldOption(TextType(r"^[\s\S]*$"), "Why, the newest time.")] = ""
-    records_returned: Annotated[int, FieldOption(_COUNT, "Records that went back to the queue.", "records")] = 0
-    records_leased_again: Annotated[int, FieldOption(_COUNT, "Of them, those that were leased again.", "records")] = 0
+    master: Annotated[Mapping[str, int], Field("Masters that were lost, by reason.")] = field(default_factory=dict)
+    rollbacks: Annotated[int, Field("How often parameters went back to a checkpoint.")] = 0
+    records_rolled_back: Annotated[int, Field("Records that went back with them.", unit="records")] = 0
+    rollback_reason: Annotated[str, Field("Why, the newest time.")] = ""
+    records_returned: Annotated[int, Field("Records that went back to the queue.", unit="records")] = 0
+    records_leased_again: Annotated[int, Field("Of them, those that were leased again.", unit="records")] = 0
 
 
 class DisruptionCounter:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any
 
 from edl.api.errors import BadInputError
+from edl.api.fields import JsonValue, ScalarValue
 
 # --------------------------------------------------------------------------------------------------
 # What is wrong with a document: where, at which path, what was found, what is allowed.
@@ -53,11 +54,6 @@ def closest_match(name: str, valid: Iterable[str]) -> str | None:
 def normalize_spelling(spelled_name: str) -> str:
     """A name without its spelling: to people minibatchSize, Minibatch-Size and minibatch_size are one word."""
     return spelled_name.lower().replace("-", "").replace("_", "")
-
-
-ScalarValue: TypeAlias = str | int | float | bool | None
-# not recursive: dataclass annotations that name it are evaluated in other modules, where forward references fail
-JsonValue: TypeAlias = ScalarValue | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

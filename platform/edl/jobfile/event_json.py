@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from edl.api.events import EVENTS, JobEvent
+from edl.api.fields import JsonValue
 from edl.jobfile import section_type
-from edl.jobfile.document_tree import JsonValue, SpecError, SpecProblem
+from edl.jobfile.document_tree import SpecError, SpecProblem
 
 
 def line(event: JobEvent) -> str:

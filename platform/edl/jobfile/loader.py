@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext, SpecError, SpecProblem, parse_json_tree
-from edl.jobfile.job_spec import API_VERSION, JOB_SECTION, DataSpec, JobSpec
-from edl.jobfile.section_type import field_options
+from edl.api.fields import JsonValue
+from edl.jobfile.document_tree import DocumentNode, ReadContext, SpecError, SpecProblem, parse_json_tree
+from edl.jobfile.job_section import JOB_SECTION
+from edl.jobfile.job_spec import API_VERSION, DataSpec, JobSpec
+from edl.jobfile.section_type import section_fields
 
 # --------------------------------------------------------------------------------------------------
 # What the fields of a JobSpec demand of each other; what a single field admits is said where it is declared.
@@ -53,7 +55,7 @@ def _check_datasets(spec: JobSpec, required: tuple[str, ...]) -> Iterator[RuleVi
         required = ("training",)
     for name in required:
         if not getattr(spec.data, name):
-            yield RuleViolation(f"data.{name}", "is missing", field_options(DataSpec)[name].description)
+            yield RuleViolation(f"data.{name}", "is missing", section_fields(DataSpec)[name].declaration.doc)
 
 
 def _check_evaluation(spec: JobSpec) -> Iterator[RuleViolation]:

@@ -9,29 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.jobfile.document_tree import JsonValue
-from edl.jobfile.quantities import POSITIVE_CORES_TYPE, POSITIVE_SIZE_TYPE
-from edl.jobfile.scalar_types import (
-    CLAIM_NAME,
-    LABEL_NAME,
-    LABEL_VALUE,
-    SECRET_NAME,
-    AnyJsonType,
-    IntegerType,
-    ListType,
-    MappingType,
-    NullableType,
-    TextOrMappingType,
-    TextType,
-)
-from edl.jobfile.section_type import FieldOption, SectionType
+from edl.api.fields import PATH, Field, JsonValue, Quantity, TextForm
 
-_ABSOLUTE_PATH_TYPE = TextType(r"^/[\s\S]*$", "an absolute path")
-_PATH_TYPE = TextType(description="a path")
-_ANY_TEXT_TYPE = TextType(r"^[\s\S]*$")
-_ACCOUNT_TYPE = TextType(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
-_SECRET_KEY_TYPE = TextType(r"^[-._a-zA-Z0-9]{1,253}$", "a key of a Secret: letters, digits, -, _ and .")
-_COUNT_TYPE = IntegerType(0)
+_ABSOLUTE_PATH = TextForm("an absolute path", r"^/[\s\S]*$")
+_ACCOUNT = TextForm("the name of a ServiceAccount, such as edl-job-master", r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+_SECRET_KEY = TextForm("a key of a Secret: letters, digits, -, _ and .", r"^[-._a-zA-Z0-9]{1,253}$")
+
+# What Kubernetes takes as names of objects and labels:
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
+_SUBDOMAIN_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_CLAIM_NAME = TextForm("the name of a PersistentVolumeClaim, such as fileserver-claim", f"^{_SUBDOMAIN_PATTERN}$")
+_SECRET_NAME = TextForm("the name of a Secret", f"^{_SUBDOMAIN_PATTERN}$")
+_LABEL_NAME = TextForm(
+    "the name of a label, such as example.com/team",
+    rf"^({_SUBDOMAIN_PATTERN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$",
+)
+_LABEL_VALUE = TextForm(
+    "a label's value: at most 63 of A-Z, a-z, 0-9, -, _ and ., beginning and ending with a letter or digit",
+    r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +35,24 @@ class ResourceSpec:
     """What one pod of a role asks Kubernetes for."""
 
     cpu: Annotated[
-        float, FieldOption(POSITIVE_CORES_TYPE, "CPU of one pod; edl run does not limit its processes.", "cores")
+        float,
+        Field("CPU of one pod; edl run does not limit its processes.", unit="cores", quantity=Quantity.POSITIVE_CORES),
     ] = 2.0
     memory: Annotated[
-        int, FieldOption(POSITIVE_SIZE_TYPE, "Memory of one pod; edl run does not limit its processes.", "bytes")
+        int,
+        Field(
+            "Memory of one pod; edl run does not limit its processes.", unit="bytes", quantity=Quantity.POSITIVE_SIZE
+        ),
     ] = 2 << 30
-    gpu: Annotated[int, FieldOption(_COUNT_TYPE, "GPUs of one pod.", "devices", built=(0,))] = 0
+    gpu: Annotated[int, Field("GPUs of one pod.", unit="devices", built=(0,))] = 0
     ephemeral_storage: Annotated[
         int | None,
-        FieldOption(
-            NullableType(POSITIVE_SIZE_TYPE),
+        Field(
             "Most that one pod writes on its node's own disk: its log, its temporary files; a pod that writes more is "
             "evicted, which counts as a crash. Not what it writes on volumes; null asks for none, where nodes do not "
             "count it. edl run does not limit its processes.",
-            "bytes",
+            unit="bytes",
+            quantity=Quantity.POSITIVE_SIZE,
         ),
     ] = 10 << 30
 
@@ -61,30 +61,25 @@ class ResourceSpec:
 class WorkerResourceSpec(ResourceSpec):
     """What one worker's pod asks Kubernetes for: of all roles only workers compute on devices."""
 
-    gpu: Annotated[int, FieldOption(_COUNT_TYPE, "GPUs of one pod; edl run uses those that there are.", "devices")] = 0
+    gpu: Annotated[int, Field("GPUs of one pod; edl run uses those that there are.", unit="devices")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeSpec:
     """A directory that all roles share."""
 
-    mount: Annotated[str, FieldOption(_ABSOLUTE_PATH_TYPE, "Where the volume appears in paths of this file.")]
+    mount: Annotated[str, Field("Where the volume appears in paths of this file.", text=_ABSOLUTE_PATH)]
     claim: Annotated[
-        str | None,
-        FieldOption(NullableType(CLAIM_NAME), "PersistentVolumeClaim of the volume; edl run does not use it."),
+        str | None, Field("PersistentVolumeClaim of the volume; edl run does not use it.", text=_CLAIM_NAME)
     ] = None
     host_path: Annotated[
         str | None,
-        FieldOption(
-            NullableType(_ABSOLUTE_PATH_TYPE),
-            "Directory of every node, in place of a claim, where the namespace allows hostPath.",
+        Field(
+            "Directory of every node, in place of a claim, where the namespace allows hostPath.", text=_ABSOLUTE_PATH
         ),
     ] = None
     local: Annotated[
-        str | None,
-        FieldOption(
-            NullableType(_PATH_TYPE), "Folder that stands for the volume under edl run, relative to this file."
-        ),
+        str | None, Field("Folder that stands for the volume under edl run, relative to this file.", text=PATH)
     ] = None
 
 
@@ -94,16 +89,11 @@ class StorageSpec:
 
     claim: Annotated[
         str | None,
-        FieldOption(
-            NullableType(CLAIM_NAME), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."
-        ),
+        Field("PersistentVolumeClaim; null is the first volume's. edl run does not use it.", text=_CLAIM_NAME),
     ] = None
     path: Annotated[
         str | None,
-        FieldOption(
-            NullableType(_PATH_TYPE),
-            "Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume.",
-        ),
+        Field("Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume.", text=PATH),
     ] = None
 
 
@@ -112,9 +102,9 @@ class SecretKeyRef:
     """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
 
     secret: Annotated[
-        str, FieldOption(SECRET_NAME, "Name of the Secret; an admin allows it by admission.allowedSecrets.")
+        str, Field("Name of the Secret; an admin allows it by admission.allowedSecrets.", text=_SECRET_NAME)
     ]
-    key: Annotated[str, FieldOption(_SECRET_KEY_TYPE, "Key of the value in the Secret.")]
+    key: Annotated[str, Field("Key of the value in the Secret.", text=_SECRET_KEY)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,34 +113,27 @@ class PodSpec:
 
     env: Annotated[
         Mapping[str, str | SecretKeyRef],
-        FieldOption(
-            MappingType(TextOrMappingType(_ANY_TEXT_TYPE, SectionType(SecretKeyRef))),
+        Field(
             "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value that a Secret of "
-            "the namespace keeps.",
+            "the namespace keeps."
         ),
     ] = field(default_factory=dict)
     node_selector: Annotated[
-        Mapping[str, str], FieldOption(MappingType(LABEL_VALUE, LABEL_NAME), "Labels of the nodes that pods may use.")
+        Mapping[str, str], Field("Labels of the nodes that pods may use.", text=_LABEL_VALUE, keys=_LABEL_NAME)
     ] = field(default_factory=dict)
-    tolerations: Annotated[
-        tuple[Mapping[str, JsonValue], ...],
-        FieldOption(ListType(MappingType(AnyJsonType())), "Tolerations, as Kubernetes has them."),
-    ] = ()
-    affinity: Annotated[
-        Mapping[str, JsonValue], FieldOption(MappingType(AnyJsonType()), "Affinity, as Kubernetes has it.")
-    ] = field(default_factory=dict)
+    tolerations: Annotated[tuple[Mapping[str, JsonValue], ...], Field("Tolerations, as Kubernetes has them.")] = ()
+    affinity: Annotated[Mapping[str, JsonValue], Field("Affinity, as Kubernetes has it.")] = field(default_factory=dict)
     labels: Annotated[
-        Mapping[str, str], FieldOption(MappingType(LABEL_VALUE, LABEL_NAME), "Labels that are added to pods.")
+        Mapping[str, str], Field("Labels that are added to pods.", text=_LABEL_VALUE, keys=_LABEL_NAME)
     ] = field(default_factory=dict)
-    annotations: Annotated[
-        Mapping[str, str], FieldOption(MappingType(_ANY_TEXT_TYPE, LABEL_NAME), "Annotations that are added to pods.")
-    ] = field(default_factory=dict)
+    annotations: Annotated[Mapping[str, str], Field("Annotations that are added to pods.", keys=_LABEL_NAME)] = field(
+        default_factory=dict
+    )
     overrides: Annotated[
-        Mapping[str, JsonValue],
-        FieldOption(MappingType(AnyJsonType()), "Parts of a pod that are merged in last, as Kubernetes has them."),
+        Mapping[str, JsonValue], Field("Parts of a pod that are merged in last, as Kubernetes has them.")
     ] = field(default_factory=dict)
     image_pull_secrets: Annotated[
-        tuple[str, ...], FieldOption(ListType(SECRET_NAME), "Names of the Secrets that the image is pulled with.")
+        tuple[str, ...], Field("Names of the Secrets that the image is pulled with.", text=_SECRET_NAME)
     ] = ()
 
 
@@ -158,21 +141,18 @@ class PodSpec:
 class RunAsSpec:
     """The user that containers run as."""
 
-    user: Annotated[int, FieldOption(_COUNT_TYPE, "Numeric user id.")] = 1000
-    group: Annotated[int, FieldOption(_COUNT_TYPE, "Numeric group id, also of the volumes' files.")] = 1000
+    user: Annotated[int, Field("Numeric user id.")] = 1000
+    group: Annotated[int, Field("Numeric group id, also of the volumes' files.")] = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SecuritySpec:
     """Whom pods run as; edl run does not use it."""
 
-    run_as: Annotated[RunAsSpec, FieldOption(SectionType(RunAsSpec), "User and group of every container.")] = field(
-        default_factory=RunAsSpec
-    )
+    run_as: Annotated[RunAsSpec, Field("User and group of every container.")] = field(default_factory=RunAsSpec)
     master_account: Annotated[
-        str,
-        FieldOption(_ACCOUNT_TYPE, "ServiceAccount of the master, which starts, watches and deletes the job's pods."),
+        str, Field("ServiceAccount of the master, which starts, watches and deletes the job's pods.", text=_ACCOUNT)
     ] = "edl-job-master"
     pod_account: Annotated[
-        str, FieldOption(_ACCOUNT_TYPE, "ServiceAccount of parameter servers and workers; they get no API token.")
+        str, Field("ServiceAccount of parameter servers and workers; they get no API token.", text=_ACCOUNT)
     ] = "edl-none"

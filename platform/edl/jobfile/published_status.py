@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from edl.api.events import JobEvent
+from edl.api.fields import Field
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.disruptions import DisruptionReport
 from edl.jobfile.document_tree import SpecError, SpecProblem
-from edl.jobfile.scalar_types import IntegerType, NumberType, TextType
-from edl.jobfile.section_type import FieldOption, JsonObject, from_json, to_json
+from edl.jobfile.section_type import JsonObject, from_json, to_json
 
 STATUS_KEY, EVENTS_KEY, TIMELINE_KEY = "status.json", "events.jsonl", "timeline.json"
 SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY = "summary.json", "failure.json", "losses.json"
@@ -29,28 +29,25 @@ _TEXT_BYTES = 16 << 10
 _STATUS_BYTES = 512 << 10
 _TRUNCATION_MARK = " […]"
 
-_COUNT = IntegerType(0)
-_FREE = TextType(r"^[\s\S]*$")
-
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint(JsonObject):
     """The job at one time of its life, for plots."""
 
-    time: Annotated[float, FieldOption(NumberType(0.0), "When.", "unix seconds")]
-    workers: Annotated[int, FieldOption(_COUNT, "Workers that run.", "workers")]
-    pending: Annotated[int, FieldOption(_COUNT, "Workers that were asked for and wait for room.", "workers")] = 0
-    samples_per_second: Annotated[float, FieldOption(NumberType(0.0), "Records a second, lately.", "records/s")] = 0.0
-    records_done: Annotated[int, FieldOption(_COUNT, "Records that are done for good.", "records")] = 0
+    time: Annotated[float, Field("When.", unit="unix seconds")]
+    workers: Annotated[int, Field("Workers that run.", unit="workers")]
+    pending: Annotated[int, Field("Workers that were asked for and wait for room.", unit="workers")] = 0
+    samples_per_second: Annotated[float, Field("Records a second, lately.", unit="records/s")] = 0.0
+    records_done: Annotated[int, Field("Records that are done for good.", unit="records")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure(JsonObject):
     """Why a job failed: the content of ``failure.json``."""
 
-    kind: Annotated[str, FieldOption(_FREE, "What sort of thing failed: job, input, storage, crash ...")]
-    reason: Annotated[str, FieldOption(_FREE, "Why, in a sentence or a few.")]
-    detail: Annotated[str, FieldOption(_FREE, "More: a traceback, a log.")] = ""
+    kind: Annotated[str, Field("What sort of thing failed: job, input, storage, crash ...")]
+    reason: Annotated[str, Field("Why, in a sentence or a few.")]
+    detail: Annotated[str, Field("More: a traceback, a log.")] = ""
 
 
 @dataclass(frozen=True, slots=True)

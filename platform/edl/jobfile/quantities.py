@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from edl.jobfile.document_tree import DocumentNode, JsonValue, ReadContext
+from edl.api.fields import JsonValue, Quantity
+from edl.jobfile.document_tree import DocumentNode, ReadContext
 from edl.jobfile.scalar_types import ScalarType, to_finite_float, to_whole_number
 
 _NUMBER_PATTERN = r"[0-9]+(?:\.[0-9]+)?"
@@ -119,20 +120,23 @@ def _split_unit(text: str, pattern: str) -> tuple[str, str]:
     return number.group(), text[number.end() :]
 
 
-SIZE_TYPE = QuantityType(parse_size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
-POSITIVE_SIZE_TYPE = QuantityType(
-    parse_size,
-    SIZE_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
-    "a size above 0 such as 2Mi, 1.5G or a number of bytes",
-    whole=True,
-    above_zero=True,
-)
-POSITIVE_CORES_TYPE = QuantityType(
-    parse_cores,
-    CORES_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
-    "CPU cores above 0 such as 2, 1.5 or 500m",
-    above_zero=True,
-)
-DURATION_TYPE = QuantityType(
-    parse_duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
-)
+QUANTITY_TYPES: Mapping[Quantity, QuantityType] = {
+    Quantity.SIZE: QuantityType(parse_size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True),
+    Quantity.POSITIVE_SIZE: QuantityType(
+        parse_size,
+        SIZE_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
+        "a size above 0 such as 2Mi, 1.5G or a number of bytes",
+        whole=True,
+        above_zero=True,
+    ),
+    Quantity.POSITIVE_CORES: QuantityType(
+        parse_cores,
+        CORES_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
+        "CPU cores above 0 such as 2, 1.5 or 500m",
+        above_zero=True,
+    ),
+    Quantity.DURATION: QuantityType(
+        parse_duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
+    ),
+}
+"""What a field of each quantity may be."""

@@ -1,10 +1,9 @@
 """Mappings with named fields, as frozen dataclasses whose annotations say all there is to know about each field.
 
-    epochs: Annotated[int, Option(Whole(1), "How often the training records are gone through.", unit="epochs")] = 1
+    epochs: Annotated[int, Field("How often the training records are gone through.", unit="epochs", minimum=1)] = 1
 
-Classes of ``edl.api`` say it with ``edl.api.fields.Field``, and the field's type says what kind of value it is.
-
-From these annotations come the reader with its error messages, the writer, and the JSON Schema: one source for all.
+The type says what kind of value it is, ``edl.api.fields.Field`` the rest. From both come the reader with its error
+messages, the writer, and the JSON Schema: one source for all.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from edl.api.events import JobEvent
-from edl.api.fields import Field
+from edl.api.fields import Field, JsonValue, TextForm
 from edl.jobfile.document_tree import (
     DocumentNode,
-    JsonValue,
     ReadContext,
     SpecError,
     SpecProblem,
     build_tree,
     closest_match,
 )
+from edl.jobfile.quantities import QUANTITY_TYPES
 from edl.jobfile.scalar_types import (
+    AnyJsonType,
     BooleanType,
     ChoiceType,
     FieldType,
@@ -38,72 +38,67 @@ from edl.jobfile.scalar_types import (
     MeasurementType,
     NullableType,
     NumberType,
+    PathListType,
+    TextOrMappingType,
     TextType,
     describe_value,
 )
 
-_ANY_TEXT = r"^[\s\S]*$"
-
 
 @dataclass(frozen=True, slots=True)
-class FieldOption:
+class SectionField:
     """A field of a section.
 
     Attributes:
-        kind: what its value may be.
-        description: one sentence for the user.
-        unit: the unit of its value, where it has one.
-        built: the values whose behaviour exists in this version; None when all that the kind admits do. Of names, the
-            kind itself knows which those are.
-        required: it must be there when it is read, though the dataclass has a default.
+        kind: what its value may be, where all of that is built.
+        declaration: what its annotation says.
     """
 
     kind: FieldType
-    description: str
-    unit: str | None = None
-    built: tuple[Any, ...] | None = None
-    required: bool = False
+    declaration: Field
 
     @property
     def partial(self) -> bool:
         """Whether there are values that are known and not built."""
-        return self.built is not None or (isinstance(self.kind, ChoiceType) and bool(self.kind.later))
+        return self.declaration.built is not None or bool(self.declaration.later)
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The field's value; a value that is known but not built is a problem, never ignored."""
         before = len(place.problems)
         value = self.kind.read(node, place)
-        if self.built is not None and len(place.problems) == before and value not in self.built:
-            place.report(
-                node,
-                f"{_format_json_value(value)} is not built yet",
-                f"built: {', '.join(map(_format_json_value, self.built))}",
-            )
+        built = self.declaration.built
+        if built is not None and len(place.problems) == before and value not in built:
+            hint = f"built: {', '.join(map(_format_json_value, built))}"
+            place.report(node, f"{_format_json_value(value)} is not built yet", hint)
         return value
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of the values that this version accepts."""
-        text = f"{self.description} Unit: {self.unit}." if self.unit else self.description
-        accepted = self.kind.schema()
+        text, built = self.declaration.doc, self.declaration.built
+        if self.declaration.unit:
+            text += f" Unit: {self.declaration.unit}."
         if self.partial:
             text += " Other values are not built yet."
-        if self.built is not None:
-            accepted = {"enum": [self.kind.write(value) for value in self.built]}
+        accepted = self.kind.schema() if built is None else {"enum": [self.kind.write(value) for value in built]}
         return {"description": text, **accepted}
 
 
 @cache
-def field_options(section: type) -> dict[str, FieldOption]:
+def section_fields(section: type) -> dict[str, SectionField]:
     """The fields of a section, by name, in their order."""
     hints = get_type_hints(section, include_extras=True)
-    return {field.name: _option_from_annotation(hints[field.name]) for field in fields(section)}
+    found = {}
+    for field in fields(section):
+        (declaration,) = hints[field.name].__metadata__
+        found[field.name] = SectionField(_field_type(hints[field.name].__origin__, declaration), declaration)
+    return found
 
 
 def field_defaults(section: type) -> dict[str, Any]:
     """The defaults of a section's fields; fields that must be given are absent."""
     values_by_name = {}
     for field in fields(section):
-        if field_options(section)[field.name].required:
+        if section_fields(section)[field.name].declaration.required:
             continue
         if field.default is not MISSING:
             values_by_name[field.name] = field.default
@@ -135,7 +130,7 @@ class SectionType:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that the mapping may have."""
-        return (*(name for name, _ in self.constants), *field_options(self.section))
+        return (*(name for name, _ in self.constants), *section_fields(self.section))
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The dataclass, or None when a field is missing or wrong."""
@@ -147,29 +142,29 @@ class SectionType:
         # a field that is there with a typo is not missing as well
         meant = {closest_match(name, self.names) for name in node.value if name not in self.names}
         for name in self._missing_fields({*node.value, *meant}):
-            place.member(name).report(node, "is missing", field_options(self.section)[name].description)
+            place.member(name).report(node, "is missing", section_fields(self.section)[name].declaration.doc)
         if len(place.problems) > before:
             return None
-        return self.section(**{name: value for name, value in values.items() if name in field_options(self.section)})
+        return self.section(**{name: value for name, value in values.items() if name in section_fields(self.section)})
 
     def write(self, value: Any) -> dict[str, JsonValue]:
         """All fields, defaults included."""
         members = {
-            name: option.kind.write(getattr(value, name)) for name, option in field_options(self.section).items()
+            name: option.kind.write(getattr(value, name)) for name, option in section_fields(self.section).items()
         }
         return {**dict(self.constants), **members}
 
     def schema(self, required: tuple[str, ...] = ()) -> dict[str, JsonValue]:
         """An object without additional properties; ``required`` adds constants to the fields that have no default."""
         properties: dict[str, JsonValue] = {name: {"const": text} for name, text in self.constants}
-        for name, option in field_options(self.section).items():
+        for name, option in section_fields(self.section).items():
             properties[name] = option.schema() | self._default_schema(name, option)
         needed = [*required, *self._missing_fields(())]
         shape: dict[str, JsonValue] = {"type": "object", "additionalProperties": False, "properties": properties}
         return shape | ({"required": needed} if needed else {})
 
     def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
-        option = field_options(self.section).get(name)
+        option = section_fields(self.section).get(name)
         if option is not None:
             return option.read(node, place.member(name))
         if name not in dict(self.constants):
@@ -185,9 +180,9 @@ class SectionType:
         return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
 
     def _missing_fields(self, present: Iterable[str | None]) -> list[str]:
-        return [name for name in field_options(self.section) if name not in {*present, *field_defaults(self.section)}]
+        return [name for name in section_fields(self.section) if name not in {*present, *field_defaults(self.section)}]
 
-    def _default_schema(self, name: str, option: FieldOption) -> dict[str, JsonValue]:
+    def _default_schema(self, name: str, option: SectionField) -> dict[str, JsonValue]:
         given = field_defaults(self.section)
         return {"default": option.kind.write(given[name])} if name in given else {}
 
@@ -196,40 +191,42 @@ def _format_json_value(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def _option_from_annotation(hint: Any) -> FieldOption:
-    (said,) = (extra for extra in hint.__metadata__ if isinstance(extra, FieldOption | Field))
-    if isinstance(said, FieldOption):
-        return said
-    return FieldOption(_kind(hint.__origin__, said), said.doc, said.unit, required=said.required)
-
-
-def _kind(hint: Any, said: Field) -> FieldType:
-    """What the type of a field in ``edl.api`` and what is said of it mean together."""
+def _field_type(hint: Any, said: Field) -> FieldType:
+    """What the type of a field and what is said of it mean together."""
+    if hint == JsonValue:  # before the unions: it is one, with None among its members
+        return AnyJsonType()
     inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
     if NoneType in get_args(hint):
-        return NullableType(_kind(inner[0], said))
+        return NullableType(_field_type(inner[0], said))
+    if get_origin(hint) is UnionType:
+        return TextOrMappingType(*(_field_type(each, said) for each in inner))
     if get_origin(hint) is tuple:
-        return ListType(_kind(inner[0], said))
+        return PathListType() if said.paths else ListType(_field_type(inner[0], said))
     if get_origin(hint) is Mapping:
-        return MappingType(_kind(inner[1], said))
+        names = None if said.keys is None else _text_type(said.keys)
+        return MappingType(_field_type(inner[1], said), names)
     if dataclasses.is_dataclass(hint):
         return SectionType(hint)  # type: ignore[arg-type]
     if hint is bool:
         return BooleanType()
+    if said.quantity is not None:
+        return QUANTITY_TYPES[said.quantity]
     if hint is int:
-        return IntegerType(said.minimum)
+        return IntegerType(said.minimum, said.maximum)
     if hint is float:
         return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
-    if said.choices:
-        return ChoiceType(said.choices, said.later)
-    return TextType(description="a name") if said.named else TextType(_ANY_TEXT)
+    return ChoiceType(said.choices, said.later) if said.choices else _text_type(said.text)
+
+
+def _text_type(form: TextForm) -> TextType:
+    return TextType(form.pattern, form.description)
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:
     """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
-    for outer, option in field_options(section).items():
+    for outer, option in section_fields(section).items():
         inner = getattr(option.kind, "section", None)
-        if dataclasses.is_dataclass(inner) and name in field_options(inner):  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(inner) and name in section_fields(inner):  # type: ignore[arg-type]
             return f"{outer}.{name}"
     return None
 

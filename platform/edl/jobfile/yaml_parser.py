@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
-from edl.jobfile.document_tree import DocumentNode, ReadContext, ScalarValue, SpecProblem
+from edl.api.fields import ScalarValue
+from edl.jobfile.document_tree import DocumentNode, ReadContext, SpecProblem
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _TRUE_WORDS = frozenset({"true", "yes", "on", "y"})

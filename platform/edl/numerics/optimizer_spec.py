@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.api.errors import BadInputError
-from edl.jobfile.document_tree import JsonValue
+from edl.api.fields import JsonValue
 from edl.jobfile.scalar_types import join_alternatives
 
 # --------------------------------------------------------------------------------------------------

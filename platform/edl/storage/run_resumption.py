@@ -11,8 +11,8 @@ from contextlib import closing
 from functools import partial
 
 from edl.api.errors import BadInputError
+from edl.api.fields import JsonValue
 from edl.api.status import Status
-from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import diff_job_specs, load_job_file
 from edl.jobfile.section_type import from_json

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.text_keys import unsaid
 
-from edl.jobfile.job_spec import FIELD_ALIASES, FUNCTION_ALIASES, JobSpec, suggest_replacement
-from edl.jobfile.section_type import field_options
+from edl.jobfile.job_section import FIELD_ALIASES, FUNCTION_ALIASES, suggest_replacement
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.section_type import section_fields
 
 
 @pytest.mark.parametrize(
@@ -46,9 +47,9 @@ def test_each_field_that_is_pointed_to_exists(path: str) -> None:
     here: type = JobSpec
     *outer, last = path.split(".")
     for name in outer:
-        here = field_options(here)[name].kind.section  # type: ignore[attr-defined]
-    assert last in field_options(here)
+        here = section_fields(here)[name].kind.section  # type: ignore[attr-defined]
+    assert last in section_fields(here)
 
 
 def test_no_field_of_a_job_is_called_foreign() -> None:
-    assert not {*FIELD_ALIASES, *FUNCTION_ALIASES} & {*field_options(JobSpec)}
+    assert not {*FIELD_ALIASES, *FUNCTION_ALIASES} & {*section_fields(JobSpec)}

@@ -15,7 +15,8 @@ from edl.api.events import EVENTS, JobEvent
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json, loader
 from edl.jobfile.document_tree import ReadContext, SpecProblem, build_tree
-from edl.jobfile.job_spec import JOB_SECTION, JobSpec
+from edl.jobfile.job_section import JOB_SECTION
+from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import diff_job_specs, dump_job_spec, load_job_file
 from edl.jobfile.quantities import QuantityType
@@ -33,11 +34,11 @@ from edl.jobfile.scalar_types import (
     TextType,
 )
 from edl.jobfile.section_type import (
-    FieldOption,
+    SectionField,
     SectionType,
     field_defaults,
-    field_options,
     from_json,
+    section_fields,
     section_of,
     to_json,
 )
@@ -61,7 +62,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     match kind:
         case SectionType():
             return st.builds(
-                kind.section, **{name: member(option) for name, option in field_options(kind.section).items()}
+                kind.section, **{name: member(option) for name, option in section_fields(kind.section).items()}
             )
         case NullableType():
             return st.none() | values(kind.kind)
@@ -92,8 +93,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     raise AssertionError(kind)
 
 
-def member(option: FieldOption) -> st.SearchStrategy[Any]:
-    return values(option.kind) if option.built is None else st.sampled_from(option.built)
+def member(option: SectionField) -> st.SearchStrategy[Any]:
+    return values(option.kind) if option.declaration.built is None else st.sampled_from(option.declaration.built)
 
 
 SPECS = values(JOB_SECTION)
@@ -120,7 +121,7 @@ def test_changes_turn_old_into_new(old: JobSpec, new: JobSpec) -> None:
     assert diff_job_specs(old, old) == []
     for path, before, after in diff_job_specs(old, new):
         assert before != after
-        assert path.split(".")[0] in field_options(JobSpec)
+        assert path.split(".")[0] in section_fields(JobSpec)
     assert bool(diff_job_specs(old, new)) == (old != new)
 
 
@@ -170,7 +171,7 @@ def test_event_lines_survive(happened: JobEvent) -> None:
 def _sections(section: type, path: str) -> list[tuple[str, type]]:
     inner = [
         found
-        for name, option in field_options(section).items()
+        for name, option in section_fields(section).items()
         for kind in (getattr(option.kind, "kind", option.kind),)
         if isinstance(kind, SectionType)
         for found in _sections(kind.section, f"{path}.{name}")
@@ -181,10 +182,10 @@ def _sections(section: type, path: str) -> list[tuple[str, type]]:
 @pytest.mark.parametrize(("path", "section"), _sections(JobSpec, "job"))
 def test_every_field_has_a_sentence_and_a_default(path: str, section: type) -> None:
     required = {"job": {"name", "model"}, "job.model": {"definition"}, "job.volumes": {"mount"}}.get(path, set())
-    assert set(field_options(section)) - set(field_defaults(section)) == required
-    for name, option in field_options(section).items():
-        assert option.description.endswith("."), name
-        assert option.built is None or field_defaults(section)[name] in option.built, name
+    assert set(section_fields(section)) - set(field_defaults(section)) == required
+    for name, option in section_fields(section).items():
+        assert option.declaration.doc.endswith("."), name
+        assert option.declaration.built is None or field_defaults(section)[name] in option.declaration.built, name
 
 
 def test_a_file_of_the_published_example(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
+from edl.api.fields import JsonValue
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core import worker_priority
-from edl.jobfile.document_tree import JsonValue
 from edl.jobfile.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpec
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
 from edl.jobfile.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
