@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.core.shuffle import EpochOrder
+from edl.simulation.order_recount import RecordedEpoch
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,7 +20,7 @@ class CountedStep:
     source: str
     start: int
     end: int
-    order: EpochOrder | None = field(default=None, compare=False, repr=False)
+    order: RecordedEpoch | None = field(default=None, compare=False, repr=False)
 
     @property
     def records(self) -> int:
@@ -31,8 +31,7 @@ class CountedStep:
         """Source and number of each record."""
         if self.order is None:
             return [(self.source, record) for record in range(self.start, self.end)]
-        places = (self.order.place(position) for position in range(self.start, self.end))
-        return [(place.source, place.record) for place in places]
+        return self.order.places(self.start, self.end)
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class LeasedRange:
     worker: str
     work: tuple[int, str, int, int]
     minibatch: int
-    order: EpochOrder | None = None
+    order: RecordedEpoch | None = None
     through: int = 0
     closed: bool = False
 

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.shuffle import SHUFFLED_SOURCE, EpochOrder, ShuffleOrder
 from edl.simulation.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
+from edl.simulation.order_recount import RecordedEpoch, RecordedOrder
+
+SHUFFLED_SOURCE = ""
+"""The source of positions of a shuffled epoch, in the journal."""
 
 
 class LedgerError(Exception):
@@ -37,8 +40,8 @@ class Recount:
     """
 
     sources: dict[str, int] = field(default_factory=dict)
-    order: ShuffleOrder | None = None
-    epochs: dict[int, EpochOrder] = field(default_factory=dict)
+    order: RecordedOrder | None = None
+    epochs: dict[int, RecordedEpoch] = field(default_factory=dict)
     leases: dict[int, LeasedRange] = field(default_factory=dict)
     cuts: dict[int, Steps] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
@@ -75,9 +78,9 @@ class Recount:
     def _dataset(self, entry: Mapping[str, Any]) -> None:
         self.sources = dict(entry.get("training") or ())
         if entry.get("order"):
-            self.order = ShuffleOrder.from_json(entry["training"], entry["order"])
+            self.order = RecordedOrder.of(entry["training"], entry["order"])
 
-    def _order_of(self, epoch: int) -> EpochOrder | None:
+    def _order_of(self, epoch: int) -> RecordedEpoch | None:
         if self.order is not None and epoch not in self.epochs:
             self.epochs[epoch] = self.order.epoch(epoch)
         return self.epochs.get(epoch)
@@ -191,9 +194,10 @@ def problems(found: Recount, epochs: int) -> list[str]:
 def _not_in_order(found: Recount, epoch: int) -> list[str]:
     order = found._order_of(epoch)
     assert order is not None
-    ranges = order.record_ranges(0, order.records)
-    whole = {source: [[0, records]] for source, records in found.sources.items() if records}
-    return [] if ranges == whole else [f"the order of epoch {epoch} has not every record once"]
+    every_record = [(source, record) for source, records in sorted(found.sources.items()) for record in range(records)]
+    if sorted(order.places(0, len(every_record))) == every_record:
+        return []
+    return [f"the order of epoch {epoch} has not every record once"]
 
 
 def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Whether a counting job kept its promises: from its journal, its last checkpoint and its summary.
 
-Shares no code with the master but the arithmetic of the shuffled order. The journal is read by
+Shares no code with the master. The journal is read by
 :mod:`support.journal_bytes` and counted by :mod:`edl.simulation.ledger_recount`; the parameters are the arrays
 of the last checkpoint's shards, read with safetensors.
 
