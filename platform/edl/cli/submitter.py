@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from edl.api.errors import EdlError, RetryableError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.cli.options import connect_api
 from edl.cluster.kubernetes.api_errors import ApiError
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
@@ -23,7 +24,7 @@ from edl.ops.job_deletion import DeletionTimeoutError
 from edl.ops.release.release_view import SubmitterIdentity, read_identity
 from edl.reporting.terminal_text import sanitize_standard_streams
 
-REFUSED_EXIT, TRY_AGAIN_EXIT, SIGTERM_EXIT = 2, 75, 143
+REFUSED_EXIT, TRY_AGAIN_EXIT = 2, 75
 _RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from edl.api.cluster_port import PodPhase, PodStatus, TerminationCause
+from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.core.decision import Decision
-
-SIGKILL_EXIT, SIGTERM_EXIT = 137, 143
 
 
 class PodState(StrEnum):

@@ -29,6 +29,7 @@ from pathlib import Path
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, WarningRaised
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.cluster.status_port import DesiredState
 from edl.core import worker_priority
 from edl.core.cuts import FINAL_SECONDS, STOPPED
@@ -200,7 +201,6 @@ def tune_interpreter() -> None:
 
 log = logging.getLogger("edl.master")
 
-SIGTERM_EXIT = 143
 BEGINS_ANEW_MESSAGE = (
     "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
 )

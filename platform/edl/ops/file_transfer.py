@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
-from edl.reporting.run_progress import SIGTERM_EXIT
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.storage.copy_protocol import (
     BUSY_FRAME,
     CHUNK_BYTES,

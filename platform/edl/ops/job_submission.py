@@ -16,6 +16,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, RbacDeniedError
@@ -201,8 +202,6 @@ PERMANENT_WAIT_REASONS = frozenset(
 """Reasons of a waiting container that waiting does not mend."""
 PULL_FAILED_REASON = "ErrImagePull"
 """One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
-_SIGTERM_EXIT = 143
-"""Exit code of a master that SIGTERM ended: whoever deletes or evicts its pod, its Job makes another."""
 _TRANSIENT_MESSAGE = "failed to sync"
 """In a message: the kubelet has not seen the ConfigMap or Secret yet."""
 
@@ -288,7 +287,7 @@ def _container_status(pod: str, container: Manifest, *, leaving: bool) -> Master
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     code = int(ended.get("exitCode", 0)) if ended else 0
-    if ended and code not in (0, _SIGTERM_EXIT) and not leaving:
+    if ended and code not in (0, SIGTERM_EXIT) and not leaving:
         return MasterPodStatus(
             MasterStage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod
         )

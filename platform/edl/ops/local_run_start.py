@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from edl.api.errors import BadInputError, StorageError
 from edl.api.events import JobEnded, JobEvent, RunStarted, WarningRaised
+from edl.api.exit_codes import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
 from edl.api.status import Status, Summary
 from edl.cluster.local.supervisor_launch import start_supervisor
 from edl.core.cuts import FINAL_SECONDS
@@ -34,9 +35,6 @@ from edl.ops.local_run_plan import LocalRunPlan
 from edl.ops.local_run_resumption import PREDICT_FILE, reopen_run
 from edl.reporting.broken_pipe import PipeSafeRenderer
 from edl.reporting.run_progress import (
-    INTERRUPTED_EXIT,
-    OUTPUT_CLOSED_EXIT,
-    SIGTERM_EXIT,
     RunFailure,
     RunOutcome,
     RunProgress,

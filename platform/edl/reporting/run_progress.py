@@ -15,6 +15,7 @@ from edl.api.events import (
     RollbackDone,
     RunStarted,
 )
+from edl.api.exit_codes import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
 from edl.api.status import Status, Summary
 from edl.reporting.event_text import EXPORT_SOURCE
 
@@ -136,9 +137,6 @@ class RunProgress:
 # --------------------------------------------------------------------------------------------------
 # How a run ended: decided from what the master left behind, how the supervisor ended, and who asked to stop.
 
-
-INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT = 130, 141, 143
-"""Exit codes after Ctrl-C, after the reader of the output left, and after SIGTERM, as shells expect them."""
 
 _STOP_REASONS = {
     INTERRUPTED_EXIT: "Ctrl-C",

@@ -25,6 +25,7 @@ from edl.api.events import (
     WarningRaised,
     WorkerCountChanged,
 )
+from edl.api.exit_codes import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.api.job import Strategy
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
@@ -32,9 +33,7 @@ from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
 from edl.reporting.event_text import describe_event, format_duration, status_headline
 from edl.reporting.run_progress import (
-    INTERRUPTED_EXIT,
     RECENT_EVENTS,
-    SIGTERM_EXIT,
     RunFailure,
     RunProgress,
     decide_outcome,

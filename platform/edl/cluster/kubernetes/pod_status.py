@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
+from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest, parse_timestamp
 
@@ -50,7 +51,7 @@ DELETED_REASON = "Deleted"
 _OOM_KILLED = "OOMKilled"
 _UNKNOWN_STATUS = "ContainerStatusUnknown"
 """What the kubelet writes, with a made-up exit code, for a container that it cannot find any more."""
-_SIGNAL_REASONS = {137: "Killed (SIGKILL)", 143: "Terminated (SIGTERM)"}
+_SIGNAL_REASONS = {SIGKILL_EXIT: "Killed (SIGKILL)", SIGTERM_EXIT: "Terminated (SIGTERM)"}
 _STARTING_REASONS = {"ContainerCreating", "PodInitializing"}
 _DISRUPTION_CAUSES: Mapping[str, TerminationCause] = {
     "PreemptionByScheduler": TerminationCause.PREEMPTED,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
+from edl.api.exit_codes import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.cluster.local import parent_death
 from edl.cluster.local.orphan_reaper import OrphanReaper
 from edl.cluster.local.role_process import ExitStatus, RoleCommand, RoleEnvironment, RoleProcess
@@ -274,8 +275,8 @@ class Supervisor:
         self._orphan_reaper = None if parent_death.HAS_PARENT_DEATH_SIGNAL else OrphanReaper()
         self._server = SupervisorServer(loop, runtime.cluster_socket, runtime.token, self)
         loop.on_signal(signal.SIGCHLD, self._reap_processes)
-        loop.on_signal(signal.SIGINT, lambda: self._request_job_end(130))
-        loop.on_signal(signal.SIGTERM, lambda: self._request_job_end(143))
+        loop.on_signal(signal.SIGINT, lambda: self._request_job_end(INTERRUPTED_EXIT))
+        loop.on_signal(signal.SIGTERM, lambda: self._request_job_end(SIGTERM_EXIT))
 
     def run(self) -> int:
         """Supervise until the job has ended or is stopped; return the exit code."""
