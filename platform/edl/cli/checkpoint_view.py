@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edl.ops.checkpoint_lookup import format_size, parse_created
-from edl.reporting.text_table import align_columns, format_age, wrap_labelled
+from edl.ops.checkpoint_lookup import parse_created
+from edl.reporting.text_table import align_columns, wrap_labelled
+from edl.reporting.unit_formats import format_age, format_bytes
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
 from edl.storage.checkpoint_manifest import CheckpointManifest
 
@@ -126,7 +127,7 @@ def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[s
     ago = "" if taken is None else f" ({format_age(now - taken)} ago)"
     created = manifest.created.replace("T", " ").replace("+00:00", " UTC")
     yield "taken", f"{created or 'at an unknown time'}{ago}"
-    size = format_size(sum(shard.size for shard in manifest.shards))
+    size = format_bytes(sum(shard.size for shard in manifest.shards))
     yield "files", f"{pluralize(len(manifest.shards), 'shard')}, {size}, intact"
     try:
         yield "position", ", ".join(_position_parts(manifest))

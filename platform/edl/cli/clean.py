@@ -12,8 +12,8 @@ import typer
 from edl.api.errors import BadInputError, StorageError
 from edl.cli.local_runs import LocalRun, find_local_run, list_local_runs
 from edl.cli.options import YesOption, confirm_action
-from edl.reporting.ps_statistics_text import format_bytes
-from edl.reporting.text_table import align_columns, format_age
+from edl.reporting.text_table import align_columns
+from edl.reporting.unit_formats import format_age, format_bytes
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -15,7 +15,8 @@ from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.jobfile.section_type import to_json
 from edl.ops.followup_command import command_arguments
 from edl.reporting.terminal_text import to_single_line
-from edl.reporting.text_table import align_columns, format_age
+from edl.reporting.text_table import align_columns
+from edl.reporting.unit_formats import format_age
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient

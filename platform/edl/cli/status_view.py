@@ -21,7 +21,8 @@ from edl.reporting.event_text import (
     summary_rows,
 )
 from edl.reporting.terminal_text import to_single_line
-from edl.reporting.text_table import align_columns, format_age
+from edl.reporting.text_table import align_columns
+from edl.reporting.unit_formats import format_age, format_bytes, format_percent
 from edl.reporting.worker_plot import plot_workers
 
 RECENT_EVENTS = 5
@@ -118,8 +119,8 @@ def _table_lines(parameters_status: ParametersStatus | None) -> Iterator[str]:
 
 
 def _table_row(table: TableStatus) -> list[str]:
-    share = "-" if table.full is None else ps_statistics_text.format_percent(table.full)
-    return [table.name, f"{table.rows:,}", ps_statistics_text.format_bytes(table.bytes), f"{table.evicted:,}", share]
+    share = "-" if table.full is None else format_percent(table.full)
+    return [table.name, f"{table.rows:,}", format_bytes(table.bytes), f"{table.evicted:,}", share]
 
 
 def _role_lines(status: Status) -> Iterator[str]:

@@ -50,6 +50,7 @@ from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.job_spec import CheckpointSpec, JobSpec
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.quantities import format_size
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
@@ -103,18 +104,10 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         workers_min=spec.workers.min,
         elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
         oom_memory_factor=spec.workers.oom_memory_factor,
-        worker_memory=_format_bytes(spec.workers.resources.memory),
-        ps_memory=_format_bytes(spec.ps.resources.memory),
+        worker_memory=format_size(spec.workers.resources.memory),
+        ps_memory=format_size(spec.ps.resources.memory),
         durable=durable,
     )
-
-
-def _format_bytes(count: int) -> str:
-    """Bytes as a person would write them: ``2Gi``, ``1536Mi``."""
-    for shift, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if count and count % (1 << shift) == 0:
-            return f"{count >> shift}{unit}"
-    return str(count)
 
 
 def may_define_reader(spec: JobSpec) -> bool:

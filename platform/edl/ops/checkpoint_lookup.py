@@ -13,7 +13,8 @@ from typing import Any
 
 from edl.api.errors import BadInputError, StorageError
 from edl.ops import local_run_files
-from edl.reporting.text_table import align_columns, format_age
+from edl.reporting.text_table import align_columns
+from edl.reporting.unit_formats import format_age, format_bytes
 from edl.storage.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -204,7 +205,6 @@ def _suggest_intact(location: CheckpointLocation, number: int) -> str:
 
 
 _RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5)
-_UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +299,6 @@ def checkpoint_table(checkpoints: Sequence[ListedCheckpoint], now: float) -> lis
     )
 
 
-def format_size(size: int) -> str:
-    """Bytes for people: ``110 kB``."""
-    value, unit = float(size), "bytes"
-    for larger in _UNITS:
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}" if unit != "bytes" and value < 100 else f"{value:,.0f} {unit}"
-
-
 def parse_created(created: str) -> float | None:
     """Unix seconds of a manifest's ``created``; None when it is not a time."""
     try:
@@ -335,7 +325,7 @@ def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> Li
 
 def _checkpoint_row(each: ListedCheckpoint, now: float, *, newest: bool) -> list[str]:
     counts = [f"{value:,}" if value is not None else "-" for value in (each.step, each.records)]
-    size = "-" if each.size is None else format_size(each.size)
+    size = "-" if each.size is None else format_bytes(each.size)
     shards = str(len(each.manifest.shards)) if each.manifest else "-"
     how_old = "-" if each.created is None else format_age(now - each.created)
     state = f"{each.state}: {each.problem}" if each.problem else each.state

@@ -11,7 +11,7 @@ from edl.jobfile.disruptions import DisruptionCounter, DisruptionReport
 from edl.jobfile.published_status import TimelinePoint
 from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView
-from edl.reporting.ps_statistics_text import format_bytes, format_percent
+from edl.reporting.unit_formats import format_bytes, format_percent
 
 LONG_UPDATE_SECONDS = 5.0
 """An update that waits for a shorter time waits for workers that compute."""

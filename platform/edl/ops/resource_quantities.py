@@ -8,6 +8,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from edl.reporting.unit_formats import format_bytes, format_number
+
 ResourceAmounts = Mapping[str, Fraction]
 """Amounts by resource: ``cpu`` in cores, ``memory`` in bytes, devices and pods in pieces."""
 
@@ -69,10 +71,10 @@ def format_amount(name: str, amount: Fraction) -> str:
     """An amount for people: ``1.5 CPU``, ``2 GiB``, ``1 nvidia.com/gpu``."""
     kind = base_resource(name)
     if kind == "cpu":
-        return f"{_format_number(amount)} CPU"
+        return f"{format_number(amount)} CPU"
     if kind in _BYTE_RESOURCES:
-        return _format_bytes(amount) + ("" if kind == "memory" else f" {kind}")
-    return f"{_format_number(amount)} {kind}"
+        return format_bytes(amount) + ("" if kind == "memory" else f" {kind}")
+    return f"{format_number(amount)} {kind}"
 
 
 def base_resource(name: str) -> str:
@@ -84,14 +86,3 @@ def format_amounts(amounts: ResourceAmounts) -> str:
     """Amounts for people, CPU and memory first; ``nothing`` if there are none."""
     order = sorted(amounts, key=lambda name: (name != "cpu", name != "memory", name))
     return ", ".join(format_amount(name, amounts[name]) for name in order if amounts[name]) or "nothing"
-
-
-def _format_bytes(amount: Fraction) -> str:
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(amount) >= 1024**power:
-            return f"{_format_number(amount / 1024**power)} {unit}"
-    return f"{_format_number(amount)} bytes"
-
-
-def _format_number(amount: Fraction) -> str:
-    return f"{float(amount):.2f}".rstrip("0").rstrip(".") if abs(amount) < 100 else f"{float(amount):,.0f}"

@@ -32,6 +32,7 @@ from edl.api.events import (
 from edl.api.status import ParametersStatus, Status, Summary
 from edl.reporting import ps_statistics_text
 from edl.reporting.terminal_text import to_single_line
+from edl.reporting.unit_formats import format_duration
 
 # --------------------------------------------------------------------------------------------------
 # A summary for people: what ``edl run`` and strategy Local say at the end of a run.
@@ -85,15 +86,6 @@ def format_metrics(values: Mapping[str, float | None]) -> str:
 def format_metric(value: float | None) -> str:
     """A metric's value; None is one that is not finite."""
     return "not finite" if value is None else f"{value:.4g}"
-
-
-def format_duration(seconds: float) -> str:
-    """A time that people can read: ``8 s``, ``3:05``, ``1:02:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _format_record_counts(summary: Summary) -> str:

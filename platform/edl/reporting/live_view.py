@@ -16,7 +16,6 @@ from edl.api.events import JobEvent, RoleEnded
 from edl.api.status import Status
 from edl.reporting.event_text import (
     describe_event,
-    format_duration,
     format_earlier_evaluations,
     format_local_time,
     format_measurements,
@@ -28,6 +27,7 @@ from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import wrap_text
+from edl.reporting.unit_formats import format_duration
 
 # --------------------------------------------------------------------------------------------------
 # The picture that the live view draws: progress, measurements, roles and the newest events, within the terminal.

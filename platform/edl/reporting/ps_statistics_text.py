@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, TableStatus
-
-_UNIT = 1024.0
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+from edl.reporting.unit_formats import format_bytes, format_percent
 
 
 def push_rows(ps_status: ParametersStatus) -> list[tuple[str, str]]:
@@ -30,21 +28,6 @@ def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, 
 def describe_strategy(strategy: Strategy) -> str:
     """``sync, 2 gradients an update, tolerance 0``."""
     return ", ".join([strategy.mode, *_strategy_details(strategy)])
-
-
-def format_percent(share: float) -> str:
-    """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
-    number = min(100 * share, 99.0) if share < 1 else 100 * share
-    return f"{number:.1f} %" if 0 < number < 1 else f"{number:.0f} %"
-
-
-def format_bytes(count: int) -> str:
-    """Bytes as people say them: ``312 KiB``, ``6.4 GiB``."""
-    number, units = float(count), iter(_UNITS)
-    unit = next(units)
-    while number >= _UNIT and (larger := next(units, None)):
-        number, unit = number / _UNIT, larger
-    return f"{number:.1f} {unit}" if unit != "bytes" and number < 10 else f"{number:,.0f} {unit}"
 
 
 def _strategy_details(strategy: Strategy) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import Self, TextIO
 from edl.reporting.terminal_text import raw_stream, strip_control_characters, to_single_line
 
 _LABEL_WIDTH = 10
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -48,15 +47,6 @@ def wrap_labelled(label: str, text: str, width: int) -> list[str]:
     """A text beside what it is, as lines."""
     head = f"  {label:<{_LABEL_WIDTH}}"
     return wrap_text(text, width, first_indent=head, next_indent=" " * len(head))
-
-
-def format_age(seconds: float) -> str:
-    """How long ago, as kubectl says it: ``45s``, ``12m``, ``3h``, ``2d``."""
-    whole = max(0, int(seconds))
-    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
-        if whole >= 2 * size or (unit == "m" and whole >= size):
-            return f"{whole // size}{unit}"
-    return f"{whole}s"
 
 
 def _pad_cell(row: Sequence[str], at: int, width: int, right: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edl.jobfile.published_status import TimelinePoint
-from edl.reporting.event_text import format_duration
+from edl.reporting.unit_formats import format_duration
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _WAITING_CELL = "░"

@@ -10,7 +10,8 @@ from support.text_keys import unsaid
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus
 from edl.reporting.event_text import format_block, summary_rows
-from edl.reporting.ps_statistics_text import describe_strategy, format_bytes, format_percent
+from edl.reporting.ps_statistics_text import describe_strategy
+from edl.reporting.unit_formats import format_bytes, format_percent
 
 SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
 

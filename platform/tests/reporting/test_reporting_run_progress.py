@@ -31,7 +31,7 @@ from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary
 from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
-from edl.reporting.event_text import describe_event, format_duration, status_headline
+from edl.reporting.event_text import describe_event, status_headline
 from edl.reporting.run_progress import (
     RECENT_EVENTS,
     RunFailure,
@@ -39,6 +39,7 @@ from edl.reporting.run_progress import (
     decide_outcome,
     explain_missing_end,
 )
+from edl.reporting.unit_formats import format_duration
 
 SUMMARY = Summary(records_total=10, records_done=4)
 

@@ -1,0 +1,48 @@
+"""Bytes, shares and times as people read them. Everything that prints a size or a time prints it like this.
+
+Not for values of job files and manifests: ``edl.jobfile.quantities`` writes these in Kubernetes' notation.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+_BYTE_UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def format_number(number: float | Fraction) -> str:
+    """A number with at most two decimals, none from 100 on: ``1.5``, ``2``, ``1,234``."""
+    return f"{float(number):.2f}".rstrip("0").rstrip(".") if abs(number) < 100 else f"{float(number):,.0f}"
+
+
+def format_bytes(count: float | Fraction) -> str:
+    """Bytes in powers of 1024, which memory and Kubernetes' requests are counted in: ``312 KiB``, ``6.4 GiB``."""
+    for power, unit in _BYTE_UNITS:
+        if abs(count) >= 1024**power:
+            return f"{format_number(count / 1024**power)} {unit}"
+    return f"{float(count):,.0f} bytes" if count == int(count) else f"{format_number(count)} bytes"
+
+
+def format_percent(share: float) -> str:
+    """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
+    number = min(100 * share, 99.0) if share < 1 else 100 * share
+    return f"{number:.1f} %" if 0 < number < 1 else f"{number:.0f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """How long something takes, to the second: ``8 s``, ``3:05``, ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_age(seconds: float) -> str:
+    """How long ago something was, in one unit as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
+    whole = max(0, int(seconds))
+    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if whole >= 2 * size or (unit == "m" and whole >= size):
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
