@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from edl.cluster.kubernetes.pod_status import is_pod_over
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.resource_quantities import (
     ResourceAmounts,
@@ -96,7 +97,6 @@ def _is_integer(value: str | None) -> bool:
 
 
 PODS_RESOURCE = "pods"
-_ENDED_PHASES = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class ClusterCapacity:
 
     def _add_running_pod(self, pod: Manifest) -> None:
         node = self._nodes.get(pod["spec"].get("nodeName") or "")
-        if node is None or pod.get("status", {}).get("phase") in _ENDED_PHASES:
+        if node is None or is_pod_over(pod):
             return
         node.priorities.append(int(pod["spec"].get("priority") or 0))
         node.free = subtract_resources(node.free, pod_requests(pod))

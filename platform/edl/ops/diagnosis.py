@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.pod_status import is_pod_leaving, is_pod_over
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.stall import UNSAVED_REASON
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
@@ -114,18 +115,12 @@ def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
     together: dict[PodProblem, list[Manifest]] = {}
     for pod in evidence.pods:
         wait = find_pod_problem(pod)
-        if wait is not None and not _is_ending(pod):
+        if wait is not None and not is_pod_leaving(pod) and not is_pod_over(pod):
             together.setdefault(wait, []).append(pod)
     for wait, pods in together.items():
         about = format_short_list([pod_label(pod) for pod in pods])
         text, remedy = _capacity_problem(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
         yield JobFinding(about, text, remedy, wait.said if wait.said not in text else "")
-
-
-def _is_ending(pod: Manifest) -> bool:
-    """Whether it has ended, or is told to go: then it is not waited for."""
-    ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return bool(pod["metadata"].get("deletionTimestamp")) or ended
 
 
 def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from edl.api.cluster_port import PodPhase
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoResponseError, NotFoundError, RbacDeniedError
 from edl.cluster.kubernetes.pod_exec import PodExec
+from edl.cluster.kubernetes.pod_status import pod_phase
 from edl.cluster.kubernetes.resource_kinds import PODS, VOLUME_CLAIMS, Manifest
 from edl.core.worker_priority import LOW_PRIORITY_CLASS
 from edl.jobfile.pod_spec import RunAsSpec
@@ -219,7 +221,7 @@ def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, 
     deadline, last_text = time.monotonic() + READY_TIMEOUT_SECONDS, ""
     while True:
         found = api.get(PODS, name)
-        if found.get("status", {}).get("phase") == "Running":
+        if pod_phase(found) == PodPhase.RUNNING:
             return
         wait = find_pod_problem(found) or PodProblem("starting", "the pod starts")
         hint = _pod_remedy(wait, helper_spec) or None

@@ -14,13 +14,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from edl.api.cluster_port import Role
+from edl.api.cluster_port import PodPhase, Role
 from edl.api.errors import EdlError
 from edl.api.exit_codes import SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, RbacDeniedError
 from edl.cluster.kubernetes.job_manifests import owner_reference
+from edl.cluster.kubernetes.pod_status import (
+    ContainerStatus,
+    is_pod_leaving,
+    pod_phase,
+    read_containers,
+    scheduling_refusal,
+)
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, JOBS, PODS, Manifest, manifest_kind
 
 BEGUN_ANNOTATION = "edl.dev/begun"
@@ -188,22 +195,8 @@ SETTLE_SECONDS = 10.0
 START_POLL_SECONDS = 0.5
 _LOG_TAIL_LINES = 15
 
-PERMANENT_WAIT_REASONS = frozenset(
-    {
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RunContainerError",
-    }
-)
-"""Reasons of a waiting container that waiting does not mend."""
 PULL_FAILED_REASON = "ErrImagePull"
 """One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
-_TRANSIENT_MESSAGE = "failed to sync"
-"""In a message: the kubelet has not seen the ConfigMap or Secret yet."""
 
 
 class MasterStage(StrEnum):
@@ -252,55 +245,40 @@ def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
     """What a master's pod says of its start; its sidecars have no say in that."""
     if pod is None:
         return MasterPodStatus(MasterStage.ABSENT)
-    name, status = pod["metadata"]["name"], pod.get("status") or {}
-    leaving = "deletionTimestamp" in pod["metadata"]
-    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.ROLE_CONTAINER), None)
-    if (before := _init_container_status(name, status, own, leaving=leaving)) is not None:
-        return before
+    name, leaving, containers = pod["metadata"]["name"], is_pod_leaving(pod), read_containers(pod)
+    own = next((each for each in containers if each.is_role), None)
+    if own is None or (own.waiting is not None and own.last_end is None):
+        # It has not run yet. An init container that does not come to its end keeps it from that.
+        for container in containers:
+            status = _container_status(name, container, leaving=leaving)
+            if container.is_init and (status.stage is MasterStage.FAILED or status.reason == PULL_FAILED_REASON):
+                return replace(status, container=container.name)
     if own is not None:
         return _container_status(name, own, leaving=leaving)
-    if status.get("phase") == "Failed":
-        return MasterPodStatus(MasterStage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            return MasterPodStatus(
-                MasterStage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name
-            )
+    if pod_phase(pod) == PodPhase.FAILED:
+        said = pod["status"]
+        return MasterPodStatus(MasterStage.FAILED, said.get("reason", "Failed"), said.get("message", ""), pod=name)
+    refusal = scheduling_refusal(pod)
+    if refusal is not None:
+        return MasterPodStatus(MasterStage.PENDING, *refusal, pod=name)
     scheduled = bool(pod["spec"].get("nodeName"))
     return MasterPodStatus(MasterStage.CREATING if scheduled else MasterStage.PENDING, pod=name)
 
 
-def _init_container_status(
-    pod: str, status: Manifest, own: Manifest | None, *, leaving: bool
-) -> MasterPodStatus | None:
-    """The init container that keeps the role's own from being made; None when none does."""
-    if own is not None and ("waiting" not in (own.get("state") or {}) or own.get("lastState")):
-        return None
-    for container in status.get("initContainerStatuses") or ():
-        sight = _container_status(pod, container, leaving=leaving)
-        if sight.stage is MasterStage.FAILED or sight.reason == PULL_FAILED_REASON:
-            return replace(sight, container=container["name"])
-    return None
-
-
-def _container_status(pod: str, container: Manifest, *, leaving: bool) -> MasterPodStatus:
-    state = container.get("state") or {}
-    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    code = int(ended.get("exitCode", 0)) if ended else 0
-    if ended and code not in (0, SIGTERM_EXIT) and not leaving:
-        return MasterPodStatus(
-            MasterStage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod
-        )
-    if "terminated" in state and code != 0:
+def _container_status(pod: str, container: ContainerStatus, *, leaving: bool) -> MasterPodStatus:
+    end = container.end or container.last_end
+    if end is not None and end.exit_code not in (0, SIGTERM_EXIT) and not leaving:
+        return MasterPodStatus(MasterStage.FAILED, end.reason or "Error", end.message.strip(), end.exit_code, pod)
+    # Whoever deletes or evicts the pod of a master, its Job makes another one.
+    if container.end is not None and container.end.exit_code != 0:
         return MasterPodStatus(MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
-    if "terminated" in state:
-        return MasterPodStatus(MasterStage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
-    if "running" in state:
+    if container.end is not None:
+        return MasterPodStatus(MasterStage.ENDED, container.end.reason, exit_code=0, pod=pod)
+    if container.running:
         return MasterPodStatus(MasterStage.RUNNING, pod=pod)
-    waiting = state.get("waiting") or {}
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    final = reason in PERMANENT_WAIT_REASONS and _TRANSIENT_MESSAGE not in message
-    return MasterPodStatus(MasterStage.FAILED if final else MasterStage.CREATING, reason, message, pod=pod)
+    stage = MasterStage.FAILED if container.waits_in_vain else MasterStage.CREATING
+    reason, message = container.waiting or ("", "")
+    return MasterPodStatus(stage, reason, message, pod=pod)
 
 
 def wait_for_start(

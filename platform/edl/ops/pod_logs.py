@@ -12,6 +12,7 @@ from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import InvalidObjectError
+from edl.cluster.kubernetes.pod_status import is_pod_leaving, role_container
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.helper_pod import ClaimPath
 from edl.ops.job_view import pod_index, pod_label, pod_role
@@ -42,14 +43,9 @@ def select_log_pods(pods: Sequence[Manifest], selection: LogSelection) -> list[M
 
 
 def _newest_rank(pod: Manifest) -> tuple[bool, bool, str]:
-    leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return not leaving, has_container_started(pod), str(pod["metadata"].get("creationTimestamp", ""))
-
-
-def has_container_started(pod: Manifest) -> bool:
-    """Whether its container has run, so that there is something to read."""
-    entries = pod.get("status", {}).get("containerStatuses") or ()
-    return any({"running", "terminated"} & {*entry.get("state", {}), *entry.get("lastState", {})} for entry in entries)
+    own = role_container(pod)
+    has_run = own is not None and own.has_run
+    return not is_pod_leaving(pod), has_run, str(pod["metadata"].get("creationTimestamp", ""))
 
 
 def read_log_lines(

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from edl.api.cluster_port import PodPhase
+from edl.cluster.kubernetes.pod_status import (
+    ContainerEnd,
+    ContainerStatus,
+    pod_phase,
+    read_containers,
+    scheduling_refusal,
+)
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
 
@@ -99,22 +106,21 @@ _CLAIM_RULES = (
 )
 _PULL_HINT = "Check the name of the image, that the nodes reach its registry, and pod.image_pull_secrets."
 _CONTAINER_PROBLEMS = {
-    "ErrImagePull": ("its image cannot be pulled", _PULL_HINT, False),
-    "ImagePullBackOff": ("its image cannot be pulled", _PULL_HINT, True),
-    "ErrImageNeverPull": ("its image is not on the node, and is never pulled there", _PULL_HINT, True),
-    "InvalidImageName": ("the name of its image is none", "Correct `image` in the job file.", True),
+    "ErrImagePull": ("its image cannot be pulled", _PULL_HINT),
+    "ImagePullBackOff": ("its image cannot be pulled", _PULL_HINT),
+    "ImageInspectError": ("its image cannot be read", _PULL_HINT),
+    "ErrImageNeverPull": ("its image is not on the node, and is never pulled there", _PULL_HINT),
+    "InvalidImageName": ("the name of its image is none", "Correct `image` in the job file."),
     "CreateContainerConfigError": (
         "its container cannot be made",
         "Something that it mounts or reads is missing, or security.run_as does not fit.",
-        True,
     ),
-    "CreateContainerError": ("its container cannot be made", "Build the image with `edl zoo build`.", True),
+    "CreateContainerError": ("its container cannot be made", "Build the image with `edl zoo build`."),
     "RunContainerError": (
         "its container cannot be started",
         "The image needs the program `edl-role`: build it with `edl zoo build`.",
-        True,
     ),
-    "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed.", True),
+    "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed."),
 }
 IMAGE_REASONS = _CONTAINER_PROBLEMS.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
 """Reasons of a Wait for which another image may help."""
@@ -123,21 +129,21 @@ _NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 def find_pod_problem(pod: Manifest) -> PodProblem | None:
     """Why a pod is not running, or has failed; None when it runs or has done its work."""
-    status = pod.get("status", {})
-    phase = status.get("phase", "Pending")
-    container = _container_problem(status)
-    if container is not None:
-        return container
-    if phase == "Failed":
+    # The container's own words come first: the phase of a pod whose container failed says less, or nothing yet.
+    for container in read_containers(pod):
+        problem = _container_problem(container)
+        if problem is not None:
+            return problem
+    phase, status = pod_phase(pod), pod.get("status") or {}
+    if phase == PodPhase.FAILED:
         reason, said = str(status.get("reason") or "Failed"), str(status.get("message") or "")
         return PodProblem(reason, f"it failed{f': {said}' if said else ''}", final=True, said=said)
-    if phase != "Pending":
+    if phase != PodPhase.PENDING:
         return None
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return parse_scheduler_message(
-                str(condition.get("message") or ""), str(condition.get("reason") or "Unschedulable")
-            )
+    refusal = scheduling_refusal(pod)
+    if refusal is not None:
+        reason, message = refusal
+        return parse_scheduler_message(message, reason)
     if pod.get("spec", {}).get("nodeName"):
         return PodProblem("Starting", f"node {pod['spec']['nodeName']} makes its container: image and volumes first")
     return PodProblem("Pending", "the scheduler has not looked at it yet")
@@ -181,26 +187,21 @@ def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:
     return f"{where}: {what}", ""
 
 
-def _container_problem(status: Manifest) -> PodProblem | None:
-    """What the container itself waits for, or how it ended."""
-    for entry in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        state: dict[str, Any] = entry.get("state") or {}
-        waiting = state.get("waiting") or {}
-        reason = str(waiting.get("reason", ""))
-        if reason in _CONTAINER_PROBLEMS:
-            text, remedy, final = _CONTAINER_PROBLEMS[reason]
-            said = _last_exit_text(entry) if reason == "CrashLoopBackOff" else str(waiting.get("message") or "")
-            image = f" ({entry.get('image')})" if "image" in text else ""
-            return PodProblem(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
-        ended = state.get("terminated") or {}
-        if ended and ended.get("exitCode"):
-            return _failed_container(ended)
-    return None
-
-
-def _failed_container(ended: Manifest) -> PodProblem:
-    reason, code = str(ended.get("reason") or "Error"), ended["exitCode"]
-    said = str(ended.get("message") or "").strip()
+def _container_problem(container: ContainerStatus) -> PodProblem | None:
+    """What a container waits for, or how it ended; None when it runs, or its end says nothing of the pod's."""
+    if container.waiting is not None and container.waiting[0] in _CONTAINER_PROBLEMS:
+        reason, said = container.waiting
+        text, remedy = _CONTAINER_PROBLEMS[reason]
+        final = container.waits_in_vain
+        if reason == "CrashLoopBackOff":
+            said, final = _last_exit_text(container.last_end), True
+        image = f" ({container.image or None})" if "image" in text else ""
+        return PodProblem(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
+    end = container.end
+    # A sidecar may end as it likes: the role's container and those before it decide.
+    if end is None or end.exit_code == 0 or not (container.is_role or container.is_init):
+        return None
+    reason, said = end.reason or "Error", end.error_line
     if reason == "OOMKilled":
         return PodProblem(
             reason,
@@ -209,12 +210,11 @@ def _failed_container(ended: Manifest) -> PodProblem:
             final=True,
             said=said,
         )
-    return PodProblem(reason, f"it ended with exit code {code}{f': {said}' if said else ''}", final=True, said=said)
+    how = "its node lost its container" if end.exit_code is None else f"it ended with exit code {end.exit_code}"
+    return PodProblem(reason, f"{how}{f': {said}' if said else ''}", final=True, said=said)
 
 
-def _last_exit_text(entry: Manifest) -> str:
-    ended = (entry.get("lastState") or {}).get("terminated") or {}
-    if not ended:
+def _last_exit_text(end: ContainerEnd | None) -> str:
+    if end is None:
         return ""
-    said = str(ended.get("message") or "").strip()
-    return f"exit code {ended.get('exitCode')}{f': {said}' if said else ''}"
+    return f"exit code {end.exit_code}{f': {end.error_line}' if end.error_line else ''}"

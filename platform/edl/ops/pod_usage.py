@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from edl.api.cluster_port import PodPhase
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import NotFoundError, ServerBusyError
+from edl.cluster.kubernetes.pod_status import pod_phase
 from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Manifest
 from edl.ops.cluster_capacity import pod_requests
 from edl.ops.job_view import list_job_pods, pod_label
@@ -62,13 +64,13 @@ def combine_usage(pods: Iterable[Manifest], measured: Iterable[Manifest]) -> lis
     return [
         _pod_usage(pod, used.get(pod["metadata"]["name"]))
         for pod in pods
-        if pod.get("status", {}).get("phase") in ("Pending", "Running")
+        if pod_phase(pod) in (PodPhase.PENDING, PodPhase.RUNNING)
     ]
 
 
 def _pod_usage(pod: Manifest, used: Mapping[str, Fraction] | None) -> PodUsage:
     asked = {name: amount for name, amount in pod_requests(pod).items() if name != "pods"}
-    return PodUsage(pod_label(pod), str(pod["spec"].get("nodeName") or ""), str(pod["status"]["phase"]), used, asked)
+    return PodUsage(pod_label(pod), str(pod["spec"].get("nodeName") or ""), pod_phase(pod), used, asked)
 
 
 def _measured_usage(metrics: Manifest) -> dict[str, Fraction]:

@@ -20,6 +20,7 @@ from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError
+from edl.cluster.kubernetes.pod_status import is_pod_over, read_containers
 from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS, Manifest
 from edl.core.decision import Decision
 from edl.core.leader_election import (
@@ -274,10 +275,8 @@ def has_pod_ended(pod: Manifest) -> bool:
 
     The phase alone does not: pods of a node that is gone are called Failed by a controller that cannot see them.
     """
-    status = pod.get("status", {})
-    containers = status.get("containerStatuses") or ()
-    terminated = bool(containers) and all("terminated" in (one.get("state") or {}) for one in containers)
-    return status.get("phase") in ("Failed", "Succeeded") and terminated
+    ends = [container.end for container in read_containers(pod) if not container.is_init]
+    return is_pod_over(pod) and bool(ends) and None not in ends
 
 
 def _parse_incarnation(found: Manifest | None) -> int:

@@ -1,9 +1,12 @@
-"""What a pod's object means to its job: a pure function from the API server's words to a ``PodStatus``.
+"""What a pod's object means to its job: the only module that reads ``status`` of a pod.
 
-The rules that are easy to get wrong:
+``read_pod_status`` is a pure function from the API server's words to the ``PodStatus`` of the core. Commands, which
+tell people of pods, ask the functions below it. The rules that are easy to get wrong:
 
 - Pods never restart their containers, so that the end of the role's container is the end of the pod, whatever a sidecar
   still does and however long the object stays.
+- A sidecar's end says nothing of the role, and neither does a sidecar that runs while the role's container waits.
+- ``ContainerStatusUnknown`` comes with an exit code (137) that the kubelet made up: it lost the container.
 - A deletion is seen twice: ``deletionTimestamp`` when it is asked for, the end of the container when it is done. It
   does not say when it was asked for: the kubelet moves it when it is done.
 - Exit code 137 says SIGKILL. Who sent it is told by the reason ``OOMKilled``, the condition ``DisruptionTarget``, the
@@ -53,6 +56,18 @@ _UNKNOWN_STATUS = "ContainerStatusUnknown"
 """What the kubelet writes, with a made-up exit code, for a container that it cannot find any more."""
 _SIGNAL_REASONS = {SIGKILL_EXIT: "Killed (SIGKILL)", SIGTERM_EXIT: "Terminated (SIGTERM)"}
 _STARTING_REASONS = {"ContainerCreating", "PodInitializing"}
+PERMANENT_WAIT_REASONS = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+"""Reasons of a waiting container that waiting does not mend."""
 _DISRUPTION_CAUSES: Mapping[str, TerminationCause] = {
     "PreemptionByScheduler": TerminationCause.PREEMPTED,
     "EvictionByEvictionAPI": TerminationCause.EVICTED,
@@ -79,12 +94,119 @@ _OUT_OF_PREFIX = "OutOf"
 
 
 @dataclass(frozen=True, slots=True)
-class _ContainerEnd:
-    """How the role's container ended; nothing is known of one that never ran or was lost."""
+class ContainerEnd:
+    """How a container ended; nothing is known of one that never ran or was lost.
+
+    Attributes:
+        exit_code: None if nobody knows it.
+        message: what it wrote last, or what its runtime says.
+    """
 
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+
+    @property
+    def error_line(self) -> str:
+        """The line of the message that says why it ended."""
+        return last_error_line(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """One container of a pod.
+
+    Attributes:
+        is_init: it has to end before the others begin.
+        waiting: why it waits, in the kubelet's word and sentence, either of them perhaps empty; None: it does not.
+        end: how it ended; None while it has not.
+        last_end: how it ended before it was started again.
+    """
+
+    name: str
+    image: str
+    is_init: bool
+    running: bool
+    waiting: tuple[str, str] | None
+    end: ContainerEnd | None
+    last_end: ContainerEnd | None
+
+    @property
+    def is_role(self) -> bool:
+        """Whether the role runs in it; the others are init containers and sidecars."""
+        return self.name == names.ROLE_CONTAINER and not self.is_init
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has come so far as to print something."""
+        return self.running or self.end is not None or self.last_end is not None
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether only a change by somebody ends its waiting."""
+        reason, message = self.waiting or ("", "")
+        # The kubelet may not have seen a ConfigMap or Secret yet that was made a moment ago: it looks again.
+        return reason in PERMANENT_WAIT_REASONS and "failed to sync" not in message
+
+
+def read_containers(pod: Manifest) -> list[ContainerStatus]:
+    """The containers of a pod that a kubelet tells of: init containers first, in their order."""
+    status = pod.get("status") or {}
+    return [
+        _read_container(each, is_init=key == "initContainerStatuses")
+        for key in ("initContainerStatuses", "containerStatuses")
+        for each in status.get(key) or ()
+    ]
+
+
+def role_container(pod: Manifest) -> ContainerStatus | None:
+    """The container in which the role runs; None while no kubelet tells of it."""
+    return next((each for each in read_containers(pod) if each.is_role), None)
+
+
+def pod_phase(pod: Manifest) -> str:
+    """The cluster's own word for the phase of a pod."""
+    return str((pod.get("status") or {}).get("phase") or PodPhase.PENDING.value)
+
+
+def is_pod_over(pod: Manifest) -> bool:
+    """Whether the cluster says that a pod has ended; a controller may say so of one that it cannot see."""
+    return pod_phase(pod) in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def is_pod_leaving(pod: Manifest) -> bool:
+    """Whether somebody deleted a pod that is still there."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def scheduling_refusal(pod: Manifest) -> tuple[str, str] | None:
+    """Why the scheduler found no node, in its word and sentence; None: it did, or has not looked yet."""
+    scheduled = _pod_condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False":
+        return None
+    return scheduled.get("reason") or "Unschedulable", scheduled.get("message") or ""
+
+
+def _read_container(container: Mapping[str, Any], *, is_init: bool) -> ContainerStatus:
+    state: Mapping[str, Any] = container.get("state") or {}
+    waiting = state.get("waiting")
+    return ContainerStatus(
+        name=container.get("name") or "",
+        image=container.get("image") or "",
+        is_init=is_init,
+        running="running" in state,
+        waiting=None if waiting is None else (waiting.get("reason") or "", waiting.get("message") or ""),
+        end=_read_end(state),
+        last_end=_read_end(container.get("lastState") or {}),
+    )
+
+
+def _read_end(state: Mapping[str, Any]) -> ContainerEnd | None:
+    ended = state.get("terminated")
+    if ended is None:
+        return None
+    code = None if ended.get("reason") == _UNKNOWN_STATUS else ended.get("exitCode")
+    return ContainerEnd(code, ended.get("reason") or "", ended.get("message") or "")
 
 
 def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodStatus:
@@ -144,37 +266,23 @@ def unreachable_since(pod: Manifest) -> float:
 # ---------------------------------------------------------------------- phase
 
 
-def _container_end(pod: Manifest) -> _ContainerEnd | None:
+def _container_end(pod: Manifest) -> ContainerEnd | None:
     """How the pod ended; None while its role runs or waits."""
-    status = pod.get("status") or {}
-    over = status.get("phase") in (PodPhase.SUCCEEDED, PodPhase.FAILED)
-    own = _role_container(status.get("containerStatuses") or ())
-    ended = _container_state(own, "terminated")
-    if not ended and over:
-        ended = (own.get("lastState") or {}).get("terminated") or _failed_init_container(status)
-    if not ended:
-        return _ContainerEnd() if over else None
-    code = None if ended.get("reason") == _UNKNOWN_STATUS else ended.get("exitCode")
-    return _ContainerEnd(code, ended.get("reason") or "", ended.get("message") or "")
+    containers = read_containers(pod)
+    own = next((each for each in containers if each.is_role), None)
+    if own is not None and own.end is not None:
+        return own.end
+    if not is_pod_over(pod):
+        return None
+    if own is not None and own.last_end is not None:
+        return own.last_end
+    # An init container that failed: for want of it the role's container never ran.
+    failed = (each.end for each in containers if each.is_init and each.end is not None and each.end.exit_code != 0)
+    return next(failed, ContainerEnd())
 
 
-def _failed_init_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How an init container failed, for want of which the role's container never ran."""
-    endings = (_container_state(container, "terminated") for container in status.get("initContainerStatuses") or ())
-    return next((ended for ended in endings if ended.get("exitCode")), {})
-
-
-def _role_container(containers: Any) -> Mapping[str, Any]:
-    """The role's container among those of the pod."""
-    return next((each for each in containers if each["name"] == names.ROLE_CONTAINER), {})
-
-
-def _container_state(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return (container.get("state") or {}).get(name) or {}
-
-
-def _pod_phase(pod: Manifest, container_end: _ContainerEnd | None, deleting: bool) -> PodPhase:
-    phase = (pod.get("status") or {}).get("phase") or PodPhase.PENDING
+def _pod_phase(pod: Manifest, container_end: ContainerEnd | None, deleting: bool) -> PodPhase:
+    phase = pod_phase(pod)
     if container_end is None:
         return PodPhase.PENDING if phase == PodPhase.PENDING else PodPhase.RUNNING
     if deleting:
@@ -187,7 +295,7 @@ def _pod_phase(pod: Manifest, container_end: _ContainerEnd | None, deleting: boo
 # ---------------------------------------------------------------------- words
 
 
-def _reason_and_message(pod: Manifest, container_end: _ContainerEnd | None, deleting: bool) -> tuple[str, str]:
+def _reason_and_message(pod: Manifest, container_end: ContainerEnd | None, deleting: bool) -> tuple[str, str]:
     """Reason and message."""
     if container_end is None:
         reason, message = _waiting_reason(pod)
@@ -197,13 +305,13 @@ def _reason_and_message(pod: Manifest, container_end: _ContainerEnd | None, dele
     return reason, message or str(_disruption_condition(pod).get("message") or "")
 
 
-def _end_message(container_end: _ContainerEnd) -> str:
+def _end_message(container_end: ContainerEnd) -> str:
     """What the container or its runtime says of the end; a process that was killed did not know of it."""
     killed = container_end.exit_code in _SIGNAL_REASONS or container_end.reason == _OOM_KILLED
-    return "" if killed else last_error_line(container_end.message)
+    return "" if killed else container_end.error_line
 
 
-def _end_reason(pod: Manifest, container_end: _ContainerEnd) -> str:
+def _end_reason(pod: Manifest, container_end: ContainerEnd) -> str:
     """The most telling of what the kubelet and the container's runtime say."""
     if container_end.reason == _OOM_KILLED:
         return container_end.reason
@@ -214,19 +322,18 @@ def _end_reason(pod: Manifest, container_end: _ContainerEnd) -> str:
 
 def _waiting_reason(pod: Manifest) -> tuple[str, str]:
     """What a pod that has not ended waits for, in the words of the scheduler or of the kubelet."""
-    status = pod.get("status") or {}
-    if status.get("phase") == PodPhase.RUNNING:
+    if pod_phase(pod) == PodPhase.RUNNING:
         return "Started", ""
-    scheduled = _pod_condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return scheduled.get("reason") or "Unschedulable", scheduled.get("message") or ""
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    waiting = [state for state in (_container_state(each, "waiting") for each in containers) if state.get("reason")]
-    trouble = next((state for state in waiting if state["reason"] not in _STARTING_REASONS), None)
+    refusal = scheduling_refusal(pod)
+    if refusal is not None:
+        return refusal
+    waiting = [each.waiting for each in read_containers(pod) if each.waiting is not None and each.waiting[0]]
+    # A container that only waits for its turn says less than one that cannot be started.
+    trouble = next((each for each in waiting if each[0] not in _STARTING_REASONS), None)
     if trouble is not None:
-        return trouble["reason"], trouble.get("message") or ""
+        return trouble
     if waiting:
-        return waiting[-1]["reason"], ""
+        return waiting[-1][0], ""
     return ("Scheduled" if pod.get("spec", {}).get("nodeName") else ""), ""
 
 
@@ -239,7 +346,7 @@ def _pod_condition(pod: Manifest, kind: str) -> Mapping[str, Any]:
 
 
 def _end_cause(
-    pod: Manifest, container_end: _ContainerEnd | None, deleting: bool, deletion_requested: bool
+    pod: Manifest, container_end: ContainerEnd | None, deleting: bool, deletion_requested: bool
 ) -> TerminationCause:
     """Who wanted it to go; a deletion that its master asked for before anybody else did has no cause to tell."""
     if deleting and deletion_requested:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from edl.api.errors import RetryableError
+from edl.cluster.kubernetes.pod_status import PERMANENT_WAIT_REASONS
 from edl.ops.job_submission import (
-    PERMANENT_WAIT_REASONS,
     PULL_FAILED_REASON,
     SETTLE_SECONDS,
     MasterPodStatus,
