@@ -12,6 +12,7 @@ from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field, replace
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause
+from edl.core.backoff import ExponentialBackoff
 from edl.core.pod_lifecycle import (
     NO_MEMORY_RAISE,
     STEPS_PER_CRASH,
@@ -299,7 +300,7 @@ class PodIndex:
 # How long a role is not asked for after the cluster refused to start a pod of it.
 
 
-_FIRST_DELAY, _MAX_DELAY = 1.0, 60.0
+_REFUSAL_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=60.0)
 
 
 @dataclass(slots=True)
@@ -318,8 +319,8 @@ class StartBackoff:
         """The cluster would not start a pod; whether this is the first refusal of its round."""
         if now < self.until:
             return False
-        self.until = now + min(_FIRST_DELAY * 2**self.rounds, _MAX_DELAY)
         self.rounds += 1
+        self.until = now + _REFUSAL_BACKOFF.delay(self.rounds)
         return True
 
     def limit(self, now: float) -> int | None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from edl.api.cluster_port import PodPhase, PodStatus, TerminationCause
 from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
+from edl.core.backoff import ExponentialBackoff
 from edl.core.decision import Decision
 
 
@@ -163,7 +164,7 @@ class RelaunchPlan:
 MAX_CRASHES = 6
 STEPS_PER_CRASH = 16
 """Steps of all workers that make good for one crash: what gets a few steps further each time is still broken."""
-_FIRST_DELAY, _MAX_DELAY = 0.5, 30.0
+_CRASH_BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 _LOSS_REASONS: Mapping[PodState, str] = {
     PodState.SUCCEEDED: "it had nothing left to do",
     PodState.PREEMPTED: "others need the room more",
@@ -190,7 +191,7 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
         )
     if crash_count >= MAX_CRASHES:
         return Decision(RelaunchPlan(None), f"crashed {crash_count} times with next to no work done between")
-    delay = min(_FIRST_DELAY * 2 ** (crash_count - 1), _MAX_DELAY)
+    delay = _CRASH_BACKOFF.delay(crash_count)
     return Decision(RelaunchPlan(delay), f"crashed: replaced after {delay:g} s")
 
 

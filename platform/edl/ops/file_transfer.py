@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
 from edl.api.exit_codes import SIGTERM_EXIT
+from edl.core.backoff import ExponentialBackoff
 from edl.storage.copy_protocol import (
     BUSY_FRAME,
     CHUNK_BYTES,
@@ -331,6 +332,7 @@ IMAGE_REMEDY = (
 )
 MAX_ATTEMPTS = 5
 """Connections for one piece of work before it is given up."""
+_RECONNECT_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=10.0)
 
 WorkResult = TypeVar("WorkResult")
 
@@ -358,7 +360,7 @@ class VolumeSession:
                 if attempt == MAX_ATTEMPTS - 1:
                     error.hint = "The same command goes on where this one was cut off."
                     raise
-                time.sleep(min(2**attempt, 10))
+                time.sleep(_RECONNECT_BACKOFF.delay(attempt + 1))
         raise AssertionError("unreachable")
 
     def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:

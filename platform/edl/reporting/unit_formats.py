@@ -13,15 +13,17 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 def format_number(number: float | Fraction) -> str:
     """A number with at most two decimals, none from 100 on: ``1.5``, ``2``, ``1,234``."""
-    return f"{float(number):.2f}".rstrip("0").rstrip(".") if abs(number) < 100 else f"{float(number):,.0f}"
+    value = float(number)
+    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 100 else f"{value:,.0f}"
 
 
 def format_bytes(count: float | Fraction) -> str:
     """Bytes in powers of 1024, which memory and Kubernetes' requests are counted in: ``312 KiB``, ``6.4 GiB``."""
+    value = float(count)
     for power, unit in _BYTE_UNITS:
-        if abs(count) >= 1024**power:
-            return f"{format_number(count / 1024**power)} {unit}"
-    return f"{float(count):,.0f} bytes" if count == int(count) else f"{format_number(count)} bytes"
+        if abs(value) >= 1024**power:
+            return f"{format_number(value / 1024**power)} {unit}"
+    return f"{value:,.0f} bytes" if value.is_integer() else f"{format_number(value)} bytes"
 
 
 def format_percent(share: float) -> str:

@@ -19,9 +19,9 @@ from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import pod_status
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.api_errors import ForbiddenError, ServerBusyError
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 from edl.cluster.watch_cache import WatchCache
+from edl.core.backoff import ExponentialBackoff
 
 # --------------------------------------------------------------------------------------------------
 # What a cluster object knows of its pods' objects: their names, who was asked to go, since when they are leaving.
@@ -302,5 +302,5 @@ class PodWatch:
     def _back_off(self, retry_after: float | None) -> None:
         self._failure_state.failures, self._failure_state.last_succeeded = self._failure_state.failures + 1, False
         self._closed.wait(
-            self._manners.backoff.pause(self._failure_state.failures, self._manners.jitter(), retry_after)
+            self._manners.backoff.jittered_delay(self._failure_state.failures, self._manners.jitter(), retry_after)
         )

@@ -1,7 +1,7 @@
-"""How fast to ask the API server: a rate for all requests, and longer and longer pauses after failures.
+"""How fast to ask the API server: a rate for all requests.
 
-A job that loses a thousand pods at once asks for a thousand others; the server has other users. Decisions are values
-(``TokenBucket``, ``Backoff``); ``TokenBucketLimiter`` puts a clock to them.
+A job that loses a thousand pods at once asks for a thousand others; the server has other users. The decision is
+a value (``TokenBucket``); ``TokenBucketLimiter`` puts a clock to it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edl.core.backoff import MAX_SERVER_DELAY_SECONDS
+
 REQUESTS_PER_SECOND, REQUEST_BURST = 50.0, 100.0
 """Requests a second in the long run, and at once."""
-MAX_PAUSE_SECONDS = 60.0
-"""Seconds that a server may ask for; one that asks for more is asked again sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +48,9 @@ class TokenBucket:
         """Have every later request wait until ``seconds`` from now, because the server asked for it."""
         earned = max(now - self.at, 0.0) * self.rate
         tokens = min(self.burst, self.tokens + earned)
-        return replace(self, tokens=min(tokens, -min(seconds, MAX_PAUSE_SECONDS) * self.rate), at=max(now, self.at))
-
-
-@dataclass(frozen=True, slots=True)
-class ExponentialBackoff:
-    """Pauses between attempts: doubled each time, with jitter, so that many who fail together do not return together.
-
-    Attributes:
-        first: seconds, about, after the first failure.
-        longest: seconds.
-    """
-
-    first: float = 0.2
-    longest: float = 5.0
-
-    def pause(self, failures: int, jitter: float, retry_after: float | None = None) -> float:
-        """Seconds to wait.
-
-        Args:
-            failures: in a row, 1 or more.
-            chance: evenly distributed over 0-1.
-            asked: what the server asks for, in seconds; never less than that, up to ``MAX_PAUSE_SECONDS``.
-        """
-        whole = min(self.first * 2.0 ** min(failures - 1, 32), self.longest)
-        return min(max(retry_after or 0.0, 0.0), MAX_PAUSE_SECONDS) + whole * (0.5 + jitter / 2)
+        return replace(
+            self, tokens=min(tokens, -min(seconds, MAX_SERVER_DELAY_SECONDS) * self.rate), at=max(now, self.at)
+        )
 
 
 class TokenBucketLimiter:

@@ -16,9 +16,9 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, ServerBusyError
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.status_port import DesiredState
+from edl.core.backoff import ExponentialBackoff
 from edl.core.strict_json import decode_json
 
 # --------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ PUBLISH_PERIOD_SECONDS = 1.0
 FINAL_PUBLISH_SECONDS = 5.0
 """How long the last publication may take."""
 _FINAL_RETRY_SECONDS = 0.2
-_BACKOFF = ExponentialBackoff(first=0.5, longest=30.0)
+_BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 
 
 class KubeStatusPublisher:
@@ -274,4 +274,4 @@ class KubeStatusPublisher:
 
 def _retry_delay(failures: int, error: ApiError) -> float:
     asked = error.retry_after if isinstance(error, ServerBusyError) else None
-    return _BACKOFF.pause(failures, random.random(), asked)  # noqa: S311 - jitter
+    return _BACKOFF.jittered_delay(failures, random.random(), asked)  # noqa: S311 - jitter

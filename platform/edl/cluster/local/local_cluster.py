@@ -7,19 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import supervisor_protocol
 from edl.cluster.watch_cache import WatchCache
+from edl.core.backoff import ExponentialBackoff
 
 ANSWER_SECONDS = 10.0
 """How long one answer may take; starting a process takes milliseconds."""
 CONNECT_SECONDS = 5.0
 """How long to go on connecting to a supervisor that does not answer."""
-_FIRST_PAUSE_SECONDS = 0.01
-_LONGEST_PAUSE_SECONDS = 0.5
+_CONNECT_BACKOFF = ExponentialBackoff(first_seconds=0.01, max_seconds=0.5)
 
 
 class LocalCluster:
@@ -140,14 +141,14 @@ class LocalCluster:
     def _connect(self) -> _SupervisorConnection:
         """Connect and prove the token; goes on trying for as long as patience lasts."""
         deadline = time.monotonic() + self._connect_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
+        for failures in count(1):
             try:
                 return self._connect_once()
             except OSError as error:
+                pause = _CONNECT_BACKOFF.delay(failures)
                 if time.monotonic() + pause > deadline or self._closed.wait(pause):
                     raise RetryableError(f"The supervisor is away: {error}", where=str(self._path)) from error
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        raise AssertionError("unreachable")
 
     def _connect_once(self) -> _SupervisorConnection:
         connection = _SupervisorConnection(self._path)

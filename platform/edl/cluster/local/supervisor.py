@@ -22,6 +22,7 @@ from edl.cluster.local import parent_death
 from edl.cluster.local.orphan_reaper import OrphanReaper
 from edl.cluster.local.role_process import ExitStatus, RoleCommand, RoleEnvironment, RoleProcess
 from edl.cluster.local.supervisor_server import EventLoop, SupervisorServer
+from edl.core.backoff import ExponentialBackoff
 
 # --------------------------------------------------------------------------------------------------
 # When is a master that died started again?
@@ -33,8 +34,8 @@ from edl.cluster.local.supervisor_server import EventLoop, SupervisorServer
 YOUNG_SECONDS = 5.0
 """A master that dies before this age died young; an older one starts a new count."""
 FREE_RESTARTS = 3
-FIRST_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 5.0
+_RESTART_BACKOFF = ExponentialBackoff(first_seconds=0.2, max_seconds=MAX_DELAY_SECONDS)
 MAX_YOUNG_DEATHS = 15
 
 
@@ -56,10 +57,7 @@ class RestartPolicy:
     @property
     def delay_seconds(self) -> float:
         """Seconds to wait before the next start."""
-        late = self.young_deaths - FREE_RESTARTS
-        if late <= 0:
-            return 0.0
-        return float(min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (late - 1)))
+        return _RESTART_BACKOFF.delay(self.young_deaths - FREE_RESTARTS)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,13 +10,11 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient, KubeConnection, RateLimiter
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.pod_watch import WatchSettings
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.core.backoff import ExponentialBackoff
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
-BRISK = WatchSettings(
-    seconds=30, idle_timeout=1.0, backoff=ExponentialBackoff(first=0.01, longest=0.05), jitter=lambda: 0.5
-)
+BRISK = WatchSettings(seconds=30, idle_timeout=1.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
 
 
 def owner(uid: str = JOB_UID) -> Manifest:

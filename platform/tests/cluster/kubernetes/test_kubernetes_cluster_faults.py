@@ -16,7 +16,8 @@ from edl.cluster.kubernetes.kube_cluster import KEPT_ENDED_PODS
 from edl.cluster.kubernetes.lease_fence import LeaseFence
 from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
 from edl.cluster.kubernetes.pod_watch import WatchSettings
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff, TokenBucketLimiter
+from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
+from edl.core.backoff import ExponentialBackoff
 from edl.jobfile.job_spec import JobSpec, ModelSpec
 
 

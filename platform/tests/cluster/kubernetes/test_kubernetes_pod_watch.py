@@ -17,7 +17,7 @@ from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_client import KubeClient, ResourceList
 from edl.cluster.kubernetes.api_errors import NoResponseError, ResourceExpiredError, ServerBusyError, UnauthorizedError
 from edl.cluster.kubernetes.pod_watch import PodCache, PodWatch, WatchSettings
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
+from edl.core.backoff import ExponentialBackoff
 
 PODS = 4
 FAULTS: dict[str, type[EdlError] | None] = {

@@ -14,10 +14,10 @@ from cluster.kubernetes.lease_server import LeaseServer
 from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_client import ResourceList
 from edl.cluster.kubernetes.api_errors import NoResponseError, NotFoundError, RbacDeniedError
-from edl.cluster.kubernetes.rate_limiter import ExponentialBackoff
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS
 from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
 from edl.cluster.status_port import DesiredState
+from edl.core.backoff import ExponentialBackoff
 
 JOB = "digits"
 STATUS = names.status_configmap(JOB)
@@ -82,7 +82,7 @@ def server() -> Server:
 @pytest.fixture
 def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeStatusPublisher]:
     monkeypatch.setattr(status_publisher, "PUBLISH_PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr(status_publisher, "_BACKOFF", ExponentialBackoff(first=0.0, longest=0.0))
+    monkeypatch.setattr(status_publisher, "_BACKOFF", ExponentialBackoff(0.0, 0.0))
     found = KubeStatusPublisher(server, JOB)  # type: ignore[arg-type]
     yield found
     found.close()
