@@ -67,6 +67,7 @@ def test_a_thousand_half_open_streams_keep_nobody_waiting(
             assert channel.call(MasterMethods.Progress, ASK, timeout=within).incarnation == 7
             answered += 1
         assert answered > seconds
+        assert flood.poll() is None, "the calls were not held"
 
 
 def test_a_call_without_the_token_is_ended_before_its_message(server: ControlServer) -> None:
