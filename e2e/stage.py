@@ -12,10 +12,10 @@ from typing import Any
 from e2e.programs import kubectl
 
 from edl.api.cluster_port import Role
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.pod_spec import RunAsSpec
 
 OWN, OTHER = "mine", "other"
 """The two jobs."""

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edl.jobfile.job_spec import API_VERSION
+from edl.api.job_spec import API_VERSION
 from edl.jobfile.json_schema import build_job_schema
 
 OWN = Path(__file__).with_name("edl-job") / "values.own.schema.json"

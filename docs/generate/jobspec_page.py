@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
 from edl.api.fields import Quantity
-from edl.jobfile.job_spec import API_VERSION, JobSpec
+from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.quantities import format_size
 from edl.jobfile.scalar_types import FieldType, ListType, NullableType

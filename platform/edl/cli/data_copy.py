@@ -138,7 +138,7 @@ def _plan_copy(
 def _helper_pod_options(
     claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
 ) -> HelperPodSpec:
-    from edl.jobfile.pod_spec import RunAsSpec
+    from edl.api.pod_spec import RunAsSpec
     from edl.ops.helper_pod import HelperPodSpec
 
     if not image:  # nor by the variable

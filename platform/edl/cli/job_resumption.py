@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
+from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.names import LATEST_RUN
-from edl.jobfile.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from edl.cli.submission_reporter import SubmissionReporter

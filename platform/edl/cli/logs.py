@@ -157,8 +157,8 @@ def _read_from_volume(
 
 
 def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
+    from edl.api.pod_spec import RunAsSpec
     from edl.core import worker_priority
-    from edl.jobfile.pod_spec import RunAsSpec
     from edl.ops.file_transfer import IMAGE_VARIABLE
     from edl.ops.helper_pod import HelperPodSpec
 

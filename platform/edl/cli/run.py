@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec
 from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_resumption

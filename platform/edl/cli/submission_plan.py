@@ -8,10 +8,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edl.api.job_spec import JobSpec
 from edl.cli.capacity_table import amounts_json, forecast_json, forecast_table, forecast_warnings
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
 from edl.ops.job_forecast import JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts

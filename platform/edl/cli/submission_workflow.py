@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.api.job_spec import JobSpec
 from edl.cli.job_resumption import ResumeCheck, check_resumable, report_resumed
 from edl.cli.options import confirm_action, connect_api
 from edl.cli.submission_plan import SubmissionPlan
@@ -18,7 +19,6 @@ from edl.cli.submission_reporter import SubmissionReporter
 from edl.cluster.kubernetes.api_errors import ApiError
 from edl.cluster.kubernetes.job_manifests import find_spec_warnings
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX
-from edl.jobfile.job_spec import JobSpec
 from edl.ops.cluster_capacity import ClusterCapacity
 from edl.ops.followup_command import command_arguments
 from edl.ops.job_forecast import JobForecast, NamespaceQuotas, forecast_job

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError, EdlError
+from edl.api.job_spec import JobSpec
 from edl.cli.options import (
     ContextOption,
     FromCheckpointOption,
@@ -22,7 +23,6 @@ from edl.cli.submission_reporter import SubmissionReporter, make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.cluster.kubernetes.names import LATEST_RUN
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import has_shared_storage
 

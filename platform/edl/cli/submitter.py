@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from edl.api.errors import EdlError, RetryableError
 from edl.api.exit_codes import SIGTERM_EXIT
+from edl.api.job_spec import JobSpec
 from edl.cli.options import connect_api
 from edl.cluster.kubernetes.api_errors import ApiError
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.ops.job_deletion import DeletionTimeoutError
 from edl.ops.release.release_view import SubmitterIdentity, read_identity

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
+from edl.api.job_spec import JobSpec
 from edl.cli.submission_reporter import TextReporter
 from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import JOBS
-from edl.jobfile.job_spec import JobSpec
 from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
 from edl.ops.job_following import WatchedJob, follow_job
 from edl.ops.job_submission import (

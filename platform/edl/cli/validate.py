@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edl.jobfile.job_spec import JobSpec
+from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops.job_checks import check_job, check_model, missing_inputs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import normalize_spelling
-from edl.jobfile.job_spec import API_VERSION, JobSpec
 from edl.jobfile.section_type import SectionType
 
 # --------------------------------------------------------------------------------------------------

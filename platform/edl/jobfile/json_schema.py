@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from edl.api.fields import JsonValue
+from edl.api.job_spec import API_VERSION
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.job_section import JOB_SECTION
-from edl.jobfile.job_spec import API_VERSION
 from edl.jobfile.section_type import section_of
 
 JOB_SCHEMA = f"{API_VERSION.replace('/', '_')}.schema.json"

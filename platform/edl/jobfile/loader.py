@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.fields import JsonValue
+from edl.api.job_spec import API_VERSION, DataSpec, JobSpec
 from edl.jobfile.document_tree import DocumentNode, ReadContext, SpecError, SpecProblem, parse_json_tree
 from edl.jobfile.job_section import JOB_SECTION
-from edl.jobfile.job_spec import API_VERSION, DataSpec, JobSpec
 from edl.jobfile.section_type import section_fields
 
 # --------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.pod_spec import VolumeSpec
+from edl.api.job_spec import JobSpec
+from edl.api.pod_spec import VolumeSpec
 
 DEFAULT_STORAGE_DIR = ".edl"
 UNSHARED_STORAGE_DIR = "/edl"

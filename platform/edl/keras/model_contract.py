@@ -198,7 +198,7 @@ _LABEL_ARGUMENT_NAMES = frozenset({"labels", "label", "targets", "target", "y_tr
 class ModelChoice(Protocol):
     """The part of a job that names its model.
 
-    ``edl.jobfile.job_spec.ModelSpec`` with the zoo's path on this machine.
+    ``edl.api.job_spec.ModelSpec`` with the zoo's path on this machine.
     """
 
     @property

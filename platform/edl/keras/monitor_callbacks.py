@@ -15,8 +15,8 @@ from typing import Any
 import keras
 
 from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
-from edl.jobfile.job_spec import JobSpec
 
 MetricDirections = Mapping[str, str | None]
 """By metric of the evaluation: ``up`` or ``down`` is better, None: it does not say."""

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from edl.api.job_spec import TrainSpec
 from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
-from edl.jobfile.job_spec import TrainSpec
 from edl.keras.model_contract import block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.api.cluster_port import JobCluster
+from edl.api.job_spec import JobSpec
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.status_port import StatusPublisher
 from edl.core.leader_election import MasterFence
-from edl.jobfile.job_spec import JobSpec
 
 DONE_EXIT, FAILED_EXIT = 0, 1
 

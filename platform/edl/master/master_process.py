@@ -30,6 +30,7 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, WarningRaised
 from edl.api.exit_codes import SIGTERM_EXIT
+from edl.api.job_spec import CheckpointSpec, JobSpec
 from edl.cluster.status_port import DesiredState
 from edl.core import worker_priority
 from edl.core.cuts import FINAL_SECONDS, STOPPED
@@ -48,7 +49,6 @@ from edl.core.state import JobSettings
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.document_tree import SpecError
-from edl.jobfile.job_spec import CheckpointSpec, JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.quantities import format_size
 from edl.jobfile.zoo_lookup import find_model_function

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from edl.api.errors import EdlError, RetryableError
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import ALL_NAMESPACES, KubeClient
 from edl.cluster.kubernetes.api_errors import (
@@ -34,7 +35,6 @@ from edl.cluster.kubernetes.resource_kinds import (
     VOLUME_CLAIMS,
     Manifest,
 )
-from edl.jobfile.pod_spec import RunAsSpec
 from edl.ops.access_reviews import (
     MASTER_RIGHTS,
     OPTIONAL_RIGHTS,

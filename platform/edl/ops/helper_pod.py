@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from edl.api.cluster_port import PodPhase
 from edl.api.errors import BadInputError
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoResponseError, NotFoundError, RbacDeniedError
@@ -21,7 +22,6 @@ from edl.cluster.kubernetes.pod_exec import PodExec
 from edl.cluster.kubernetes.pod_status import pod_phase
 from edl.cluster.kubernetes.resource_kinds import PODS, VOLUME_CLAIMS, Manifest
 from edl.core.worker_priority import LOW_PRIORITY_CLASS
-from edl.jobfile.pod_spec import RunAsSpec
 from edl.ops.access_reviews import AccessRight, has_right
 from edl.ops.pod_problems import IMAGE_REASONS, PodProblem, find_pod_problem, insufficient_resources
 

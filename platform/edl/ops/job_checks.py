@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
+from edl.api.job_spec import JobSpec
 from edl.core.shuffle import minibatch_size_error
 from edl.jobfile.document_tree import closest_match
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, find_model_function
 from edl.ops.local_run_plan import RecordCounts

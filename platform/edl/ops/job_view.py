@@ -11,6 +11,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec
 from edl.api.status import ENDED, STALLED, Status
 from edl.api.status import PHASES as MASTERS_PHASES
 from edl.cluster.kubernetes import names, status_publisher
@@ -28,7 +29,6 @@ from edl.cluster.kubernetes.resource_kinds import (
 )
 from edl.cluster.status_port import DesiredState
 from edl.jobfile.document_tree import SpecError
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_text
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_deletion import JobObjects

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
+from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
-from edl.jobfile.job_spec import JobSpec
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
 from edl.ops.weights_lookup import TrainedWeights

@@ -22,13 +22,13 @@ from typing import NoReturn
 from edl.api.errors import BadInputError, StorageError
 from edl.api.events import JobEnded, JobEvent, RunStarted, WarningRaised
 from edl.api.exit_codes import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
+from edl.api.job_spec import JobSpec
 from edl.api.status import Status, Summary
 from edl.cluster.local.supervisor_launch import start_supervisor
 from edl.core.cuts import FINAL_SECONDS
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json, line
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.section_type import to_json
 from edl.ops.local_run_plan import LocalRunPlan

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
+from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.worker_priority import elevated_worker_count, parse_priority
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import pod_storage_path
 from edl.ops.job_forecast import PodGroup
 

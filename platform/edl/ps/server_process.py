@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
-from edl.jobfile.job_spec import JobSpec, ParameterServerSpec
+from edl.api.job_spec import JobSpec, ParameterServerSpec
 from edl.numerics.embedding_table import RowRetention
 from edl.ps.bulk_handler import MAX_REQUEST_BYTES, BulkRequestHandler
 from edl.ps.control_service import PsControlService

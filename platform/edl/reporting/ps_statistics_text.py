@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edl.api.job import Strategy
+from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, TableStatus
 from edl.reporting.unit_formats import format_bytes, format_percent
 

@@ -12,8 +12,8 @@ from functools import partial
 
 from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue
+from edl.api.job_spec import JobSpec
 from edl.api.status import Status
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import diff_job_specs, load_job_file
 from edl.jobfile.section_type import from_json
 from edl.storage.durable_files import translate_os_errors

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
+from edl.api.job_spec import DataSpec
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader, read_reader_blocks
-from edl.jobfile.job_spec import DataSpec
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.keras.user_code import source_file, user_code
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec
 from edl.core.partition import initial_placement, owner_of_name
 from edl.core.shuffle import minibatch_size_error
 from edl.data.reader_factory import choose_reader_window
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker import task_loop

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import EdlError
+from edl.api.job_spec import JobSpec
 from edl.data.reader import Reader
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel

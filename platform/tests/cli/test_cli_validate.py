@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.text_keys import unsaid
 
+from edl.api.job_spec import TrainSpec
 from edl.cli import app
-from edl.jobfile.job_spec import TrainSpec
 from edl.jobfile.json_schema import JOB_SCHEMA, read_published_schema
 from edl.ops.local_run_start import check_storage
 

@@ -18,12 +18,12 @@ from install.chart_tools import JOB_CHART, ROOT, Manifest, attempt, rendered
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
+from edl.api.job_spec import JobSpec
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_template import container_security_context, pod_security_context
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import dump_job_spec, load_job_file, load_job_text
-from edl.jobfile.pod_spec import RunAsSpec
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"

@@ -13,8 +13,8 @@ from install.chart_tools import JOB_CHART, ROOT, Manifest, manifests, rendered
 from jsonschema import Draft202012Validator
 from support.doc_commands import DOCS
 
+from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 
 pytestmark = pytest.mark.install

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from edl.api.job_spec import JobSpec
 from edl.cli.app import COMMANDS
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import load_job_file
 

@@ -13,8 +13,8 @@ from install.chart_tools import CHART, KUSTOMIZE, ROOT, built, rendered
 from install.flow_table import Flow, Table, read
 
 from edl.api.cluster_port import Role
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes.job_manifests import render_pod
-from edl.jobfile.pod_spec import RunAsSpec
 from edl.ops.cluster_capacity import matches_expression
 from edl.ops.helper_pod import HelperPodSpec, render_helper_pod
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.text_keys import unsaid
 
+from edl.api.job_spec import JobSpec
 from edl.jobfile.job_section import FIELD_ALIASES, FUNCTION_ALIASES, suggest_replacement
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.section_type import section_fields
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from support.text_keys import unsaid
 
-from edl.api.job import Strategy
+from edl.api.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, Strategy, TrainSpec
+from edl.api.pod_spec import WorkerResourceSpec
 from edl.jobfile.document_tree import SpecError
-from edl.jobfile.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.jobfile.loader import NumberOption, diff_job_specs, dump_job_spec, load_job_file
-from edl.jobfile.pod_spec import WorkerResourceSpec
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
+from edl.api.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
+from edl.api.pod_spec import StorageSpec, VolumeSpec
 from edl.jobfile.path_resolution import find_volume, has_shared_storage, pod_storage_path, resolve_local_paths
-from edl.jobfile.pod_spec import StorageSpec, VolumeSpec
 
 HOME = Path("/home/ann/mnist")
 SPEC = JobSpec(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
+from edl.api.job_spec import DataSpec, ExportSpec, JobSpec, ModelSpec
+from edl.api.pod_spec import StorageSpec, VolumeSpec
 from edl.jobfile.path_resolution import POD_ZOO_DIR, resolve_pod_paths
-from edl.jobfile.pod_spec import StorageSpec, VolumeSpec
 
 SPEC = JobSpec(
     name="digits", model=ModelSpec("m.custom_model"), data=DataSpec(training=("/data/train", "odps://table"))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from edl.api.events import EVENTS, JobEvent
+from edl.api.job_spec import JobSpec
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json, loader
 from edl.jobfile.document_tree import ReadContext, SpecProblem, build_tree
 from edl.jobfile.job_section import JOB_SECTION
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import diff_job_specs, dump_job_spec, load_job_file
 from edl.jobfile.quantities import QuantityType

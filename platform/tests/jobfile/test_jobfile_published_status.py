@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
-from edl.api.job import Strategy
+from edl.api.job_spec import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.published_status import (

@@ -18,8 +18,8 @@ from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import PodStatus, Role
 from edl.api.errors import EdlError, RefusedError
+from edl.api.job_spec import JobSpec
 from edl.api.variables import VariableSpec
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.master.backend import LocalMasterBackend, MasterBackend
 from edl.master.master_process import MasterProcess, serve_job

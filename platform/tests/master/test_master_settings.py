@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import JobSpec
+from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.master.master_process import describe_dataset, may_define_reader, settings_from_spec
 

@@ -12,10 +12,10 @@ from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
+from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import PodSecurityError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.pod_spec import RunAsSpec
 from edl.ops import helper_pod
 from edl.ops.helper_pod import ClaimPath, HelperPodSpec, parse_claim_path, run_helper_pod
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import JobSpec
+from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.ops import job_checks
 

@@ -7,6 +7,8 @@ from support.in_memory_cluster import SmallCluster
 from support.text_keys import unsaid
 
 from edl.api.errors import EdlError
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec
+from edl.api.pod_spec import VolumeSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ConflictError, InvalidObjectError, NoResponseError
 from edl.cluster.kubernetes.job_manifests import render_job
@@ -20,8 +22,6 @@ from edl.cluster.kubernetes.resource_kinds import (
     ResourceKind,
     manifest_kind,
 )
-from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec
-from edl.jobfile.pod_spec import VolumeSpec
 from edl.ops.job_submission import (
     create_dependents,
     create_suspended_job,

@@ -9,6 +9,8 @@ from support.in_memory_cluster import Admission, SmallCluster
 from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
+from edl.api.job_spec import JobSpec, WorkerSpec
+from edl.api.pod_spec import PodSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoResponseError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import (
@@ -23,8 +25,6 @@ from edl.cluster.kubernetes.resource_kinds import (
     VOLUME_CLAIMS,
     Manifest,
 )
-from edl.jobfile.job_spec import JobSpec, WorkerSpec
-from edl.jobfile.pod_spec import PodSpec
 from edl.ops.job_submission import submit_job
 from edl.ops.preflight import PreflightError, PreflightResult, run_preflight
 from edl.ops.submission_request import SubmissionRequest, build_request

@@ -12,9 +12,9 @@ from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec
 from edl.api.status import Status
 from edl.jobfile.event_json import parse_event_line
-from edl.jobfile.job_spec import DataSpec, JobSpec, ModelSpec
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.section_type import to_json
 from edl.pod.role_preparation import LATEST_RUN, RequestedRun, check_writable, open_run

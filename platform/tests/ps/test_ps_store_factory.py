@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.text_keys import unsaid
 
+from edl.api.job_spec import ParameterServerSpec
+from edl.api.pod_spec import ResourceSpec
 from edl.api.tables import TableSpec
-from edl.jobfile.job_spec import ParameterServerSpec
-from edl.jobfile.pod_spec import ResourceSpec
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import NumpyParameterStore

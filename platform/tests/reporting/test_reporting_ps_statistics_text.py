@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.text_keys import unsaid
 
-from edl.api.job import Strategy
+from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus
 from edl.reporting.event_text import format_block, summary_rows
 from edl.reporting.ps_statistics_text import describe_strategy

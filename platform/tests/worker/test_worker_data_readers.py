@@ -13,9 +13,9 @@ from support.text_keys import unsaid
 
 import edl.data
 from edl.api.errors import BadInputError
+from edl.api.job_spec import DataSpec
 from edl.core.shuffle import RecordSource
 from edl.data.reader import BlockSizes
-from edl.jobfile.job_spec import DataSpec
 from edl.keras.user_code import UserCodeError
 from edl.worker.data_readers import GuardedReader, describe_data_sets
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError, RetryableError
+from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import JSON_PATCH, STRATEGIC_MERGE_PATCH, KubeClient, RateLimiter
 from edl.cluster.kubernetes.api_errors import (
@@ -32,7 +33,6 @@ from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Manifest, ResourceKind
 from edl.cluster.kubernetes.service_account import connect_service_account
 from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import has_shared_storage
 
 # --------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from typing import Any
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.fields import JsonValue
+from edl.api.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpec
+from edl.api.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core import worker_priority
-from edl.jobfile.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpec
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
-from edl.jobfile.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.jobfile.quantities import format_cores, format_size
 
 # --------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from edl.api.cluster_port import Role
+from edl.api.job_spec import JobSpec
+from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
-from edl.jobfile.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 
 # --------------------------------------------------------------------------------------------------
 # What a spec adds to its pods in Kubernetes' own words, as far as it can be wrong: names that are EDL's, and syntax.

@@ -15,8 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edl.api.job_spec import JobSpec
 from edl.api.status import Status
-from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters

@@ -25,13 +25,13 @@ from edl.api.events import (
     ModelExported,
     WarningRaised,
 )
+from edl.api.job_spec import JobSpec
 from edl.core import shuffle
 from edl.core.cuts import STOPPED
 from edl.core.shuffle import SHUFFLED_SOURCE
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import ShuffledReader
-from edl.jobfile.job_spec import JobSpec
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_shards

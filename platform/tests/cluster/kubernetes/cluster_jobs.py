@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec, MasterSpec, ModelSpec, ParameterServerSpec, WorkerSpec
-from edl.jobfile.pod_spec import (
+from edl.api.job_spec import DataSpec, ExportSpec, JobSpec, MasterSpec, ModelSpec, ParameterServerSpec, WorkerSpec
+from edl.api.pod_spec import (
     PodSpec,
     ResourceSpec,
     RunAsSpec,

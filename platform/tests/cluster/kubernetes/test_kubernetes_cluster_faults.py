@@ -9,6 +9,7 @@ from support.cluster_contract import Watching
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import BadInputError, RetryableError
+from edl.api.job_spec import JobSpec, ModelSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import NoRateLimiter, RateLimiter
 from edl.cluster.kubernetes.api_errors import ForbiddenError
@@ -18,7 +19,6 @@ from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodIn
 from edl.cluster.kubernetes.pod_watch import WatchSettings
 from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.core.backoff import ExponentialBackoff
-from edl.jobfile.job_spec import JobSpec, ModelSpec
 
 
 def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.api.cluster_port import PodOptions, Role
+from edl.api.job_spec import JobSpec, WorkerSpec
+from edl.api.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.job_manifests import (
     find_spec_problems,
@@ -28,10 +30,8 @@ from edl.cluster.kubernetes.job_manifests import (
 )
 from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
 from edl.jobfile.document_tree import SpecError
-from edl.jobfile.job_spec import JobSpec, WorkerSpec
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import pod_storage_path
-from edl.jobfile.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
 
 _PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 

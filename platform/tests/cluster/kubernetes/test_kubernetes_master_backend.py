@@ -14,13 +14,13 @@ from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec, ModelSpec
+from edl.api.pod_spec import StorageSpec
 from edl.cluster.kubernetes import master_backend, names
 from edl.cluster.kubernetes.api_client import ResourceList
 from edl.cluster.kubernetes.api_errors import ForbiddenError, InvalidObjectError, NoResponseError
 from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, ResourceKind
-from edl.jobfile.job_spec import JobSpec, ModelSpec
-from edl.jobfile.pod_spec import StorageSpec
 
 SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model"), image="edl:1")
 ON_A_VOLUME = replace(SPEC, storage=StorageSpec(claim="runs"))

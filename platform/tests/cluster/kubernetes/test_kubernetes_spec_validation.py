@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
-from edl.api.job import Strategy
+from edl.api.job_spec import DataSpec, ExportSpec, JobSpec, Strategy
+from edl.api.pod_spec import PodSpec, RunAsSpec, SecretKeyRef, SecuritySpec, StorageSpec, VolumeSpec
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
 from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.document_tree import SpecError
-from edl.jobfile.job_spec import DataSpec, ExportSpec, JobSpec
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.pod_spec import PodSpec, RunAsSpec, SecretKeyRef, SecuritySpec, StorageSpec, VolumeSpec
 
 CLAIM = VolumeSpec(mount="/data", claim="datasets")
 
