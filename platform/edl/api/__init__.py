@@ -1,7 +1,7 @@
 """What rooms say to each other: definitions, no logic.
 
-Journal entries, events, the job's status, variables and tables, the cluster port, errors: frozen
-values with typed fields.
+The JobSpec, journal entries, events, the job's status, variables and tables, the cluster port,
+errors: frozen values with typed fields.
 
 May import: typing, dataclasses, enum and the like. Never: files, YAML, clocks, threads, third-party
 packages.
