@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import NamedTuple
 
 from edl.api.errors import RefusedError, RetryableError
 
@@ -20,6 +21,13 @@ INCARNATION_BITS = 32
 MAX_MASTERS_AHEAD = 8
 """So many masters may have come and gone since one was heard of last, which is every second. A number far above would
 be one that no master reaches, and all of them would be refused from then on."""
+
+
+class PushId(NamedTuple):
+    """One push: a step of a lease."""
+
+    lease: int
+    step: int
 
 
 class AdmissionOutcome(Enum):

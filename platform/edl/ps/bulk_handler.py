@@ -18,10 +18,9 @@ from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome
-from edl.ps.messages import PushOrigin
+from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.sync_rounds import PushId
+from edl.ps.push_updates import PendingPush
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.message_validation import parse_message
@@ -102,32 +101,6 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
     )
     reader.end()
     return model_declaration, initial_values
-
-
-def parse_push_id(head: pb.Push, max_lease_steps: int = MAX_LEASE_STEPS) -> PushId:
-    """Which step of which lease a push is.
-
-    A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
-
-    Args:
-        head: of the push, of which no number is negative; the others of its round are looked at as well.
-        most_steps: that a lease has.
-
-    Raises:
-        Refused: no lease has such a step.
-    """
-    pushes: list[pb.Push | pb.Share] = [head, *head.round]
-    for one in pushes:
-        if one.step >= max_lease_steps:
-            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {max_lease_steps - 1}"
-            raise PeerRefusedError(what, kind="bad")
-    return PushId(head.lease, head.step)
-
-
-def parse_origin(head: pb.Push, connection: int) -> PushOrigin:
-    """Where a push comes from; ``connection`` is its connection."""
-    shares = tuple(PushId(share.lease, share.step) for share in head.round)
-    return PushOrigin(head.worker, connection, head.version, head.next, shares, head.again)
 
 
 def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
@@ -229,7 +202,7 @@ class BulkRequestHandler:
         self._reply_buffer = _ReplyBuffer()
         self._connection = _ConnectionState()
         self._handlers: Mapping[FrameKind, Callable[[ReceivedFrame], OutgoingFrame]] = {
-            FrameKind.PUSH: self._push,
+            FrameKind.PUSH: self._handle_push,
             FrameKind.PULL: self._handle_pull,
             FrameKind.PULL_ROWS: self._handle_pull_rows,
             FrameKind.SCAN_ROWS: self._handle_scan_rows,
@@ -257,17 +230,34 @@ class BulkRequestHandler:
         if self._connection.worker is not None:
             self._server.parted(self._connection.worker, threading.get_ident())
 
-    def _push(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        push_id = parse_push_id(head, self._max_lease_steps)
+        # The newest step of a lease is remembered, and the master believes it: one far ahead would count as many steps
+        # as done. The other pushes of a round are remembered as well.
+        named_pushes: list[pb.Push | pb.Share] = [head, *head.round]
+        for named in named_pushes:
+            if named.step >= self._max_lease_steps:
+                what = (
+                    f"step {named.step} of lease {named.lease}: a lease has the steps 0 to {self._max_lease_steps - 1}"
+                )
+                raise PeerRefusedError(what, kind="bad")
         declaration = self._server.declaration()
-        gradients = parse_gradients(declaration, head, frame.body)
+        push = PendingPush(
+            PushId(head.lease, head.step),
+            declaration,
+            parse_gradients(declaration, head, frame.body),
+            worker=head.worker,
+            connection=threading.get_ident(),  # each connection has a thread of its own
+            gradient_version=head.version,
+            next_lease=head.next,
+            leader_round=tuple(PushId(share.lease, share.step) for share in head.round),
+            is_retry=head.again,
+        )
+        self._connection.worker = head.worker
         flat_values = self._reply_buffer.values_of_size(declaration.size) if head.pull else None
-        origin = parse_origin(head, threading.get_ident())
-        self._connection.worker = origin.worker
-        result = self._server.push(push_id, declaration, gradients, flat_values, origin)
-        meta = pb.Pushed(outcome=_WIRE_OUTCOMES[result.admission], version=result.version)
-        meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
+        admission, version = self._server.push(push, flat_values)
+        meta = pb.Pushed(outcome=_WIRE_OUTCOMES[admission], version=version)
+        meta.round.extend(pb.Share(lease=lease, step=step) for lease, step in push.round_pushes)
         return OutgoingFrame(
             FrameKind.PUSHED, meta.SerializeToString(), () if flat_values is None else _memory_views(flat_values)
         )

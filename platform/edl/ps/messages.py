@@ -1,49 +1,14 @@
-"""What workers and the master say to a parameter server, and what it answers, as plain values."""
+"""What the master says to a parameter server, and what it answers, as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from edl.ps.applied_steps import AdmissionOutcome
-from edl.ps.sync_rounds import PushId
-
-
-@dataclass(frozen=True, slots=True)
-class PushOrigin:
-    """Where a push comes from, and what goes with it.
-
-    Attributes:
-        worker: index of the worker.
-        link: the connection.
-        version: of the values that the gradient was computed at.
-        following: lease of the worker's next push; 0: it has none in hand.
-        round: the pushes that are one update with it, if the first PS has said so.
-        again: this is not the first try.
-    """
-
-    worker: int = 0
-    link: int = 0
-    version: int = 0
-    following: int = 0
-    round: tuple[PushId, ...] = ()
-    again: bool = False
-
-
-class PushReply(NamedTuple):
-    """What became of a push.
-
-    Attributes:
-        admission: whether it is in.
-        version: updates that were applied.
-        round: the pushes of the update that it is in, in synchronous mode.
-    """
-
-    admission: AdmissionOutcome
-    version: int
-    round: tuple[PushId, ...] = ()
+from edl.numerics.embedding_table import EmbeddingTable
+from edl.ps.push_updates import PushCounts
+from edl.ps.sync_rounds import PendingRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +67,20 @@ class SnapshotResult:
     version: int
     pause: float
     entered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PsStatistics:
+    """One moment of a parameter server.
+
+    Attributes:
+        version: updates that are in its values.
+        counts: of its pushes.
+        forming: the update that waits for more pushes; None while none does, and in asynchronous mode.
+        tables: by name.
+    """
+
+    version: int
+    counts: PushCounts
+    forming: PendingRound | None
+    tables: Mapping[str, EmbeddingTable]

@@ -12,185 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from edl.api.job_spec import Strategy
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.parameter_snapshot import RowArrays
-from edl.numerics.parameter_store import PushGradients
 from edl.ps import shard_restore
-from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.cut_state import CutState
-from edl.ps.messages import AttachResult, MasterAttachment, PushOrigin, PushReply, SnapshotResult
+from edl.ps.messages import AttachResult, MasterAttachment, PsStatistics, SnapshotResult
 from edl.ps.model_state import ModelState, StoreFactory
-from edl.ps.ps_statistics import PsStatistics
-from edl.ps.push_updates import AsyncUpdater, PendingPush, PushCounts, PushUpdater
+from edl.ps.push_updates import AsyncUpdater, PendingPush, PushUpdater
 from edl.ps.shard_restore import CutSnapshot
 from edl.ps.shard_writer import SavedShard, ShardWriter
-from edl.ps.sync_rounds import PendingRound, PushId
 from edl.ps.sync_updates import SyncUpdater
 from edl.transport.peer_errors import PeerRefusedError
-
-# --------------------------------------------------------------------------------------------------
-# Where pushes come in: each waits for its cut, then for its update, and is told what became of it.
-#
-# All methods are called with the server's lock held; those that wait let it go meanwhile.
-
-
-class PushAdmission:
-    """See the module's docstring.
-
-    Args:
-        changed: the server's lock; told of whatever a push may wait for.
-        leases: which pushes enter.
-        cuts: which pushes wait.
-        contents: what they change.
-        strategy: how pushes become updates.
-        patience: seconds that a push waits, for its cut and its update together.
-        clock: monotonic seconds.
-
-    Attributes:
-        closed: the process ends.
-        kept_out: pushes that wait for a cut.
-    """
-
-    def __init__(
-        self,
-        condition: threading.Condition,
-        applied_steps: AppliedSteps,
-        cut_state: CutState[Any],
-        model_state: ModelState,
-        strategy: Strategy,
-        *,
-        push_timeout: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._changed = condition
-        self._leases = applied_steps
-        self._cuts = cut_state
-        self._model_state = model_state
-        self._updater = _make_updater(strategy, applied_steps, model_state, cut_state)
-        self._push_timeout = push_timeout
-        self._clock = clock
-        self.closed = False
-        self.kept_out = 0
-
-    def admit_push(self, push: PendingPush) -> AdmissionOutcome:
-        """Wait until a push is decided.
-
-        Raises:
-            Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
-                replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
-        """
-        deadline = self._clock() + self._push_timeout
-        if self._must_wait(push.share):
-            self._wait_for_cut(push.share, deadline)
-        self._model_state.require_unchanged_store(push.declared)
-        self._updater.offer_push(push)
-        self._changed.notify_all()
-        self._wait_for_outcome(push, deadline)
-        admission = push.admission()
-        if admission is AdmissionOutcome.UNKNOWN_MASTER:
-            raise PeerRefusedError(
-                f"the master that granted lease {push.share.lease} has not attached yet", kind="incarnation"
-            )
-        return admission
-
-    def settle(self) -> None:
-        """Leases or cuts changed."""
-        self._updater.settle()
-        self._changed.notify_all()
-
-    def let_in(self, cut: int, included_steps: Mapping[int, int], timeout: float) -> bool:
-        """Let the steps below ``included_steps`` of each lease in; whether all of them have come after so many seconds.
-
-        Raises:
-            Refused: kind ``busy``: the process ends.
-        """
-        self._cuts.let_in(cut, included_steps)
-        self.settle()
-        if not self._leases.reached(included_steps):
-            self._changed.wait_for(lambda: self._leases.reached(included_steps) or self.closed, timeout)
-        self._check_running()
-        if self._cuts.expire_pause(self._clock()):
-            self.settle()
-        return self._leases.reached(included_steps)
-
-    def replaced(self) -> None:
-        """The parameters are about to be replaced: what waits is to be sent again."""
-        self._updater.replaced()
-
-    def parted(self, worker: int, connection: int) -> None:
-        """A worker's connection closed: no round waits for what would have come through it."""
-        self._updater.parted(worker, connection)
-        self._changed.notify_all()
-
-    @property
-    def counts(self) -> PushCounts:
-        """What became of the pushes so far."""
-        return self._updater.counts
-
-    @property
-    def forming(self) -> PendingRound | None:
-        """The update that waits for more pushes, if one does."""
-        return self._updater.forming
-
-    def close(self) -> str:
-        """Answer pushes that wait; returns what was done."""
-        self.closed = True
-        self._changed.notify_all()
-        return self._updater.summary()
-
-    def _wait_for_cut(self, push_id: PushId, deadline: float) -> None:
-        self.kept_out += 1
-        self._changed.notify_all()
-        try:
-            if not self._await(lambda: not self._must_wait(push_id), deadline):
-                raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
-        finally:
-            self.kept_out -= 1
-
-    def _wait_for_outcome(self, push: PendingPush, deadline: float) -> None:
-        self._await(lambda: push.outcome is not None or self.closed, deadline)
-        if push.outcome is None:
-            reason = self._updater.withdraw_push(push)
-            self._changed.notify_all()
-            self._check_running()
-            raise PeerRefusedError(f"{reason} for {self._push_timeout:g} s", kind="busy")
-
-    def _await(self, is_over: Callable[[], bool], deadline: float) -> bool:
-        """Wait until it is over; False if it is not by then. A cut that is held for too long is given up meanwhile."""
-        while not is_over():
-            now = self._clock()
-            if self._cuts.expire_pause(now):
-                self.settle()
-            elif now >= deadline:
-                return False
-            else:
-                self._changed.wait(min(deadline, self._cuts.until) - now)
-        return True
-
-    def _must_wait(self, push_id: PushId) -> bool:
-        """A retried or revoked push changes nothing, so that it need not wait."""
-        self._check_running()
-        return self._cuts.keeps_out(*push_id) and self._leases.decide_push(*push_id) is AdmissionOutcome.APPLIED
-
-    def _check_running(self) -> None:
-        if self.closed:
-            raise PeerRefusedError("this PS ends", kind="busy")
-
-
-def _make_updater(
-    strategy: Strategy, applied_steps: AppliedSteps, model_state: ModelState, cut_state: CutState[Any]
-) -> PushUpdater:
-    if strategy.mode == "sync":
-        return SyncUpdater(
-            applied_steps, model_state, strategy.grads_to_wait, strategy.version_tolerance, lambda: cut_state.held
-        )
-    return AsyncUpdater(applied_steps, model_state, staleness_aware=strategy.staleness_aware)
-
 
 log = logging.getLogger(__name__)
 
@@ -208,8 +45,8 @@ class ParameterServer:
         writer: writes the shards of checkpoints.
         stores: makes what holds the parameters; by default the best that there is.
         strategy: how pushes become updates.
-        patience: seconds that a push waits for a cut, and for its round.
-        clock: monotonic seconds, to measure the copy.
+        push_timeout: seconds that a push waits, for its cut and its round together.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -230,15 +67,10 @@ class ParameterServer:
         self._leases = AppliedSteps()
         self._cuts: CutState[CutSnapshot] = CutState()
         self._model_state = ModelState(store_factory)
-        self._entrance = PushAdmission(
-            self._changed,
-            self._leases,
-            self._cuts,
-            self._model_state,
-            strategy or Strategy(),
-            push_timeout=push_timeout,
-            clock=clock,
-        )
+        self._updater = _make_updater(strategy or Strategy(), self._leases, self._model_state, self._cuts)
+        self._push_timeout = push_timeout
+        self._paused_pushes = 0
+        self._is_closed = False
         self._last_taken: SnapshotResult | None = None
         self._last_restore: MasterAttachment | None = None
 
@@ -293,38 +125,65 @@ class ParameterServer:
         with self._changed:
             return self._cuts.pinned(cut)
 
-    def push(
-        self,
-        push_id: PushId,
-        declaration: ModelDeclaration,
-        gradients: PushGradients | None,
-        out: Floats | None = None,
-        origin: PushOrigin | None = None,
-    ) -> PushReply:
-        """Apply a step once, after a cut that keeps it out, and with the other pushes of its update.
+    def push(self, push: PendingPush, out: Floats | None = None) -> tuple[AdmissionOutcome, int]:
+        """Admit a push, or refuse it: it is applied once, after a cut that keeps it out, with the others of its round.
+
+        Whether its lease and step are good is decided by ``AppliedSteps.decide_push``, which is asked here for a push
+        that would wait for a cut, and by the updater for each.
 
         Args:
-            share: which step of which lease it is.
-            declared: what the gradients were checked against.
-            gradients: None enters the step only.
-            into: gets the slab as it is then.
-            origin: where it comes from.
+            push: its form was checked against ``push.declaration``.
+            out: gets the dense values as they are then.
+
+        Returns:
+            What became of it, and the version.
 
         Raises:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
+            TableFullError, OutOfMemoryError: nothing was changed, and the step has not entered.
         """
-        pending_push = PendingPush(push_id, origin or PushOrigin(), declaration, gradients)
+        deadline = self._clock() + self._push_timeout
         with self._changed:
-            admission = self._entrance.admit_push(pending_push)
+            # While a cut is held, every server keeps the steps out that are not part of it: so all copy the same ones.
+            if self._must_wait_for_cut(push.push_id):
+                self._paused_pushes += 1
+                self._changed.notify_all()
+                try:
+                    if not self._wait_until(lambda: not self._must_wait_for_cut(push.push_id), deadline):
+                        raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
+                finally:
+                    self._paused_pushes -= 1
+
+            # The gradients were checked against a model that a restore may have replaced since.
+            self._model_state.require_unchanged_store(push.declaration)
+
+            # In asynchronous mode the outcome is known when this returns, in synchronous mode when the round closes:
+            # another push may close it, a revoked lease, or a worker that ends. Until then nothing has changed.
+            self._updater.offer_push(push)
+            self._changed.notify_all()
+            self._wait_until(lambda: push.outcome is not None or self._is_closed, deadline)
+            if push.outcome is None:
+                reason = self._updater.withdraw_push(push)
+                self._changed.notify_all()
+                self._check_running()
+                raise PeerRefusedError(f"{reason} for {self._push_timeout:g} s", kind="busy")
+
+            admission = push.admission()
+            if admission is AdmissionOutcome.UNKNOWN_MASTER:
+                raise PeerRefusedError(
+                    f"the master that granted lease {push.push_id.lease} has not attached yet", kind="incarnation"
+                )
             if out is not None:
-                self._model_state.require_unchanged_store(declaration).read_flat(out)
-            return PushReply(admission, self._model_state.version, pending_push.round)
+                # The lock was free while the push waited: values of another model do not fit into ``out``.
+                self._model_state.require_unchanged_store(push.declaration).read_flat(out)
+            return admission, self._model_state.version
 
     def parted(self, worker: int, connection: int) -> None:
-        """A worker's connection closed."""
+        """A worker's connection closed: no round waits for what would have come through it."""
         with self._changed:
-            self._entrance.parted(worker, connection)
+            self._updater.parted(worker, connection)
+            self._changed.notify_all()
 
     # ------------------------------------------------------------ the master
 
@@ -351,7 +210,7 @@ class ParameterServer:
                     self._restore_cut(restored_cut, covers_all_steps=attachment.complete)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
-                self._entrance.settle()
+                self._reevaluate_pushes()
                 return AttachResult(
                     self._model_state.initialized,
                     self._model_state.version,
@@ -372,7 +231,7 @@ class ParameterServer:
             self._leases.check(incarnation)
             first_steps = self._leases.first(leases)
             steps_by_lease = self._leases.revoke(leases, lowest_open_lease)
-            self._entrance.settle()
+            self._reevaluate_pushes()
             return steps_by_lease, first_steps
 
     def prepare(self, incarnation: int) -> None:
@@ -393,7 +252,7 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
             self._cuts.hold(cut, self._clock())
-            self._entrance.settle()
+            self._reevaluate_pushes()
             return self._leases.met()
 
     def snapshot(
@@ -432,12 +291,12 @@ class ParameterServer:
             if not self._has_copied(cut):
                 self._cuts.check_open(cut)
                 self._leases.close_leases_below(lowest_open_lease)
-                if not self._entrance.let_in(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
+                if not self._wait_for_steps(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
                     return None
                 self._leases.check(incarnation)
             if not self._has_copied(cut):  # by a second try of the same question, meanwhile
                 self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
-            self._entrance.settle()
+            self._reevaluate_pushes()
             return self._last_taken
 
     def release(self, incarnation: int, cut: int) -> None:
@@ -446,7 +305,7 @@ class ParameterServer:
             self._leases.check(incarnation)
             self._cuts.check_reachable(cut)
             pinned_copy = self._cuts.release(cut)
-            self._entrance.settle()
+            self._reevaluate_pushes()
         _release_copy(pinned_copy)
 
     def unpin(self, incarnation: int, cut: int) -> None:
@@ -465,16 +324,62 @@ class ParameterServer:
     def account(self) -> PsStatistics:
         """What it has done and holds, for people; costs no more than a small pull."""
         with self._changed:
-            model_state, admission = self._model_state, self._entrance
-            return PsStatistics(model_state.version, admission.counts, admission.forming, model_state.tables)
+            model_state, updater = self._model_state, self._updater
+            return PsStatistics(model_state.version, updater.counts, updater.forming, model_state.tables)
 
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
         with self._changed:
-            if not self._entrance.closed:
-                log.info("%s", self._entrance.close())
+            if not self._is_closed:
+                self._is_closed = True
+                self._changed.notify_all()
+                log.info("%s", self._updater.summary())
 
     # ------------------------------------------------------------ under the lock
+
+    def _must_wait_for_cut(self, push_id: PushId) -> bool:
+        """A retried or revoked push changes nothing, so that it need not wait."""
+        self._check_running()
+        return self._cuts.keeps_out(*push_id) and self._leases.decide_push(*push_id) is AdmissionOutcome.APPLIED
+
+    def _wait_until(self, is_over: Callable[[], bool], deadline: float) -> bool:
+        """Let the lock go until it is over; False if it is not by then.
+
+        A cut that is held for too long is given up meanwhile: its master may be gone, and nobody else would.
+        """
+        while not is_over():
+            now = self._clock()
+            if self._cuts.expire_pause(now):
+                self._reevaluate_pushes()
+            elif now >= deadline:
+                return False
+            else:
+                self._changed.wait(min(deadline, self._cuts.until) - now)
+        return True
+
+    def _wait_for_steps(self, cut: int, included_steps: Mapping[int, int], timeout: float) -> bool:
+        """Let the steps below ``included_steps`` of each lease in; whether all of them have come after so many seconds.
+
+        Raises:
+            Refused: kind ``busy``: the process ends.
+        """
+        self._cuts.let_in(cut, included_steps)
+        self._reevaluate_pushes()
+        if not self._leases.reached(included_steps):
+            self._changed.wait_for(lambda: self._leases.reached(included_steps) or self._is_closed, timeout)
+        self._check_running()
+        if self._cuts.expire_pause(self._clock()):
+            self._reevaluate_pushes()
+        return self._leases.reached(included_steps)
+
+    def _reevaluate_pushes(self) -> None:
+        """Leases or cuts changed: pushes that wait may have their outcome now, or their turn."""
+        self._updater.settle()
+        self._changed.notify_all()
+
+    def _check_running(self) -> None:
+        if self._is_closed:
+            raise PeerRefusedError("this PS ends", kind="busy")
 
     def _has_copied(self, cut: int) -> bool:
         return self._last_taken is not None and self._last_taken.cut == cut
@@ -517,11 +422,21 @@ class ParameterServer:
             raise out_of_memory_error(f"its part of the checkpoint {attachment.restore}") from error
 
     def _restore_cut(self, restored_cut: CutSnapshot, *, covers_all_steps: bool) -> None:
-        self._entrance.replaced()
+        self._updater.replaced()
         self._model_state.restore(restored_cut)
         self._leases.restore(restored_cut.applied, covers_all_steps=covers_all_steps)
         self._cuts.passed(restored_cut.number)
         log.info("restored cut %d at version %d", restored_cut.number, restored_cut.version)
+
+
+def _make_updater(
+    strategy: Strategy, applied_steps: AppliedSteps, model_state: ModelState, cut_state: CutState[CutSnapshot]
+) -> PushUpdater:
+    if strategy.mode == "sync":
+        return SyncUpdater(
+            applied_steps, model_state, strategy.grads_to_wait, strategy.version_tolerance, lambda: cut_state.held
+        )
+    return AsyncUpdater(applied_steps, model_state, staleness_aware=strategy.staleness_aware)
 
 
 def _release_copy(pinned_copy: CutSnapshot | None) -> None:

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
-from edl.ps.messages import PushOrigin
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.model_state import ModelState
-from edl.ps.sync_rounds import PendingRound, PushId
+from edl.ps.sync_rounds import PendingRound
 
 # --------------------------------------------------------------------------------------------------
 # What became of pushes, in numbers; counted under the server's lock.
@@ -70,24 +69,34 @@ class PendingPush:
     """A push, and what became of it once that is known.
 
     Attributes:
-        share: which step of which lease it is.
-        origin: where it comes from.
-        declared: what the gradients were checked against.
+        push_id: which step of which lease it is.
+        declaration: what the gradients were checked against.
         gradients: None enters the step only.
+        worker: index of the worker that it comes from.
+        connection: the connection that it came through.
+        gradient_version: of the values that the gradient was computed at.
+        next_lease: lease of the worker's next push; 0: it has none in hand.
+        leader_round: the pushes that are one update with it, as the first PS has said; none at the first PS itself.
+        is_retry: this is not the first try.
         outcome: an admission, or what went wrong; None while it waits.
-        round: the pushes of the update that it is in.
+        round_pushes: the pushes of the update that it is in.
     """
 
-    share: PushId
-    origin: PushOrigin
-    declared: ModelDeclaration
+    push_id: PushId
+    declaration: ModelDeclaration
     gradients: PushGradients | None
+    worker: int = 0
+    connection: int = 0
+    gradient_version: int = 0
+    next_lease: int = 0
+    leader_round: tuple[PushId, ...] = ()
+    is_retry: bool = False
     outcome: AdmissionOutcome | Exception | None = None
-    round: tuple[PushId, ...] = ()
+    round_pushes: tuple[PushId, ...] = ()
 
     def staleness(self, version: int) -> int:
         """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
-        return max(0, version - self.origin.version)
+        return max(0, version - self.gradient_version)
 
     def admission(self) -> AdmissionOutcome:
         """The outcome; raises what went wrong instead."""
@@ -145,17 +154,17 @@ class AsyncUpdater:
 
     def offer_push(self, push: PendingPush) -> None:
         """Applied before this returns, or refused."""
-        push.outcome = self._leases.decide_push(*push.share)
-        if push.outcome is AdmissionOutcome.APPLIED:
-            staleness = push.staleness(self._model_state.version)
-            self._model_state.apply(self._scale_learning_rate(push, staleness))
-            self._leases.admit_push(*push.share)
-            self._push_counter.update([] if push.gradients is None else [staleness])
-
-    def _scale_learning_rate(self, push: PendingPush, staleness: int) -> PushGradients | None:
-        if push.gradients is None or not self._staleness_aware:
-            return push.gradients
-        return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
+        push.outcome = self._leases.decide_push(*push.push_id)
+        if push.outcome is not AdmissionOutcome.APPLIED:
+            return
+        gradients, staleness = push.gradients, push.staleness(self._model_state.version)
+        if gradients is not None and self._staleness_aware:
+            gradients = replace(gradients, learning_rate=gradients.learning_rate / max(1, staleness))
+        # First the values, then the step: a push that there is no memory for is refused here, and has not entered.
+        # Nobody sees one without the other, because the lock is held.
+        self._model_state.apply(gradients)
+        self._leases.admit_push(*push.push_id)
+        self._push_counter.update([] if gradients is None else [staleness])
 
     def withdraw_push(self, push: PendingPush) -> str:
         """Nothing waits here."""

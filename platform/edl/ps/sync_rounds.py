@@ -16,14 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class PushId(NamedTuple):
-    """One push of an update: a step of a lease."""
-
-    lease: int
-    step: int
+from edl.ps.applied_steps import PushId
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Iterable
 from edl.api.errors import RefusedError
 from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.model_state import ModelState
 from edl.ps.push_updates import PendingPush, PushCounter, PushCounts
-from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PendingRound, PushId, SyncRounds, WaitingPush
+from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PendingRound, SyncRounds, WaitingPush
 from edl.transport.peer_errors import PeerRefusedError
 
 _MAY_ENTER = (AdmissionOutcome.APPLIED, AdmissionOutcome.UNKNOWN_MASTER)
@@ -53,55 +53,53 @@ class SyncUpdater:
 
     def offer_push(self, push: PendingPush) -> None:
         """Decided at once only if it enters nothing, or completes its round."""
-        origin = push.origin
-        push.outcome = self._leases.decide_push(*push.share)
-        if not origin.round:
-            self._rounds.bind_connection(origin.worker, origin.link)
+        push.outcome = self._leases.decide_push(*push.push_id)
+        is_leader = not push.leader_round  # this is the first PS, which puts rounds together
+        if is_leader:
+            self._rounds.bind_connection(push.worker, push.connection)
+
         if push.outcome is not AdmissionOutcome.APPLIED:
-            self._answer_rejected_push(push)
-        elif self._is_stale(push):
+            # It enters nothing. If its answer was lost, the worker needs its round for the other servers, and goes on
+            # with what it said that follows. Otherwise nothing follows: its lease is refused.
+            is_duplicate = push.outcome is AdmissionOutcome.DUPLICATE
+            if is_duplicate:
+                last_round = self._made.get(push.push_id.lease, ())
+                push.round_pushes = last_round if push.push_id in last_round else ()
+            if is_leader:
+                self._rounds.expect_push(push.worker, push.next_lease if is_duplicate else 0)
+        elif is_leader and self._is_stale(push):
+            # The other servers never refuse for staleness: what the first one has admitted is in on all of them.
             push.outcome = AdmissionOutcome.STALE
             self._push_counter.refuse()
-            self._rounds.refuse(origin.worker, push.share.lease)
+            self._rounds.refuse(push.worker, push.push_id.lease)
         else:
-            self._add_to_round(push)
+            # It waits for its round. Whoever waits for the same step, or at the first PS for another one of the same
+            # worker, has lost its connection: nobody would read that answer.
+            self._reject_pushes((push.push_id,), _resent_error())
+            push.outcome = None
+            self._waiting[push.push_id] = push
+            if is_leader:
+                previous_push = self._rounds.join(WaitingPush(push.worker, push.push_id, push.next_lease))
+                if previous_push is not None:
+                    self._reject_pushes((previous_push.share,), _resent_error())
+            else:
+                self._follower_rounds.join(FollowerPush(push.push_id, frozenset(push.leader_round), push.is_retry))
         self._close()
-
-    def _answer_rejected_push(self, push: PendingPush) -> None:
-        """A push that enters nothing; one whose answer was lost is told its round again."""
-        last_round = self._made.get(push.share.lease, ())
-        if push.outcome is AdmissionOutcome.DUPLICATE:
-            push.round = last_round if push.share in last_round else ()
-        if not push.origin.round:
-            self._rounds.expect_push(
-                push.origin.worker, push.origin.following if push.outcome is AdmissionOutcome.DUPLICATE else 0
-            )
 
     def _is_stale(self, push: PendingPush) -> bool:
         """Values of a later version than this one's are of before it went back to a checkpoint: good enough."""
-        if push.origin.round or push.gradients is None:
+        if push.gradients is None:
             return False
-        return push.origin.version < self._model_state.version - self._version_tolerance
-
-    def _add_to_round(self, push: PendingPush) -> None:
-        self._reject_pushes((push.share,), _resent_error())
-        push.outcome = None
-        self._waiting[push.share] = push
-        if push.origin.round:
-            self._follower_rounds.join(FollowerPush(push.share, frozenset(push.origin.round), push.origin.again))
-            return
-        previous_push = self._rounds.join(WaitingPush(push.origin.worker, push.share, push.origin.following))
-        if previous_push is not None:
-            self._reject_pushes((previous_push.share,), _resent_error())
+        return push.gradient_version < self._model_state.version - self._version_tolerance
 
     def withdraw_push(self, push: PendingPush) -> str:
         """It does not sit any more."""
-        del self._waiting[push.share]
-        if push.origin.round:
-            self._follower_rounds.remove_push(push.share)
+        del self._waiting[push.push_id]
+        if push.leader_round:
+            self._follower_rounds.remove_push(push.push_id)
             return "the other pushes of its update have not come"
         missing = sorted(self._rounds.expected.values())
-        self._rounds.withdraw_push(push.origin.worker)
+        self._rounds.withdraw_push(push.worker)
         return f"a round waits for pushes of leases {missing}"
 
     def settle(self) -> None:
@@ -147,30 +145,28 @@ class SyncUpdater:
     # ------------------------------------------------------------ closing
 
     def _close(self) -> None:
-        """Apply every round that is complete."""
+        """Apply every round that is complete: one update, and then all of its pushes are in."""
         while push_ids := self._next_complete_round():
-            pushes = [self._waiting.pop(share) for share in push_ids]
+            pushes = [self._waiting.pop(push_id) for push_id in push_ids]
+            staleness = [push.staleness(self._model_state.version) for push in pushes if push.gradients is not None]
             try:
-                self._apply_round(pushes)
+                self._model_state.apply(_merge_pushes(pushes))
             except Exception as error:  # noqa: BLE001  raised again where each of them is answered
                 for push in pushes:
                     push.outcome = error
+                continue
+            self._push_counter.update(staleness)
+            for push in pushes:
+                push.outcome, push.round_pushes = self._leases.admit_push(*push.push_id), push_ids
+                self._made[push.push_id.lease] = push_ids
 
     def _next_complete_round(self) -> tuple[PushId, ...]:
+        # While a cut is held the first PS makes no update. The others make those that it has made before: all servers
+        # copy the same ones.
         waiting_pushes = () if self._held() else self._rounds.close()
         if waiting_pushes:
-            return tuple(seat.share for seat in waiting_pushes)
-        return self._follower_rounds.close(lambda share: self._leases.decide_push(*share) in _MAY_ENTER)
-
-    def _apply_round(self, pushes: list[PendingPush]) -> None:
-        """One update; then all of its pushes are in."""
-        staleness = [push.staleness(self._model_state.version) for push in pushes if push.gradients is not None]
-        self._model_state.apply(_merge_pushes(pushes))
-        self._push_counter.update(staleness)
-        push_ids = tuple(push.share for push in pushes)
-        for push in pushes:
-            push.outcome, push.round = self._leases.admit_push(*push.share), push_ids
-            self._made[push.share.lease] = push_ids
+            return tuple(waiting.share for waiting in waiting_pushes)
+        return self._follower_rounds.close(lambda push_id: self._leases.decide_push(*push_id) in _MAY_ENTER)
 
     def _reject_pushes(self, push_ids: Iterable[PushId], error: RefusedError) -> None:
         for share in push_ids:
@@ -186,7 +182,7 @@ class SyncUpdater:
 
 def _merge_pushes(pushes: list[PendingPush]) -> PushGradients | None:
     """What the pushes of a round do together, at the learning rate of the newest values that one was computed at."""
-    newest = sorted(pushes, key=lambda push: push.origin.version, reverse=True)
+    newest = sorted(pushes, key=lambda push: push.gradient_version, reverse=True)
     rate = next((push.gradients.learning_rate for push in newest if push.gradients is not None), 0.0)
     return merge_gradients([push.gradients for push in pushes if push.gradients is not None], rate)
 

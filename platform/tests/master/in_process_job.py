@@ -25,12 +25,12 @@ from edl.master.backend import LocalMasterBackend, MasterBackend
 from edl.master.master_process import MasterProcess, serve_job
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.push_updates import PendingPush
 from edl.ps.server_process import keep_registered
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.sync_rounds import PushId
 from edl.simulation.clock import VirtualClock
 from edl.storage.journal import Journal
 from edl.storage.run_directory import RunDirectory, read_json
@@ -180,8 +180,8 @@ class PlayedWorker:
             server = self._job.servers.get(self._placed[index])
             if server is not None:
                 with suppress(EdlError):  # busy, replaced or not restored yet: again
-                    pushed = server.server.push(share, server.server.declaration(), None)
-                    return pushed.admission is not AdmissionOutcome.REVOKED
+                    admission, _ = server.server.push(PendingPush(share, server.server.declaration(), None))
+                    return admission is not AdmissionOutcome.REVOKED
             self._place()
             self._declare()  # as real ones do to a PS that says that it holds nothing
         return False

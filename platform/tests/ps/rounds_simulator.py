@@ -16,11 +16,9 @@ import numpy as np
 
 from edl.core.cuts import CutStage, PendingCut
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
+from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.cut_state import CutState
-from edl.ps.messages import PushOrigin
 from edl.ps.push_updates import PendingPush
-from edl.ps.sync_rounds import PushId
 from edl.ps.sync_updates import SyncUpdater
 
 Action = Callable[[], None]
@@ -72,7 +70,7 @@ class Server:
 
     def keeps_out(self, push: PendingPush) -> bool:
         """Whether it waits for a cut."""
-        return self.cuts.keeps_out(*push.share) and self.leases.decide_push(*push.share) is AdmissionOutcome.APPLIED
+        return self.cuts.keeps_out(*push.push_id) and self.leases.decide_push(*push.push_id) is AdmissionOutcome.APPLIED
 
     def settle(self) -> None:
         """Leases or cuts changed."""
@@ -311,9 +309,18 @@ class Theatre:
         lease = worker.queue[0]
         more = lease.start + worker.step + 1 < lease.end
         following = lease.number if more else worker.queue[1].number if len(worker.queue) > 1 else 0
-        origin = PushOrigin(worker.index, worker.index, worker.version, following, worker.round, part in worker.again)
-        push = PendingPush(PushId(lease.number, worker.step), origin, None, NOTHING)  # type: ignore[arg-type]
-        self.records[push.share] = lease.start + worker.step
+        push = PendingPush(
+            PushId(lease.number, worker.step),
+            None,  # type: ignore[arg-type]
+            NOTHING,
+            worker.index,
+            worker.index,
+            worker.version,
+            following,
+            worker.round,
+            part in worker.again,
+        )
+        self.records[push.push_id] = lease.start + worker.step
         worker.unsent.remove(part)
         worker.waits[part] = push
         worker.connected.add(part)
@@ -325,15 +332,15 @@ class Theatre:
         if outcome is AdmissionOutcome.REVOKED:
             raise AssertionError("a live worker's lease was revoked")
         if outcome is AdmissionOutcome.APPLIED:
-            self.entered[part][self.records[push.share]] += 1
-            if push.round not in self.servers[part].rounds:
-                self.servers[part].rounds.append(push.round)
+            self.entered[part][self.records[push.push_id]] += 1
+            if push.round_pushes not in self.servers[part].rounds:
+                self.servers[part].rounds.append(push.round_pushes)
         if outcome is AdmissionOutcome.STALE:
-            worker.refused[push.share] += 1
+            worker.refused[push.push_id] += 1
             worker.version = self.servers[0].contents.version
         elif worker.leading:
             worker.version = self.servers[0].contents.version
-            worker.leading, worker.round = False, push.round or (push.share,)
+            worker.leading, worker.round = False, push.round_pushes or (push.push_id,)
             worker.unsent = list(range(1, len(self.servers)))
         if not worker.pushing and outcome is not AdmissionOutcome.STALE:
             self._stepped(worker)

@@ -150,7 +150,7 @@ class Waiting:
 def kept_out(ps, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
     with ps.server._changed:
-        assert ps.server._changed.wait_for(lambda: ps.server._entrance.kept_out == count, 10)
+        assert ps.server._changed.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
 def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two):
@@ -218,7 +218,7 @@ def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(two
         ps.server._last_taken = ps.server._take(cut, None, {}, pin=False)
         return True
 
-    monkeypatch.setattr(ps.server._entrance, "let_in", meanwhile)
+    monkeypatch.setattr(ps.server, "_wait_for_steps", meanwhile)
     assert ps.snapshot(1).version == 0
 
 

@@ -24,13 +24,13 @@ from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, Par
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import FlatParameters, PushGradients
-from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.push_updates import PendingPush
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.sync_rounds import PushId
 from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind, ReceivedFrame
@@ -65,7 +65,7 @@ def table(server: ParameterServer, name: str) -> Any:
 
 
 def sent(server: ParameterServer, step: int, gradients: PushGradients) -> AdmissionOutcome:
-    return server.push(PushId(LEASE, step), server.declaration(), gradients).admission
+    return server.push(PendingPush(PushId(LEASE, step), server.declaration(), gradients))[0]
 
 
 def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
         lambda: server.pull(held, np.empty(2, np.float32)),
         lambda: server.pull_rows({"users": np.array([1])}),
         lambda: server.scan("users", 0, 9),
-        lambda: server.push(PushId(LEASE, 1), held, push(users=range(4))),
+        lambda: server.push(PendingPush(PushId(LEASE, 1), held, push(users=range(4)))),
         lambda: server.snapshot(1, 2, None, pin=True),
         server.declaration,
     ):

@@ -18,13 +18,13 @@ from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.applied_steps import AdmissionOutcome
+from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.push_updates import PendingPush
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part, merge_cuts
 from edl.ps.shard_writer import ShardWriter, write_cut_shard
-from edl.ps.sync_rounds import PushId
 from edl.storage.checkpoint_contents import read_checkpoint_contents
 from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.storage.safetensors_writer import read_array_file
@@ -79,12 +79,13 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     held, slab = server.declaration(), np.empty(2, np.float32)
     for _ in range(2):
         with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 more"):
-            server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
+            server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4])))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)
         assert server.position_limit("small") == 0
     assert (
-        server.push(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is AdmissionOutcome.APPLIED
+        server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])))[0]
+        is AdmissionOutcome.APPLIED
     )
     assert server.pull(held, slab) == 1
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from ps.rounds_simulator import NOTHING, NUMBER, Server
 
-from edl.ps.applied_steps import AdmissionOutcome
-from edl.ps.messages import PushOrigin
+from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.push_updates import PendingPush
-from edl.ps.sync_rounds import PushId
 
 SCENARIOS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 PUSH = re.compile(
@@ -73,8 +71,17 @@ class Play:
     ) -> Iterator[str]:
         next_lease = NUMBER + int(following) if following and int(following) else 0
         named = tuple(_share(one) for one in (round or "").split())
-        origin = PushOrigin(ord(worker), ord(worker), int(version or 0), next_lease, named, bool(again))
-        push = PendingPush(_share(share), origin, None, NOTHING)  # type: ignore[arg-type]
+        push = PendingPush(
+            _share(share),
+            None,  # type: ignore[arg-type]
+            NOTHING,
+            ord(worker),
+            ord(worker),
+            int(version or 0),
+            next_lease,
+            named,
+            bool(again),
+        )
         server = self._servers[int(part or 0)]
         self._pushes[worker] = (server, push)
         server.take(push)
@@ -92,7 +99,7 @@ class Play:
             if push.outcome is None or push in self._told:
                 continue
             self._told.append(push)
-            round_ = "of " + " ".join(f"{lease - NUMBER}.{step}" for lease, step in push.round)
+            round_ = "of " + " ".join(f"{lease - NUMBER}.{step}" for lease, step in push.round_pushes)
             version = server.contents.version
             more = {
                 AdmissionOutcome.APPLIED: f": update {version} {round_}",

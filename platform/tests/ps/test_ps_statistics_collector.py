@@ -18,13 +18,14 @@ from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients
-from edl.ps.messages import MasterAttachment, PushOrigin
+from edl.ps.applied_steps import PushId
+from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.push_updates import PushCounter, PushCounts
+from edl.ps.push_updates import PendingPush, PushCounter, PushCounts
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.statistics_collector import MAX_REPORTED_TABLES, PsStatisticsCollector, TableSizes
-from edl.ps.sync_rounds import PendingRound, PushId, SyncRounds, WaitingPush
+from edl.ps.sync_rounds import PendingRound, SyncRounds, WaitingPush
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 
@@ -68,7 +69,7 @@ class Stage:
         }
         gradients = None if empty else PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
         share = PushId(LEASE + self.steps, 0)
-        self.server.push(share, self.server.declaration(), gradients, origin=PushOrigin(worker, worker, version))
+        self.server.push(PendingPush(share, self.server.declaration(), gradients, worker, worker, version))
 
     @property
     def counts(self) -> PushCounts:

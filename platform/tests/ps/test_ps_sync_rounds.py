@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_simulator import Theatre
 
-from edl.ps.sync_rounds import FollowerPush, FollowerRounds, PushId, SyncRounds, WaitingPush
+from edl.ps.applied_steps import PushId
+from edl.ps.sync_rounds import FollowerPush, FollowerRounds, SyncRounds, WaitingPush
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 

@@ -46,7 +46,7 @@ def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
 
 def sits(ps: Ps, count: int = 1) -> None:
     """Wait until so many pushes wait for their round."""
-    changed, updates = ps.server._changed, ps.server._entrance._updater
+    changed, updates = ps.server._changed, ps.server._updater
     with changed:
         assert changed.wait_for(lambda: len(updates._waiting) == count, 10)
 
@@ -54,7 +54,7 @@ def sits(ps: Ps, count: int = 1) -> None:
 def behind(ps: Ps, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
     with ps.server._changed:
-        assert ps.server._changed.wait_for(lambda: ps.server._entrance.kept_out == count, 10)
+        assert ps.server._changed.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
 def joined(ps: Ps, *leases: int) -> list[Worker]:
