@@ -1,7 +1,7 @@
 """The entries of a job's journal: one class for each kind.
 
 An entry is one JSON object on disk; ``kind`` says which class it is of, and its other members are the class's fields,
-in their order. What each entry makes true is in ``edl.core.entry_handlers``; the table of entries is in
+in their order. What each entry makes true is in ``edl.core.state``; the table of entries is in
 docs/design/0002-record-accounting.md.
 
 Journals outlive the version that wrote them. So kinds and field names never change, a field that was added later has

@@ -19,7 +19,6 @@ from edl.api.journal_entries import (
 )
 from edl.core import cuts, update_accounting
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut
-from edl.core.entry_handlers import dataset_entry
 from edl.core.events import (
     CheckpointSaveFinished,
     CutPrepared,
@@ -33,7 +32,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.ledger import TRAINING, Ledger
-from edl.core.state import JobState, PendingStop
+from edl.core.state import JobState, PendingStop, dataset_entry
 
 # --------------------------------------------------------------------------------------------------
 # What a checkpoint that cannot be written does to the job.

@@ -57,7 +57,7 @@ class JournaledCuts:
         """From all entries of a journal."""
         # 45 ms that the start of a new run does not need
         from edl.api import journal_entries as entries
-        from edl.core.entry_handlers import snapshot_cut_number
+        from edl.core.state import snapshot_cut_number
 
         saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
         numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}

@@ -17,7 +17,7 @@ from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.job_settings import JobSettings
+from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory

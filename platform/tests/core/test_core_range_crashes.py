@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.masters import Masters, alive, killed
+from core.core_harness import Masters, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.core.events import (

@@ -15,9 +15,9 @@ from edl.api.events import RoleRequested
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.job_pods import JobPod, JobPods
-from edl.core.job_settings import JobSettings
 from edl.core.ledger import Lease
 from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH
+from edl.core.state import JobSettings
 from edl.simulation.training_world import World
 
 SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)

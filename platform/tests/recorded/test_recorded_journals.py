@@ -11,9 +11,8 @@ import pytest
 from recorded.make import HERE
 
 from edl.api.journal_entries import ENTRY_CLASSES, JournalEntry
-from edl.core.entry_handlers import ENTRY_HANDLERS
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings
+from edl.core.state import ENTRY_HANDLERS, JobSettings
 from edl.storage.journal import Journal
 
 JOURNALS = sorted((HERE / "journals").glob("*.json"))

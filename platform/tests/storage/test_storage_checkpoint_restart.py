@@ -10,7 +10,7 @@ from support.text_keys import unsaid
 
 from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobStateMachine
-from edl.core.job_settings import JobSettings
+from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal

@@ -13,7 +13,7 @@ from edl.api.errors import StorageError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.job_settings import JobSettings
+from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import JournalDamagedError, replay_journal

@@ -17,8 +17,8 @@ from worker.loop_harness import LEASE, TOKEN, ScriptedMaster, Servers
 from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
 from edl.core.job import JobStateMachine
-from edl.core.job_settings import JobSettings
 from edl.core.shuffle import BlockLayout
+from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.storage.run_directory import create_run
 from edl.transport import edl_pb2 as pb
