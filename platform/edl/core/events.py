@@ -373,7 +373,7 @@ class LeaseReply:
         seconds: without progress for so long, the lease is revoked.
         window: the work is positions of a shuffled order with such windows; 0: records of a source.
         order: fingerprint of that order.
-        one_by_one: each minibatch is read and fed after the one before it is in (module ``suspicion``).
+        one_by_one: each minibatch is read and fed after the one before it is in (``lease_timeouts.CrashSuspects``).
     """
 
     lease: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from edl.api.cluster_port import Role
@@ -62,71 +61,117 @@ _KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION,
 
 def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -> None:
     """Answer a worker that asks for work."""
-    state.do(_decide_answer(state, event.worker, event.held, now))
+    state.do(grant_lease(state, event.worker, event.held, now))
 
 
-def _decide_answer(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
+def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
+    """A lease for a worker that asks, or why it gets none now.
+
+    Args:
+        known_leases: leases that the worker knows of; None: it does not say.
+    """
+    # A worker that can do nothing for the job any more ends; one that the master has yet to hear of waits. A master
+    # that has just started knows neither: whoever asks may be in the middle of a lease that the journal has.
     if state.ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
         return WaitForWork("the master has just started and looks who is there")
-    if state.pods.has_ended(worker):
+    pods = state.pods
+    if pods.has_ended(worker):
         return StopWork("the cluster says that this pod has ended")
-    if not state.pods.is_live(worker):
+    if not pods.is_live(worker):
         return WaitForWork("the cluster has not shown this pod yet")
-    pod = state.pods.pods[worker]
+    pod = pods.pods[worker]
     if pod.left:
         return StopWork("this worker has said goodbye")
     if not pod.has_run:
         return WaitForWork("the cluster has not shown this pod running yet")
     if not pod.staying:
         return WaitForWork("this worker was told to go")
+
+    # From here on the worker counts as heard of, whatever it gets: its leases must not expire while it waits for more.
     record_heartbeat(state, worker, now)
     if state.stopping is not None:
         return WaitForWork("the job ends: a final checkpoint is being taken")
-    lost = _find_lost_grant(state, worker, known_leases)
-    if lost is not None:
-        return lost
-    one_by_one_leases = state.crash_suspects.one_by_one_leases
-    if one_by_one_leases and any(lease.number in one_by_one_leases for _, lease in state.worker_leases(worker)):
+
+    # The answer to an earlier request may have been lost after its lease was entered: the worker gets the same again.
+    # Otherwise nobody would work on that range until its lease expired.
+    held = state.worker_leases(worker)
+    for kind, lease in held:
+        if known_leases is not None and lease.number not in known_leases and not lease.through:
+            return _lease_reply(state, kind, lease)
+
+    # Records that ended a worker are trained with nothing else in hand: the next end then names the one to blame.
+    if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
         return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
+
+    # A worker that still builds its model holds what it gets for seconds, until TensorFlow is imported. While others
+    # are ready it gets one range of training to begin with, and nothing that all would wait for.
+    is_slow = pod.building and bool(pods.roles[Role.WORKER].built)
     for kind in _KIND_PRIORITY:
-        work = _next_range(state, worker, kind) if _may_take_kind(state, worker, kind) else None
-        if work is not None:
-            return _grant_lease(state, worker, kind, work, now)
+        if is_slow and (kind != TRAINING or held):
+            continue
+        record_range = _next_range(state, worker, kind)
+        if record_range is not None:
+            return _enter_lease(state, worker, kind, record_range, now)
     return WaitForWork(idle_reason(state))
 
 
-def _find_lost_grant(state: JobState, worker: str, known_leases: frozenset[int] | None) -> LeaseReply | None:
-    """A lease that the worker was granted and does not know of, because the answer was lost: the same one again."""
-    if known_leases is None:
-        return None
-    for kind, lease in state.worker_leases(worker):
-        if lease.number not in known_leases and not lease.through:
-            return _build_grant(state, kind, lease)
-    return None
-
-
-def _may_take_kind(state: JobState, worker: str, kind: str) -> bool:
-    """A worker that has not built its model yet gets one range to begin with, and nothing that others could do now.
-
-    It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
-    """
-    fleet = state.pods
-    if not fleet.pods[worker].building or not fleet.roles[Role.WORKER].built:
-        return True
-    return kind == TRAINING and not state.worker_leases(worker)
-
-
 def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
+    """The records of a kind of work that are due now; None when there are none, or nobody may begin with them yet."""
     ledger = state.ledgers.get(kind)
     if ledger is None:
         return None
     if kind == TRAINING:
+        # A push has to reach every PS, and what they lose has to be found in a checkpoint.
         return ledger.next(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
     return ledger.next()
+
+
+def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
+    """Enter a lease, in the journal first: the answer leaves the master when the entry is on disk."""
+    number = state.next_lease_number()
+    ledger = state.ledgers[kind]
+    is_repeated = bool(ledger.returned)  # before the entry: it takes the range out of what was returned
+    row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
+    state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
+    if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
+        state.crash_suspects.one_by_one_leases.add(number)
+    state.holders[worker].hold(number, now)
+    state.pods.pods[worker].leased = True
+    if is_repeated:
+        index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME
+        state.emit(RequeuedRecordsLeased(start=record_range.start, end=record_range.end, source=source, worker=index))
+    return _lease_reply(state, kind, ledger.leases[number])
+
+
+def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
+    """What a worker has to know of its lease."""
+    pin, step, payload = 0, state.step, None
+    if kind in (EVALUATION, METRICS) and state.round is not None:
+        pin, step = state.round.pin, state.round.step
+        payload = state.round.states if kind == METRICS else None
+    elif kind == EXPORT:
+        pin = state.final_pin
+        payload = {"checkpoint": state.checkpoint.cut} if state.best_restored and state.checkpoint is not None else None
+    elif kind == BEST_MODEL:
+        payload = evaluation_callbacks.best_write_payload(state)
+    shuffled = state.order if kind == TRAINING else None
+    return LeaseReply(
+        lease.number,
+        kind,
+        lease.work,
+        lease.minibatch,
+        state.patience.silence_seconds,
+        pin,
+        step,
+        payload,
+        one_by_one=lease.number in state.crash_suspects.one_by_one_leases,
+        window=shuffled.window if shuffled is not None else 0,
+        order=shuffled.fingerprint if shuffled is not None else "",
+    )
 
 
 def remaining_step_budget(state: JobState) -> int | None:
@@ -156,46 +201,6 @@ def idle_reason(state: JobState) -> str:
     if state.checkpoint_failure is not None and state.checkpoint_failure.paused_at is not None:
         return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
     return "all that is left is in the hands of other workers"
-
-
-def _grant_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
-    number = state.next_lease_number()
-    ledger = state.ledgers[kind]
-    is_repeated = bool(ledger.returned)
-    row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
-    state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
-    if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
-        state.crash_suspects.one_by_one_leases.add(number)
-    state.holders[worker].hold(number, now)
-    state.pods.pods[worker].leased = True
-    if is_repeated:
-        index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME
-        state.emit(RequeuedRecordsLeased(start=record_range.start, end=record_range.end, source=source, worker=index))
-    return _build_grant(state, kind, ledger.leases[number])
-
-
-def _build_grant(state: JobState, kind: str, lease: Lease) -> LeaseReply:
-    pin, step, payload = _evaluation_fields(state, kind)
-    granted = LeaseReply(
-        lease.number, kind, lease.work, lease.minibatch, state.patience.silence_seconds, pin, step, payload
-    )
-    if lease.number in state.crash_suspects.one_by_one_leases:
-        granted = replace(granted, one_by_one=True)
-    if kind == TRAINING and state.order is not None:
-        return replace(granted, window=state.order.window, order=state.order.fingerprint)
-    return granted
-
-
-def _evaluation_fields(state: JobState, kind: str) -> tuple[int, int, Any]:
-    evaluation = state.round
-    if kind in (EVALUATION, METRICS) and evaluation is not None:
-        return evaluation.pin, evaluation.step, evaluation.states if kind == METRICS else None
-    if kind == EXPORT:
-        best = state.checkpoint if state.best_restored else None
-        return state.final_pin, state.step, None if best is None else {"checkpoint": best.cut}
-    if kind == BEST_MODEL:
-        return 0, state.step, evaluation_callbacks.best_write_payload(state)
-    return 0, state.step, None
 
 
 # ------------------------------------------------------------------------------------------------ hearing of leases
