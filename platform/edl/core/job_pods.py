@@ -19,9 +19,9 @@ from edl.core.pod_lifecycle import (
     TERMINAL_STATES,
     MemoryRaise,
     PodState,
-    classify_status,
     decide_relaunch,
     next_state,
+    reported_state,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -222,9 +222,8 @@ class JobPod:
         """
         self.cause = status.cause or self.cause
         leaving_expected = job_ended or self.role is not Role.WORKER or self.expected_to_leave
-        self.state = next_state(
-            self.state, classify_status(replace(status, cause=self.cause), leaving_expected=leaving_expected)
-        )
+        reported = reported_state(replace(status, cause=self.cause), leaving_expected=leaving_expected)
+        self.state = next_state(self.state, reported)
         self.told = self.told or self.state is PodState.LEAVING
         self.has_run = self.has_run or status.phase is PodPhase.RUNNING or status.exit_code is not None
         self.pid, self.node = status.pid or self.pid, status.node or self.node

@@ -1,9 +1,9 @@
 """The life of a pod, and whether one that ended is started again.
 
 Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
-failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule (module
-``memory``), and a worker that a signal ended, or that exited before anybody told it to, is laid to what it was doing
-(``assign_blame``).
+failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule
+(``decide_after_oom``), and a worker that a signal ended, or that exited before anybody told it to, is laid to what it
+was doing (``assign_blame``).
 """
 
 from __future__ import annotations
@@ -36,93 +36,61 @@ class PodState(StrEnum):
     KILLED = "killed"
 
 
-class PodObservation(StrEnum):
-    """What can be seen of a pod: how far it is, and of one that ended, how."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    LEAVING = "told to go"
-    EXIT_0 = "exit 0"
-    EXIT_EARLY = "exit 0 before it was told to go"
-    EXIT_SIGTERM = "exit after SIGTERM"
-    EXIT_SIGKILL = "SIGKILL"
-    EXIT_ERROR = "exit with an error"
-    GONE = "gone"
-    PREEMPTED = "end by preemption"
-    EVICTED = "end by eviction"
-    OUT_OF_MEMORY = "end by lack of memory"
-    NODE_LOST = "end with its node"
-    DELETED = "end by deletion"
-
-
-_END_STATES: Mapping[PodObservation, PodState] = {
-    PodObservation.EXIT_0: PodState.SUCCEEDED,
-    PodObservation.EXIT_EARLY: PodState.EXITED,
-    PodObservation.EXIT_SIGTERM: PodState.PREEMPTED,
-    PodObservation.EXIT_SIGKILL: PodState.KILLED,
-    PodObservation.EXIT_ERROR: PodState.CRASHED,
-    PodObservation.GONE: PodState.DELETED,
-    PodObservation.PREEMPTED: PodState.PREEMPTED,
-    PodObservation.EVICTED: PodState.EVICTED,
-    PodObservation.OUT_OF_MEMORY: PodState.OUT_OF_MEMORY,
-    PodObservation.NODE_LOST: PodState.NODE_LOST,
-    PodObservation.DELETED: PodState.DELETED,
+_CAUSE_STATES: Mapping[TerminationCause, PodState] = {
+    TerminationCause.PREEMPTED: PodState.PREEMPTED,
+    TerminationCause.EVICTED: PodState.EVICTED,
+    TerminationCause.OUT_OF_MEMORY: PodState.OUT_OF_MEMORY,
+    TerminationCause.NODE_LOST: PodState.NODE_LOST,
+    TerminationCause.DELETED: PodState.DELETED,
 }
-_LIVE_STATES = {
-    PodObservation.PENDING: PodState.PENDING,
-    PodObservation.RUNNING: PodState.RUNNING,
-    PodObservation.LEAVING: PodState.LEAVING,
+_EXIT_CODE_STATES: Mapping[int, PodState] = {
+    # Where nobody names a cause (processes of one machine), a SIGTERM is somebody's who needs the room.
+    SIGTERM_EXIT: PodState.PREEMPTED,
+    SIGKILL_EXIT: PodState.KILLED,
 }
-TRANSITIONS: Mapping[PodState, Mapping[PodObservation, PodState]] = {
-    PodState.ASKED: {**_LIVE_STATES, **_END_STATES},
-    PodState.PENDING: {**_LIVE_STATES, **_END_STATES},
+"""How a pod ended by its exit code; any other code is its own error."""
+
+_LIVE_STATES: tuple[PodState, ...] = (PodState.PENDING, PodState.RUNNING, PodState.LEAVING)
+TERMINAL_STATES = frozenset(PodState) - {PodState.ASKED, *_LIVE_STATES}
+_REPORTS: Mapping[PodState, PodState] = {state: state for state in PodState if state is not PodState.ASKED}
+TRANSITIONS: Mapping[PodState, Mapping[PodState, PodState]] = {
+    PodState.ASKED: _REPORTS,
+    PodState.PENDING: _REPORTS,
     # A running pod that is reported pending is an old report: it stays running. Nobody calls back what was told to go.
-    PodState.RUNNING: {**_LIVE_STATES, PodObservation.PENDING: PodState.RUNNING, **_END_STATES},
-    PodState.LEAVING: {**dict.fromkeys(_LIVE_STATES, PodState.LEAVING), **_END_STATES},
-    **{end: dict.fromkeys(PodObservation, end) for end in _END_STATES.values()},
+    PodState.RUNNING: {**_REPORTS, PodState.PENDING: PodState.RUNNING},
+    PodState.LEAVING: {**_REPORTS, **dict.fromkeys(_LIVE_STATES, PodState.LEAVING)},
+    # An end is believed once: a watch that began anew may show a pod alive that was seen to end.
+    **{end: dict.fromkeys(_REPORTS, end) for end in PodState if end in TERMINAL_STATES},
 }
-TERMINAL_STATES = frozenset(_END_STATES.values())
-
-_EXIT_CODES: Mapping[int, PodObservation] = {
-    0: PodObservation.EXIT_0,
-    SIGTERM_EXIT: PodObservation.EXIT_SIGTERM,
-    SIGKILL_EXIT: PodObservation.EXIT_SIGKILL,
-}
-_CAUSE_OBSERVATIONS: Mapping[TerminationCause, PodObservation] = {
-    TerminationCause.PREEMPTED: PodObservation.PREEMPTED,
-    TerminationCause.EVICTED: PodObservation.EVICTED,
-    TerminationCause.OUT_OF_MEMORY: PodObservation.OUT_OF_MEMORY,
-    TerminationCause.NODE_LOST: PodObservation.NODE_LOST,
-    TerminationCause.DELETED: PodObservation.DELETED,
-}
+"""What the master believes of a pod, by what it believed before and what the cluster reports now."""
 
 
-def classify_status(pod: PodStatus, *, leaving_expected: bool = True) -> PodObservation:
-    """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0.
+def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState:
+    """The state that a cluster's report amounts to by itself, without what was known of the pod before.
 
     Args:
         pod: what it said.
-        told: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
+        leaving_expected: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
     """
     if not pod.ended:
-        running = PodObservation.RUNNING if pod.phase is PodPhase.RUNNING else PodObservation.PENDING
-        return PodObservation.LEAVING if pod.leaving else running
+        running = PodState.RUNNING if pod.phase is PodPhase.RUNNING else PodState.PENDING
+        return PodState.LEAVING if pod.leaving else running
+    # Whoever is told to go when its work is done ends as it should, whatever the cause: 0 comes before the cause.
     if pod.exit_code == 0:
-        return (
-            PodObservation.EXIT_0
-            if leaving_expected or pod.cause is not TerminationCause.NONE
-            else PodObservation.EXIT_EARLY
-        )
-    if pod.cause in _CAUSE_OBSERVATIONS:
-        return _CAUSE_OBSERVATIONS[pod.cause]
+        is_done = leaving_expected or pod.cause is not TerminationCause.NONE
+        return PodState.SUCCEEDED if is_done else PodState.EXITED
+    # The cause comes before other codes: a pod that is preempted ends by SIGTERM, by SIGKILL or by an error of its own
+    # that it would not have had otherwise.
+    if pod.cause in _CAUSE_STATES:
+        return _CAUSE_STATES[pod.cause]
     if pod.exit_code is None:
-        return PodObservation.EXIT_0 if pod.phase is PodPhase.SUCCEEDED else PodObservation.GONE
-    return _EXIT_CODES.get(pod.exit_code, PodObservation.EXIT_ERROR)
+        return PodState.SUCCEEDED if pod.phase is PodPhase.SUCCEEDED else PodState.DELETED
+    return _EXIT_CODE_STATES.get(pod.exit_code, PodState.CRASHED)
 
 
-def next_state(state: PodState, observation: PodObservation) -> PodState:
+def next_state(state: PodState, reported: PodState) -> PodState:
     """The table, applied."""
-    return TRANSITIONS[state][observation]
+    return TRANSITIONS[state][reported]
 
 
 class EndBlame(StrEnum):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.pod_diagram import mermaid, renewed
 
-from edl.core.pod_lifecycle import PodObservation, PodState
+from edl.core.pod_lifecycle import PodState
 
 DOCUMENT = Path(__file__).parents[3] / "docs/design/0004-pods.md"
 
@@ -15,15 +15,13 @@ def test_the_document_shows_the_table_as_it_is() -> None:
 
 
 def test_what_changes_nothing_is_not_drawn() -> None:
-    drawn = mermaid(
-        {PodState.RUNNING: {PodObservation.PENDING: PodState.RUNNING, PodObservation.GONE: PodState.DELETED}}
-    )
-    assert "live --> deleted: gone" in drawn
+    drawn = mermaid({PodState.RUNNING: {PodState.PENDING: PodState.RUNNING, PodState.DELETED: PodState.DELETED}})
+    assert "live --> deleted" in drawn
     assert "pending" not in drawn
 
 
 def test_an_end_that_not_every_live_pod_can_have_is_drawn_where_it_belongs() -> None:
-    gone = {PodObservation.GONE: PodState.DELETED}
-    drawn = mermaid({PodState.PENDING: gone, PodState.RUNNING: {**gone, PodObservation.EXIT_0: PodState.SUCCEEDED}})
-    assert "live --> deleted: gone" in drawn
-    assert "running --> succeeded: exit 0" in drawn
+    gone = {PodState.DELETED: PodState.DELETED}
+    drawn = mermaid({PodState.PENDING: gone, PodState.RUNNING: {**gone, PodState.SUCCEEDED: PodState.SUCCEEDED}})
+    assert "live --> deleted" in drawn
+    assert "running --> succeeded" in drawn

@@ -10,29 +10,30 @@ from edl.core.pod_lifecycle import (
     TERMINAL_STATES,
     TRANSITIONS,
     EndBlame,
-    PodObservation,
     PodState,
     assign_blame,
-    classify_status,
     decide_relaunch,
     next_state,
+    reported_state,
 )
+
+REPORTED = frozenset(PodState) - {PodState.ASKED}
 
 
 def test_the_table_has_an_answer_to_everything() -> None:
     assert TRANSITIONS.keys() == set(PodState)
-    assert all(row.keys() == set(PodObservation) for row in TRANSITIONS.values())
+    assert all(row.keys() == REPORTED for row in TRANSITIONS.values())
 
 
-@given(st.sampled_from(PodState), st.lists(st.sampled_from(list(PodObservation))))
-def test_terminal_states_stay_terminal(state: PodState, reports: list[PodObservation]) -> None:
+@given(st.sampled_from(PodState), st.lists(st.sampled_from(sorted(REPORTED))))
+def test_terminal_states_stay_terminal(state: PodState, reports: list[PodState]) -> None:
     for report in reports:
         before, state = state, next_state(state, report)
         assert before not in TERMINAL_STATES or state is before
 
 
-@given(st.lists(st.sampled_from(list(PodObservation))))
-def test_a_pod_never_runs_backwards(reports: list[PodObservation]) -> None:
+@given(st.lists(st.sampled_from(sorted(REPORTED))))
+def test_a_pod_never_runs_backwards(reports: list[PodState]) -> None:
     """Reports that were overtaken by newer ones change nothing."""
     order = [PodState.ASKED, PodState.PENDING, PodState.RUNNING, PodState.LEAVING]
     state = PodState.ASKED
@@ -44,23 +45,23 @@ def test_a_pod_never_runs_backwards(reports: list[PodObservation]) -> None:
 @pytest.mark.parametrize(
     ("phase", "exit_code", "expected"),
     [
-        (PodPhase.PENDING, None, PodObservation.PENDING),
-        (PodPhase.RUNNING, None, PodObservation.RUNNING),
-        (PodPhase.SUCCEEDED, 0, PodObservation.EXIT_0),
-        (PodPhase.SUCCEEDED, None, PodObservation.EXIT_0),
-        (PodPhase.FAILED, 143, PodObservation.EXIT_SIGTERM),
-        (PodPhase.FAILED, 137, PodObservation.EXIT_SIGKILL),
-        (PodPhase.FAILED, 1, PodObservation.EXIT_ERROR),
-        (PodPhase.FAILED, 139, PodObservation.EXIT_ERROR),
-        (PodPhase.FAILED, None, PodObservation.GONE),
-        (PodPhase.GONE, None, PodObservation.GONE),
-        (PodPhase.GONE, 143, PodObservation.EXIT_SIGTERM),
+        (PodPhase.PENDING, None, PodState.PENDING),
+        (PodPhase.RUNNING, None, PodState.RUNNING),
+        (PodPhase.SUCCEEDED, 0, PodState.SUCCEEDED),
+        (PodPhase.SUCCEEDED, None, PodState.SUCCEEDED),
+        (PodPhase.FAILED, 143, PodState.PREEMPTED),
+        (PodPhase.FAILED, 137, PodState.KILLED),
+        (PodPhase.FAILED, 1, PodState.CRASHED),
+        (PodPhase.FAILED, 139, PodState.CRASHED),
+        (PodPhase.FAILED, None, PodState.DELETED),
+        (PodPhase.GONE, None, PodState.DELETED),
+        (PodPhase.GONE, 143, PodState.PREEMPTED),
     ],
 )
 def test_what_a_cluster_says_is_told_apart_by_the_exit_code(
-    phase: PodPhase, exit_code: int | None, expected: PodObservation
+    phase: PodPhase, exit_code: int | None, expected: PodState
 ) -> None:
-    assert classify_status(PodStatus("u", Role.WORKER, 0, phase, exit_code)) is expected
+    assert reported_state(PodStatus("u", Role.WORKER, 0, phase, exit_code)) is expected
 
 
 @pytest.mark.parametrize("phase", [PodPhase.FAILED, PodPhase.GONE])
@@ -78,20 +79,20 @@ def test_what_a_cluster_says_is_told_apart_by_the_exit_code(
 def test_a_cause_explains_an_end_whatever_the_exit_code(
     cause: TerminationCause, expected: PodState, exit_code: int | None, phase: PodPhase
 ) -> None:
-    what = classify_status(PodStatus("u", Role.WORKER, 0, phase, exit_code, cause=cause))
+    what = reported_state(PodStatus("u", Role.WORKER, 0, phase, exit_code, cause=cause))
     assert next_state(PodState.RUNNING, what) is expected
 
 
 @pytest.mark.parametrize("cause", list(TerminationCause))
 def test_a_pod_that_was_done_with_its_work_succeeded_whoever_told_it_to_go(cause: TerminationCause) -> None:
-    assert classify_status(PodStatus("u", Role.WORKER, 0, PodPhase.SUCCEEDED, 0, cause=cause)) is PodObservation.EXIT_0
+    assert reported_state(PodStatus("u", Role.WORKER, 0, PodPhase.SUCCEEDED, 0, cause=cause)) is PodState.SUCCEEDED
 
 
 @pytest.mark.parametrize("phase", [PodPhase.PENDING, PodPhase.RUNNING])
 def test_a_pod_that_was_told_to_go_leaves_until_it_has_ended(phase: PodPhase) -> None:
     what = PodStatus("u", Role.WORKER, 0, phase, leaving=True, cause=TerminationCause.PREEMPTED)
-    assert classify_status(what) is PodObservation.LEAVING
-    assert next_state(next_state(PodState.RUNNING, classify_status(what)), PodObservation.RUNNING) is PodState.LEAVING
+    assert reported_state(what) is PodState.LEAVING
+    assert next_state(next_state(PodState.RUNNING, reported_state(what)), PodState.RUNNING) is PodState.LEAVING
 
 
 @pytest.mark.parametrize("ended", sorted(TERMINAL_STATES - {PodState.CRASHED}))
@@ -110,10 +111,8 @@ def test_crashes_wait_longer_each_time_and_end_the_job_at_last() -> None:
 @pytest.mark.parametrize("cause", list(TerminationCause))
 def test_a_worker_that_exits_before_it_was_told_to_is_told_apart(cause: TerminationCause) -> None:
     ended = PodStatus("u", Role.WORKER, 0, PodPhase.SUCCEEDED, 0, cause=cause)
-    assert classify_status(ended, leaving_expected=False) is (
-        PodObservation.EXIT_0 if cause else PodObservation.EXIT_EARLY
-    )
-    assert classify_status(ended, leaving_expected=True) is PodObservation.EXIT_0
+    assert reported_state(ended, leaving_expected=False) is (PodState.SUCCEEDED if cause else PodState.EXITED)
+    assert reported_state(ended, leaving_expected=True) is PodState.SUCCEEDED
 
 
 @given(st.sampled_from(PodState), st.booleans(), st.booleans(), st.booleans())

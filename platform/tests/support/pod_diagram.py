@@ -10,28 +10,28 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from edl.core.pod_lifecycle import TERMINAL_STATES, TRANSITIONS, PodObservation, PodState
+from edl.core.pod_lifecycle import TERMINAL_STATES, TRANSITIONS, PodState
 
 _BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
-def mermaid(transitions: Mapping[PodState, Mapping[PodObservation, PodState]] = TRANSITIONS) -> str:
+def mermaid(transitions: Mapping[PodState, Mapping[PodState, PodState]] = TRANSITIONS) -> str:
     """The diagram; what changes nothing is left out, and how every live pod can end is drawn once."""
     live = {state: row for state, row in transitions.items() if state not in TERMINAL_STATES}
     ends = _ends(live)
     lines = ["stateDiagram-v2", "    state live {", f"        [*] --> {_name(PodState.ASKED)}"]
     lines += [
-        f"        {_name(state)} --> {_name(becomes)}: {what}"
+        f"        {_name(state)} --> {_name(becomes)}"
         for state, row in live.items()
         for what, becomes in row.items()
         if becomes is not state and (what, becomes) not in ends
     ]
-    lines += ["    }", *(f"    live --> {_name(end)}: {what}" for what, end in ends)]
+    lines += ["    }", *(f"    live --> {_name(end)}" for _, end in ends)]
     lines += [f"    {_name(end)} --> [*]" for end in PodState if end in {end for _, end in ends}]
     return "\n".join(lines)
 
 
-def _ends(live: Mapping[PodState, Mapping[PodObservation, PodState]]) -> list[tuple[PodObservation, PodState]]:
+def _ends(live: Mapping[PodState, Mapping[PodState, PodState]]) -> list[tuple[PodState, PodState]]:
     """What ends a pod in the same way whatever it was before."""
     first = next(iter(live.values()))
     common = [(what, end) for what, end in first.items() if end in TERMINAL_STATES]
