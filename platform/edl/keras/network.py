@@ -254,6 +254,7 @@ class KerasNetwork:
             loss, gradients, row_gradients = self._traced_train(
                 flat_values, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
             )
+        # TensorFlow's memory is read as it is. Clipping writes in place, and needs a copy.
         read_tensor = as_array if self.optimizer.clip is None else _copy_tensor
         gradients_by_table = zip(self.tables, row_gradients, strict=True)
         step = StepResult(
@@ -344,6 +345,7 @@ class KerasNetwork:
             _zeros_where_none(row_gradients_or_none, row_values),
         )
         self._update_local_variables(scope)
+        # What a parameter server gets for a statistic is how far it moved: the server adds up the deltas of all workers
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
         pieces = [
             by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]

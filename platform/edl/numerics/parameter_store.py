@@ -252,11 +252,14 @@ class TableParameterStore(ABC):
 
     def apply(self, gradients: PushGradients, update_number: int) -> None:
         """As the port says."""
+        # Whatever can refuse a push is asked before any value changes: a table that is full, and memory for new rows.
         for name, rows in gradients.rows.items():
             try:
                 self._tables[name].prepare_update(rows.ids, update_number)
             except MemoryError as error:
                 raise out_of_memory_error(self._rows(name, rows.ids)) from error
+        # From here on memory that runs out leaves values of no step. The dense part has its scratch arrays since the
+        # start, and a NumPy table has grown above; a native table grows while it is updated.
         try:
             self._slab.apply(gradients, update_number)
         except MemoryError as error:

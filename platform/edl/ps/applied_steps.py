@@ -127,12 +127,16 @@ class AppliedSteps:
 
     def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
         """What would become of this push; changes nothing."""
+        # A new master's lease may reach the worker before that master has attached here. It may be good.
         granted_by = lease >> INCARNATION_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
+        # A master that was replaced may not know it yet. Of its leases those are good that the new one took over.
         is_believed = granted_by == self._incarnation or lease in self._surviving_leases
         if not is_believed or lease < self._lowest_open_lease or lease in self._revoked_leases:
             return AdmissionOutcome.REVOKED
+        # A worker pushes the steps of a lease in their order, so that one number says which are in. Steps may be
+        # missing before this one: those that went back with a checkpoint do not come again.
         return AdmissionOutcome.APPLIED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
     def admit_push(self, lease: int, step: int) -> AdmissionOutcome:

@@ -169,6 +169,7 @@ def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Itera
 
 def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
     """The next ids, which are of this table."""
+    # An id outside of its table would be a row that no worker can mean: it is refused before it costs memory
     ids = reader.ids(count, partial(_describe_rows, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise PeerRefusedError(

@@ -22,7 +22,9 @@ from edl.worker.master_session import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # seconds; every step waits for the slowest PS
+# It has lost the model, which is declared with the next try; the lease's master has not attached to it yet; a cut, a
+# round or a restore is under way.
 _RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
 
 
@@ -119,6 +121,8 @@ class PsBulkConnections:
 
     def _try_once(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
         """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
+        # Every answer is read, whatever the others say: one left on its connection would be taken for that of the next
+        # request.
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
         for phase in (self._send, self._receive):

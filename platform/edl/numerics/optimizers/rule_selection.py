@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from edl.numerics.optimizers.adam import adam, adamax, nadam
 from edl.numerics.optimizers.ftrl import ftrl, uses_row_groups
 from edl.numerics.optimizers.gradient_descent import adadelta, adagrad, lion, momentum, rmsprop, sgd
 from edl.numerics.optimizers.lamb import lamb
-from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, ScratchArrays, UpdateRule
+from edl.numerics.optimizers.update_rule import FlatBlock, Floats, ParameterUpdate, ScratchArrays, UpdateRule
 
 _RULE_FACTORIES: Mapping[str, Callable[[OptimizerSpec], UpdateRule]] = {
     "sgd": sgd,
@@ -31,33 +31,6 @@ _RULE_FACTORIES: Mapping[str, Callable[[OptimizerSpec], UpdateRule]] = {
 }
 _WHOLE_VARIABLE_OPTIMIZERS = frozenset({"lamb"})
 """Rules that are not elementwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlatBlock:
-    """A part of the slab to which a rule is applied at once.
-
-    Attributes:
-        place: in the slab.
-        weight_decay: weight decay of all variables in it.
-        width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
-    """
-
-    place: slice
-    weight_decay: float
-    width: int = 0
-
-    def apply(
-        self, rule: UpdateRule, values: Floats, slots: Iterable[Floats], update: ParameterUpdate, scratch: ScratchArrays
-    ) -> None:
-        """Apply a rule to this part of slabs."""
-        part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.step)
-        part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
-        rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
-
-    def _select_part(self, slab: Floats) -> Floats:
-        part = slab[self.place]
-        return part.reshape(-1, self.width) if self.width else part
 
 
 def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:

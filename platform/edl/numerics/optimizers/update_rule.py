@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,3 +42,30 @@ class ParameterUpdate:
 
 UpdateRule = Callable[[Floats, Sequence[Floats], ParameterUpdate, ScratchArrays], None]
 """Updates values and their slot variables (in the order of ``OptimizerSpec.slots``) in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBlock:
+    """A part of the slab to which a rule is applied at once.
+
+    Attributes:
+        place: in the slab.
+        weight_decay: weight decay of all variables in it.
+        width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
+    """
+
+    place: slice
+    weight_decay: float
+    width: int = 0
+
+    def apply(
+        self, rule: UpdateRule, values: Floats, slots: Iterable[Floats], update: ParameterUpdate, scratch: ScratchArrays
+    ) -> None:
+        """Apply a rule to this part of slabs."""
+        part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.step)
+        part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
+        rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
+
+    def _select_part(self, slab: Floats) -> Floats:
+        part = slab[self.place]
+        return part.reshape(-1, self.width) if self.width else part
