@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,10 +19,12 @@ _HEAD = """<!-- Written by `make reference` from the commands' own help; do not 
 
 # The command line
 
-`edl COMMAND --help` says the same. Options may stand anywhere after the command. Commands about jobs on a cluster use
-the kubeconfig as `kubectl` does: `KUBECONFIG`, else `~/.kube/config`, else, in a pod, the pod's own account.
+`edl COMMAND --help` prints the same. Options may be anywhere after the command. Commands about jobs
+on a cluster use the kubeconfig as `kubectl` does: `KUBECONFIG`, else `~/.kube/config`, else, in a
+pod, the pod's own account.
 
-Exit codes of all commands, where a command does not say more: {codes}.
+Exit codes, unless a command lists its own:
+{codes}.
 """
 _CODES = re.compile(r"Exit codes: ([^.]*)\.")
 
@@ -86,7 +89,7 @@ def _summary(entry: Entry) -> str:
 
 def _section(entry: Entry) -> str:
     level = "###" if " " in entry.name else "##"
-    parts = [f"{level} edl {entry.name}", _plain(entry.command.help or "")]
+    parts = [f"{level} edl {entry.name}", _wrap(_plain(entry.command.help or ""))]
     if not entry.subcommands:
         parts.append(f"```text\n{_usage(entry)}\n```")
         parts.append("\n".join(_item(*record) for record in options(entry)))
@@ -100,7 +103,7 @@ def _usage(entry: Entry) -> str:
 
 
 def _item(usage: str, text: str) -> str:
-    return f"- `{usage.strip()}`: {_plain(text)}" if text else f"- `{usage.strip()}`"
+    return _wrap(f"- `{usage.strip()}`: {_plain(text)}" if text else f"- `{usage.strip()}`", indent="  ")
 
 
 def _examples(entry: Entry) -> Iterator[str]:
@@ -108,6 +111,12 @@ def _examples(entry: Entry) -> Iterator[str]:
     if lines:
         width = max(len(line) for line, _ in lines)
         yield "```bash\n" + "\n".join(f"{line:<{width}}  # {why}" for line, why in lines) + "\n```"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    """Paragraphs in lines of at most 100 columns; lines after the first begin with ``indent``."""
+    wrapper = textwrap.TextWrapper(100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join(wrapper.fill(paragraph) for paragraph in text.split("\n\n"))
 
 
 def _plain(text: str) -> str:

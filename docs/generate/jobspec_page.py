@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,24 +20,25 @@ _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; 
 
 # The job file
 
-One YAML (or JSON) file says all about a job: the *JobSpec*, version `{API_VERSION}`. `edl run` reads it on one machine,
-`edl submit` on a cluster, and the chart `helm/edl-job` takes its fields as values. `edl validate JOB.yaml` checks a
-file and says all that is wrong with it, by line. `edl schema` prints the JSON Schema that this page is made from; an
-editor completes and checks a file whose first line is `# yaml-language-server: $schema=FILE`.
+One YAML (or JSON) file describes a job: the *JobSpec*, version `{API_VERSION}`. `edl run` reads it on
+one machine, `edl submit` on a cluster, and the chart `helm/edl-job` takes its fields as values.
+`edl validate JOB.yaml` checks a file and reports all errors with their lines. `edl schema` prints
+the JSON Schema from which this page is generated. An editor completes and checks a file if its
+first line is `# yaml-language-server: $schema=FILE`.
 
-A name, a model and something to train on are enough:
+A name, a model and training data are enough:
 
 ```yaml
 {MINIMAL}```
 
-A file for a cluster says a little more:
+A file for a cluster has a few more fields:
 
 ```yaml
 {WHOLE}```
 
-Any field can be set on the command line, under the path that this page gives it, and as often as needed:
-`edl submit job.yaml --set train.epochs=3 --set workers.max=8`. Unknown fields are errors, never ignored. A value that
-is known but *not built yet* is an error too.
+`--set` overrides a field by the path that this page gives it, and can be repeated: `edl submit
+job.yaml --set train.epochs=3 --set workers.max=8`. Unknown fields are errors. A value that is known
+but *not built yet* is an error too.
 
 ## Quantities
 
@@ -71,7 +73,7 @@ def page() -> str:
     found = list(fields(JobSpec, schema))
     tops = [field for field in found if field.path in section_fields(JobSpec)]
     simple = [field for field in tops if _inside(field.option.kind) is None]
-    parts = [_HEAD, "## The whole", _table(simple, constants=True)]
+    parts = [_HEAD, "## Top level", _table(simple, constants=True)]
     for top in tops:
         if top not in simple:
             parts.append(f"## `{top.path}`\n\n{_sentence(top)}")
@@ -112,14 +114,15 @@ def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _sentence(top: Field) -> str:
-    absent = "It must be given." if top.required else ""
+    absent = "Required." if top.required else ""
     kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListType) else ""
-    return " ".join(part for part in (top.option.declaration.doc, kind, absent) if part)
+    text = " ".join(part for part in (top.option.declaration.doc, kind, absent) if part)
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(rows: list[Field], *, constants: bool = False) -> str:
-    head = "| field | what it may be | unit | default | |\n|---|---|---|---|---|\n"
-    version = f"| `apiVersion` | `{API_VERSION}` | | may be left out | The version of the job file. |\n"
+    head = "| field | value | unit | default | meaning |\n|---|---|---|---|---|\n"
+    version = f"| `apiVersion` | `{API_VERSION}` | | optional | The version of the job file. |\n"
     lines = [
         f"| `{row.path}` | {_allowed(row)} | {row.option.declaration.unit or ''} | {_default(row)} | {_doc(row)} |"
         for row in rows
@@ -136,7 +139,7 @@ def _allowed(field: Field) -> str:
 
 def _default(field: Field) -> str:
     if field.required:
-        return "must be given"
+        return "required"
     if "default" not in field.schema:
         return ""
     value = field.schema["default"]

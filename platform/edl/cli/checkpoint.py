@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edl.storage.checkpoint_manifest import CheckpointManifest, SkippedCheckpoint
 
 app = typer.Typer(
-    help="List the checkpoints of a run, look into them, write them as files for other programs.",
+    help="List, inspect and export the checkpoints of a run.",
     rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
@@ -38,7 +38,9 @@ RunArgument = Annotated[
 ]
 NumberOption = Annotated[
     int | None,
-    typer.Option("--checkpoint", "-c", metavar="N", min=0, help="Which one; the newest intact one by default."),
+    typer.Option(
+        "--checkpoint", "-c", metavar="N", min=0, help="Number of the checkpoint; the newest intact one by default."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _PIPE_WIDTH = 10_000
@@ -49,12 +51,12 @@ _EXPORT_SUFFIXES = (".npz", ".safetensors")
 @app.command()
 def ls(
     run: RunArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and verify the checksums.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, and which of them can be used.
+    """List the checkpoints of a run, and which of them are usable.
 
-    Of each: step and records that are done in it, size, age, whether it is whole; and which is the newest usable one.
+    The list has step, done records, size, age and state of each, and marks the newest usable one.
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
@@ -79,10 +81,10 @@ def ls(
 
 @app.command()
 def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption = False) -> None:
-    """Show what a checkpoint holds, and what its values are like.
+    """Show the content of a checkpoint.
 
-    Variables and tables with the range of their values, optimizer, position in the data. Every byte is compared with
-    the checksums first.
+    Variables and tables with the range of their values, optimizer, position in the data. All checksums are verified
+    first.
 
     Exit codes: 0 done, 2 bad input or a damaged checkpoint.
     """
@@ -105,12 +107,12 @@ def export(
     run: RunArgument,
     output: Annotated[Path, typer.Argument(metavar="FILE", help="A .npz or a .safetensors file.", show_default=False)],
     number: NumberOption = None,
-    slots: Annotated[bool, typer.Option("--slots", help="The optimizer's slot variables too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    slots: Annotated[bool, typer.Option("--slots", help="Include the optimizer's slot variables.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a checkpoint as one file for other programs.
 
-    It is put together from the shards of all parameter servers. A dense variable has its own name; a table T is T/ids
+    The file combines the shards of all parameter servers. A dense variable has its own name; a table T is T/ids
     (ascending) and T/rows, the rows that were ever trained. With --slots there are NAME/slot/SLOT too.
 
     Exit codes: 0 done, 1 it cannot be written, 2 bad input or a damaged checkpoint.

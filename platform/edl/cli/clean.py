@@ -22,19 +22,19 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def clean(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="JOB[/RUN]", help="Whose runs, or which one; all jobs by default."),
+        typer.Argument(metavar="JOB[/RUN]", help="A job or a single run; all jobs by default."),
     ] = None,
     keep: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
-            help="Keep the newest N ended runs of each job, and its newest N with a model; not where RUN is named.",
+            help="Keep the newest N ended runs of each job, and its newest N with a model; ignored if RUN is given.",
         ),
     ] = 1,
     yes: YesOption = False,
 ) -> None:
-    """Remove ended runs from this machine: journal, checkpoints, export, logs. Runs that go on are never touched.
+    """Remove ended runs from this machine: journal, checkpoints, export, logs. Active runs are never touched.
 
     Exit codes: 0 removed, or nothing to remove, 1 you declined, 2 no such run.
     """

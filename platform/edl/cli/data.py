@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edl.data.sample_datasets import GeneratedDataset
 
 app = typer.Typer(
-    help="Write example data sets to train on; copy files to and from volumes of a cluster.",
+    help="Write example data sets; copy files to and from volumes of a cluster.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -38,11 +38,13 @@ OutputArgument = Annotated[Path, typer.Argument(help="Directory to write train/ 
 FormatOption = Annotated[
     Format, typer.Option("--format", help="recordio: tf.train.Example records; csv: rows with a header.")
 ]
-CompressionOption = Annotated[Compression, typer.Option(help="Of RecordIO files.")]
-PerFileOption = Annotated[int, typer.Option("--records-per-file", help="Most records in one file.", min=1)]
-ShareOption = Annotated[float, typer.Option("--validation", help="Share held back in test/ (MNIST has its own part).")]
-SeedOption = Annotated[int, typer.Option(help="Of all that is drawn; the same one gives the same files.", min=0)]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace train/ and test/ in a directory that is in use.")]
+CompressionOption = Annotated[Compression, typer.Option(help="Compression of RecordIO files.")]
+PerFileOption = Annotated[int, typer.Option("--records-per-file", help="Maximum number of records per file.", min=1)]
+ShareOption = Annotated[
+    float, typer.Option("--validation", help="Share of the records in test/ (MNIST has its own test set).")
+]
+SeedOption = Annotated[int, typer.Option(help="Random seed; the same seed gives the same files.", min=0)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing train/ and test/.")]
 
 
 @app.command()
@@ -53,16 +55,16 @@ def mnist(
     records_per_file: PerFileOption = 16_384,
     source: Annotated[
         ImageSource,
-        typer.Option(help="keras: MNIST, needs a network; digits: scikit-learn's, offline; auto: what works."),
+        typer.Option(help="keras: MNIST, needs a network; digits: scikit-learn's, offline; auto: whichever works."),
     ] = "auto",
     validation: ShareOption = 0.2,
     records: Annotated[
-        int | None, typer.Option(help="Training records; those that are missing are made by moving images.", min=1)
+        int | None, typer.Option(help="Number of training records; more than exist are made by shifting images.", min=1)
     ] = None,
     seed: SeedOption = 0,
     force: ForceOption = False,
 ) -> None:
-    """Handwritten digits, 28x28: MNIST or, without a network, the digits that ship with scikit-learn."""
+    """Write handwritten digits, 28x28: MNIST or, without a network, the digits of scikit-learn."""
 
     def load() -> GeneratedDataset:
         from edl.data import sample_datasets
@@ -82,7 +84,7 @@ def iris(
     seed: SeedOption = 0,
     force: ForceOption = False,
 ) -> None:
-    """Iris flowers: 150 records of four lengths and a class."""
+    """Write the Iris flowers: 150 records of four lengths and a class."""
 
     def load() -> GeneratedDataset:
         from edl.data import sample_datasets
@@ -95,12 +97,12 @@ def iris(
 @app.command()
 def clicks(
     out: OutputArgument,
-    records: Annotated[int, typer.Option(help="Records of both parts together.", min=2)] = 100_000,
+    records: Annotated[int, typer.Option(help="Number of records of train/ and test/ together.", min=2)] = 100_000,
     vocabulary: Annotated[
-        int, typer.Option(help="Ids of the 26 categorical features together, in equal shares.", min=1)
+        int, typer.Option(help="Number of ids of all 26 categorical features, in equal shares.", min=1)
     ] = 1_000_000,
     exponent: Annotated[
-        float, typer.Option(help="Of the Zipf law of the ids: the larger, the fewer are frequent.", min=0)
+        float, typer.Option(help="Exponent of the Zipf law of the ids; a larger one makes fewer ids frequent.", min=0)
     ] = 1.05,
     file_format: FormatOption = "recordio",
     compression: CompressionOption = "none",
@@ -109,7 +111,7 @@ def clicks(
     seed: SeedOption = 0,
     force: ForceOption = False,
 ) -> None:
-    """A click log: 13 numbers, 26 ids and a label, from a planted model whose AUC is the best that there is."""
+    """Write a synthetic click log: 13 numbers, 26 ids and a label, drawn from a model with a known best AUC."""
 
     def load() -> GeneratedDataset:
         from edl.data import sample_datasets

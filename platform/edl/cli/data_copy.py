@@ -28,8 +28,8 @@ ImageOption = Annotated[
         show_default=False,
     ),
 ]
-UserOption = Annotated[int, typer.Option("--uid", help="User that reads and writes there.", min=1)]
-GroupOption = Annotated[int, typer.Option("--gid", help="Group that reads and writes there.", min=0)]
+UserOption = Annotated[int, typer.Option("--uid", help="User id for the files on the claim.", min=1)]
+GroupOption = Annotated[int, typer.Option("--gid", help="Group id for the files on the claim.", min=0)]
 PriorityOption = Annotated[
     str,
     typer.Option(
@@ -40,13 +40,17 @@ PriorityOption = Annotated[
         show_envvar=True,
     ),
 ]
-MinutesOption = Annotated[int, typer.Option("--minutes", help="The pod ends by itself after so long.", min=1)]
+MinutesOption = Annotated[int, typer.Option("--minutes", help="Time after which the pod ends by itself.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A path here, or CLAIM:/path.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here, or CLAIM:/path.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A path on this machine, or CLAIM:/path.", show_default=False)
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A path on this machine, or CLAIM:/path.", show_default=False)
+    ],
     image: ImageOption = None,
     uid: UserOption = 1000,
     gid: GroupOption = 1000,
@@ -58,9 +62,9 @@ def cp(
 ) -> None:
     """Copy files between this machine and a volume claim: edl data cp LOCAL CLAIM:/path, or back.
 
-    A file goes to the path that is named, or into it if that is a directory; of a directory, the content goes into the
-    directory that is named. What is there already with the same content is not copied again, and a copy that was cut
-    off goes on where it was when the same command is called again. Checksums are always compared.
+    A file is copied to the target path, or into it if that is a directory. The content of a directory is copied into
+    the target directory. Files that are already there with the same content are skipped, and the same command continues
+    an interrupted copy. Checksums are always verified.
     """
     from edl.ops.helper_pod import parse_claim_path
 
@@ -87,7 +91,7 @@ def cp(
 
 def ls(
     where: Annotated[str, typer.Argument(metavar="CLAIM:/path", help="A directory of a claim.", show_default=False)],
-    recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Also what is below.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Include subdirectories.")] = False,
     image: ImageOption = None,
     uid: UserOption = 1000,
     gid: GroupOption = 1000,

@@ -26,20 +26,22 @@ def delete(
     ] = None,
     phases: Annotated[
         list[str] | None,
-        typer.Option("--phase", metavar="PHASE", help="All jobs in this phase, as edl list has it; repeatable."),
+        typer.Option("--phase", metavar="PHASE", help="All jobs in this phase, as edl list shows it; repeatable."),
     ] = None,
     yes: YesOption = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until nothing of the jobs is left.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing of the jobs is left.")] = True,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to stay for each; the cluster goes on after it.")
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="How long to wait for each; the cluster continues after that."),
     ] = 300.0,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Remove jobs from a cluster: their pods and all else with their label. What is on volumes stays.
+    """Remove jobs from a cluster: their pods and all other objects with their label. Files on volumes are kept.
 
-    Pods that a dead node holds are removed too. Exit codes: 0 gone, or no job in that phase; 1 something is left or you
-    declined; 2 no such job.
+    Pods on dead nodes are removed too.
+
+    Exit codes: 0 removed, or no job in that phase; 1 something is left or you declined; 2 no such job.
     """
     from edl.ops.job_deletion import JobDeletion, list_job_objects
 

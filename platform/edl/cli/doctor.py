@@ -23,18 +23,18 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def doctor(
     images: Annotated[
         list[str] | None,
-        typer.Option("--image", metavar="IMAGE", help="Also pull this image, in a short pod; repeatable."),
+        typer.Option("--image", metavar="IMAGE", help="Also pull this image, in a short-lived pod; repeatable."),
     ] = None,
     high: Annotated[str, typer.Option("--high", metavar="NAME", help="PriorityClass of services.")] = "high",
     low: Annotated[
-        str, typer.Option("--low", metavar="NAME", help="PriorityClass of workers, and of that pod.")
+        str, typer.Option("--low", metavar="NAME", help="PriorityClass of workers, and of the pod of --image.")
     ] = "low",
     release: Annotated[
         str,
         typer.Option(
             "--before-uninstall",
             metavar="RELEASE",
-            help="Only look whether teams that this Helm release has not made need what it has for the whole cluster.",
+            help="Only check whether teams of other releases need this Helm release's cluster-wide objects.",
         ),
     ] = "",
     context: ContextOption = None,
@@ -43,8 +43,8 @@ def doctor(
 ) -> None:
     """Check a cluster and a namespace: rights, accounts, admission, priorities, volumes, Pod Security, images.
 
-    Exit codes: 0 jobs can run (the release can go), 1 something that they need is missing (other teams need the
-    release), 2 there is no cluster.
+    Exit codes: 0 jobs can run (the release can be removed), 1 something that they need is missing (other teams need
+    the release), 2 there is no cluster.
     """
     api = connect_api(context, namespace)
     levels: Counter[str] = Counter()

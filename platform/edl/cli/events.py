@@ -52,16 +52,16 @@ class EventLine:
 @app.command()
 def events(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show what happened to a job: the newest events of its master, and Kubernetes' events of its objects.
+    """Show the events of a job: the newest of its master, and those that Kubernetes has for its objects.
 
-    Of a run of this machine (JOB or JOB/RUN) all events are shown. A job of the cluster comes first; --local means
-    runs of this machine, -n and --context a cluster.
+    For a run of this machine (JOB or JOB/RUN) all events are shown. If both exist, the job on the cluster is shown.
+    --local selects runs of this machine; -n and --context a cluster.
     """
     from edl.cli.local_runs import job_lookup
     from edl.ops.job_following import poll_repeatedly

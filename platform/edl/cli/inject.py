@@ -40,9 +40,9 @@ def inject(
 ) -> None:
     """Run a job on this machine and send signals to its processes at given steps.
 
-    The command behind ``--`` runs on this terminal. Only processes of its job get a signal.
+    The command after ``--`` runs on this terminal. Only processes of its job get a signal.
 
-    Exit codes: those of the command, and 1 in place of 0 if a signal could not be sent; 2 not a fault, or no command.
+    Exit codes: those of the command, and 1 in place of 0 if a signal could not be sent; 2 invalid fault, or no command.
     """
     from edl.ops.fault_injection import Fault, run_with_faults
 

@@ -34,9 +34,9 @@ def list_jobs(
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the jobs of a namespace and the runs of this machine: phase, progress, workers of those wanted, pace, age.
+    """List the jobs of a namespace and the runs of this machine: phase, progress, workers, pace, age.
 
-    Runs of this machine are those below ./.edl; with -n, -A or --context only jobs of the cluster are listed, with
+    Runs of this machine are those below ./.edl. With -n, -A or --context only jobs of the cluster are listed; with
     --local, or without a kubeconfig, only runs of this machine.
     """
     from edl.cli.local_runs import has_kubeconfig, list_local_runs

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-RoleOption = Annotated[Literal["master", "ps", "worker"], typer.Option("--role", "-r", help="Whose.")]
+RoleOption = Annotated[Literal["master", "ps", "worker"], typer.Option("--role", "-r", help="Role of the pods.")]
 _TAIL_BYTES = 1 << 20
 """Bytes from the end of a file in which its last lines are looked for."""
 READER_POD_SECONDS = 600
@@ -36,18 +36,19 @@ READER_POD_SECONDS = 600
 def logs(
     job: JobArgument,
     role: RoleOption = "master",
-    index: Annotated[int | None, typer.Option("--index", "-i", min=0, help="Which one; all by default.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what they print.")] = False,
+    index: Annotated[int | None, typer.Option("--index", "-i", min=0, help="Index of the pod; all by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new output.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
-    stored: Annotated[bool, typer.Option("--stored", help="From the volume, also of pods that are there.")] = False,
+    stored: Annotated[bool, typer.Option("--stored", help="Read from the volume, also for pods that exist.")] = False,
     local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Show what the master or other pods of a job printed; several pods at once with their names in front.
+    """Show the output of the master or of other pods of a job; with several pods, each line begins with the pod's name.
 
-    Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod. Those of a run
-    of this machine (JOB or JOB/RUN) are files. A job of the cluster comes first; --local means runs of this machine.
+    The run keeps the logs of pods that are gone on its volume; a short-lived pod reads them. For a run of this machine
+    (JOB or JOB/RUN) they are files. If both exist, the job on the cluster is shown; --local selects runs of this
+    machine.
     """
     from edl.api.cluster_port import Role
     from edl.cli.local_runs import choose_local_run

@@ -74,7 +74,7 @@ NamespaceOption = Annotated[
     str | None,
     typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's by default."),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False, autocompletion=complete_jobs)
 ]
@@ -133,7 +133,7 @@ FromCheckpointOption = Annotated[
     bool,
     typer.Option(
         "--from-checkpoint",
-        help="With --resume: leave the run's journal out, which may be damaged, and go back to its newest intact "
+        help="With --resume: ignore the run's journal, which may be damaged, and start from its newest intact "
         "checkpoint.",
     ),
 ]

@@ -25,13 +25,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def predict(
     job: JobFileArgument,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where predictions go.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the predictions.", show_default=False)],
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="RUN|PATH.keras",
-            help="The trained model; by default that of the newest run that trained something.",
+            help="The trained model: a run or a .keras file; by default the newest trained run.",
         ),
     ] = None,
     workers: WorkersOption = None,
@@ -40,7 +40,7 @@ def predict(
 ) -> None:
     """Predict the records of data.prediction with a trained model.
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
+    Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
     # How to train is nothing to those who predict, and may ask for more workers than this command starts
     spec = replace(read_job_file(job, settings or [], workers, None, required="prediction"), strategy=Strategy())

@@ -24,7 +24,7 @@ def render(
     job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; by default wherever they are applied."),
+        typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; by default the one where they are applied."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -32,16 +32,16 @@ def render(
     ] = None,
     token_secret: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A Secret that holds the job's token under 'token'; a new one by default."),
+        typer.Option(metavar="NAME", help="A Secret with the job's token in the key 'token'; a new one by default."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Go on with this run of the job: its id, or latest.")
+        str | None, typer.Option(metavar="RUN", help="Continue this run of the job: its id, or latest.")
     ] = None,
 ) -> None:
-    """Print the manifests of a job; no cluster is asked.
+    """Print the manifests of a job, without contacting a cluster.
 
     `edl render job.yaml | kubectl create -f -` submits it; `kubectl apply -f -` does too, for those who may read
-    Secrets. Without --token-secret the output holds a new secret token: do not commit it.
+    Secrets. Without --token-secret the output contains a new secret token: do not commit it.
     """
     spec = load_job_file(job, settings or (), extra_rules=find_spec_problems)
     token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None

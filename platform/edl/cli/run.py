@@ -33,7 +33,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, the summary last.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the summary last.")]
 
 
 @app.command(cls=OptionalRunCommand)
@@ -43,14 +43,16 @@ def run(
     ps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Start this many parameter servers.")] = None,
     settings: SetOption = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="[RUN]", help="Go on with a run, such as r3; the newest by default.")
+        str | None, typer.Option(metavar="[RUN]", help="Continue a run, such as r3; the newest by default.")
     ] = None,
     from_checkpoint: FromCheckpointOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a job on this machine, elastically.
+    """Train a job on this machine.
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
+    Roles are processes. A run keeps its files in .edl/local/JOB/RUN, and --resume continues it.
+
+    Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
     spec = read_job_file(job, settings or [], workers, ps)
     counts = check_job(spec, predict=False, resumed=resume is not None)

@@ -17,13 +17,18 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def scale(
     job: JobArgument,
-    low: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Below, it is called starved.")] = None,
-    high: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="So many are asked for.")] = None,
+    low: Annotated[
+        int | None,
+        typer.Option("--min", metavar="N", min=0, help="With fewer running workers the job is called starved."),
+    ] = None,
+    high: Annotated[
+        int | None, typer.Option("--max", metavar="N", min=1, help="Number of workers that the job requests.")
+    ] = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Change how many workers a running job asks for; nothing restarts."""
+    """Change the number of workers of a running job; nothing restarts."""
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
     from edl.cluster.kubernetes import status_publisher

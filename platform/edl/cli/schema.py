@@ -13,7 +13,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def schema() -> None:
     """Print the JSON Schema of job files.
 
-    An editor with a YAML language server completes and checks a job file whose first line is
-    `# yaml-language-server: $schema=FILE` where FILE is this output.
+    An editor with a YAML language server completes and checks a job file if its first line is
+    `# yaml-language-server: $schema=FILE`, where FILE is this output.
     """
     typer.echo(read_published_schema(JOB_SCHEMA), nl=False)

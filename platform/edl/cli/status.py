@@ -21,15 +21,15 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def status(
     job: JobArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update until the job has ended.")] = False,
     local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line a change.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line per change.")] = False,
 ) -> None:
     """Show a job on a cluster, or a run of this machine (JOB or JOB/RUN): phase, records, pace, its pods, its workers.
 
-    A job of the cluster comes first; --local means runs of this machine, -n and --context a cluster.
+    If both exist, the job on the cluster is shown. --local selects runs of this machine; -n and --context a cluster.
     """
     from edl.cli.local_runs import job_lookup
     from edl.cli.status_view import status_lines, suggest_next_step

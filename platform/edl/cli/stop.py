@@ -1,4 +1,4 @@
-"""``edl stop``: end a job now, in a way that can be gone on with."""
+"""``edl stop``: stop a job so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ENDED_GOAL = WaitGoal("stopped", lambda job: job.ended)
 @app.command()
 def stop(
     job: JobArgument,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it has ended and can be resumed.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended and can be resumed.")] = False,
     timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long to stay, such as 90s or 5m; forever by default.")
+        str | None, typer.Option(metavar="TIME", help="How long to wait, such as 90s or 5m; forever by default.")
     ] = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """End a job now: its pods go, its run stays and can be resumed.
+    """Stop a job: it takes a checkpoint and its pods are removed. Its run is kept and can be resumed.
 
-    Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
+    Exit codes: 0 stop requested, or with --wait ended; 1 it was deleted meanwhile, 124 timeout.
     """
     from edl.cluster.kubernetes import status_publisher
     from edl.cluster.status_port import DesiredState

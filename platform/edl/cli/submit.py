@@ -59,20 +59,23 @@ def submit(
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="[RUN]", help="Go on with a run of the job; the newest by default.")
+        str | None, typer.Option(metavar="[RUN]", help="Continue a run of the job; the newest by default.")
     ] = None,
     from_checkpoint: FromCheckpointOption = False,
     dry_run: Annotated[
         DryRunMode | None,
-        typer.Option("--dry-run", help="Create nothing: client asks no cluster, server asks whether it would accept."),
+        typer.Option(
+            "--dry-run",
+            help="Create nothing. client: contact no cluster; server: ask the API server whether it would accept.",
+        ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch/--detach", help="Stay until the job has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch/--detach", help="Wait until the job has ended.")] = False,
     yes: YesOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line; needs --yes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line; needs --yes.")] = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Train a job on a cluster: shows a plan, asks, and waits until the master has started.
+    """Train a job on a cluster: show a plan, ask, create the job and wait until its master has started.
 
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """

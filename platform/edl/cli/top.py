@@ -25,7 +25,7 @@ def top(
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the CPU and memory that each pod of a job uses, beside what it asked for."""
+    """Show the CPU and memory that each pod of a job uses, beside its requests."""
     from edl.ops import job_view
     from edl.ops.pod_usage import list_pod_usage
 

@@ -24,15 +24,16 @@ def validate(
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
     ] = None,
     model: Annotated[
-        bool, typer.Option("--model", help="Try the model, feed and the first minibatch, here, in one process.")
+        bool, typer.Option("--model", help="Also try the model, feed and the first minibatch, in one process.")
     ] = False,
 ) -> None:
-    """Check a job file and say what it would run.
+    """Check a job file and show what it would run.
 
-    What the job names and this machine does not have is a warning: the job may be for another one. With --model it is
-    an error, and the model's code is run: all that a run finds before its first update is found, and nothing trained.
+    A file that the job names and this machine lacks is a warning: the job may be for another machine. With --model it
+    is an error, and the model's code runs: the command finds every error that would end a run before its first update,
+    and trains nothing.
 
-    Exit codes: 0 nothing was found; else what the run would exit with, 2 for bad input or a fault in the model's code.
+    Exit codes: 0 no error; otherwise the run's exit code: 2 for bad input or an error in the model's code.
     """
     spec = load_job_file(job, settings or ())
     local_spec = resolve_local_paths(spec, job.parent)

@@ -58,9 +58,9 @@ def wait(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Wait until a job is done, has started its first step, or has exactly so many workers that have started.
+    """Wait until a job is done, has completed its first step, or has exactly N workers that have started.
 
-    Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
+    Exit codes: 0 reached, 1 it ended otherwise or was deleted, 124 timeout.
     """
     wait_goal, seconds = parse_goal(what), None if timeout is None else parse_timeout(timeout)
     from edl.ops import job_view

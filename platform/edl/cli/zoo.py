@@ -15,16 +15,16 @@ from rich.filesize import decimal
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.zoo_lookup import defined_names
 
-app = typer.Typer(help="Make, build and push images of model code.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Create a model zoo; build and push its image.", no_args_is_help=True, add_completion=False)
 
 ImageName = Annotated[str, typer.Argument(help="Name of the image, with its registry.", show_default=False)]
 
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the zoo.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new zoo.")] = Path(),
 ) -> None:
-    """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
+    """Create a model zoo: a sample model, its job file, a Dockerfile and a README."""
     from edl.cli.zoo import write_zoo
     from edl.ops.image_build import default_base_image
 
@@ -38,14 +38,13 @@ def build(
     path: Annotated[Path, typer.Argument(help="The zoo: the folder that model.zoo names.", show_default=False)],
     image: Annotated[str, typer.Option(help="Name for the image: [REGISTRY/]NAME[:TAG].", show_default=False)],
     base: Annotated[
-        str | None, typer.Option(help="Image to start from: EDL's training image of this version by default.")
+        str | None, typer.Option(help="Base image; EDL's training image of this version by default.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="A Dockerfile to use instead of the zoo's own.")] = None,
 ) -> None:
     """Build an image of a model zoo with the Docker engine.
 
-    The zoo is copied to /model_zoo. Its own Dockerfile is used if it has one, and else one is made that also installs
-    what its requirements.txt lists.
+    The zoo is copied to /model_zoo. If it has no Dockerfile, one is generated that also installs its requirements.txt.
     """
     from edl.ops.docker_engine import connect_engine
     from edl.ops.image_build import build_image as built
