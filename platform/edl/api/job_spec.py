@@ -14,6 +14,7 @@ from typing import Annotated
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.fields import PATH, Field, JsonValue, Quantity, TextForm
 from edl.api.pod_spec import PodSpec, ResourceSpec, SecuritySpec, StorageSpec, VolumeSpec, WorkerResourceSpec
+from edl.api.strategy import Strategy
 
 API_VERSION = "edl.dev/v1"
 
@@ -126,59 +127,6 @@ class TrainSpec:
             choices=("fail", "skip"),
         ),
     ] = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """How workers combine what they learn."""
-
-    name: Annotated[
-        str,
-        Field(
-            "ParameterServer for elastic jobs; Local for one process to debug in.",
-            choices=("ParameterServer", "Local"),
-            later=("AllReduce",),
-        ),
-    ] = "ParameterServer"
-    mode: Annotated[
-        str,
-        Field("async: each push is an update at once; sync: several pushes are one update.", choices=("async", "sync")),
-    ] = "async"
-    grads_to_wait: Annotated[
-        int,
-        Field(
-            "Pushes that an update waits for under mode: sync, or as many as workers can send.",
-            unit="pushes",
-            minimum=1,
-        ),
-    ] = 1
-    version_tolerance: Annotated[
-        int,
-        Field(
-            "Updates since its values that a push may miss under mode: sync; one that misses more is computed anew.",
-            unit="updates",
-        ),
-    ] = 0
-    staleness_aware: Annotated[
-        bool,
-        Field("Whether, under mode: async, the learning rate is divided by the updates since a push's values."),
-    ] = False
-    get_model_steps: Annotated[
-        int,
-        Field(
-            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own "
-            "(refused with Ftrl).",
-            unit="steps",
-            minimum=1,
-        ),
-    ] = 1
-    overlap: Annotated[
-        bool,
-        Field(
-            "Whether a worker sends one step and fetches rows for another while it computes; its gradients then lack "
-            "one push more."
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)

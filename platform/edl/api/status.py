@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.api.fields import NAME, Field
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 
 ENDED = ("Done", "Failed", "Interrupted")
 """Phases of a job of which nothing more will come."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.cli.run import JobFileArgument, JsonOption, SetOption, WorkersOption, read_job_file
 from edl.ops.job_checks import check_job
 from edl.ops.local_run_plan import LocalRunPlan, RunArguments

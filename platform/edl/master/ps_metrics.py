@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.api.job_spec import Strategy
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
+from edl.api.strategy import Strategy
 from edl.transport import edl_pb2 as pb
 
 _MAX_AGE_SECONDS = 5.0

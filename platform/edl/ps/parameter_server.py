@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration

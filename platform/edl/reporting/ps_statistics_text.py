@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, TableStatus
+from edl.api.strategy import Strategy
 from edl.reporting.unit_formats import format_bytes, format_percent
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edl.api.errors import BadInputError
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import user_callbacks

@@ -14,8 +14,8 @@ from support.in_memory_cluster import NOW
 from support.job_objects import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
 from support.text_keys import unsaid
 
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
+from edl.api.strategy import Strategy
 from edl.cli.status_view import status_lines
 from edl.jobfile.published_status import PublishedStatus, TimelinePoint
 from edl.jobfile.section_type import to_json

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.text_keys import unsaid
 
-from edl.api.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, Strategy, TrainSpec
+from edl.api.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.pod_spec import WorkerResourceSpec
+from edl.api.strategy import Strategy
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import NumberOption, diff_job_specs, dump_job_spec, load_job_file
 

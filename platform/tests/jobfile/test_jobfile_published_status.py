@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
-from edl.api.job_spec import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
+from edl.api.strategy import Strategy
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.published_status import (
     MAX_EVENTS,

@@ -8,8 +8,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.job_spec import Strategy
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
+from edl.api.strategy import Strategy
 from edl.jobfile.section_type import from_json, to_json
 from edl.master.ps_metrics import PsMetrics
 from edl.transport import edl_pb2 as pb

@@ -23,8 +23,8 @@ from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
 from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, TableStatus
+from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import JobFailure, PublishedStatus, TimelinePoint
 from edl.ops.diagnosis import JobEvidence, diagnose_job, refusal_remedy

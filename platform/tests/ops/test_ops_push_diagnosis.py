@@ -16,8 +16,8 @@ from support.job_objects import STATUS, conditions, seen
 from support.text_keys import unsaid
 
 from edl.api.events import JobEvent, RoleEnded, RoleStarted
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
+from edl.api.strategy import Strategy
 from edl.cli.why import finding_lines
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.push_diagnosis import diagnose_pushes

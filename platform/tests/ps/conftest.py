@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.text_keys import unsaid
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement

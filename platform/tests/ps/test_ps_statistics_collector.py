@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.array_types import RowBatch

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.numerics.array_types import RowBatch
 from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.parameter_store import PushGradients

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from edl.api.events import EvaluationEnded, RecordsRequeued, RoleEnded, RoleStarted, WarningRaised
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
+from edl.api.strategy import Strategy
 from edl.reporting.live_view import LiveRenderer, render_screen
 from edl.reporting.run_progress import RunProgress
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.text_keys import unsaid
 
-from edl.api.job_spec import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus
+from edl.api.strategy import Strategy
 from edl.reporting.event_text import format_block, summary_rows
 from edl.reporting.ps_statistics_text import describe_strategy
 from edl.reporting.unit_formats import format_bytes, format_percent

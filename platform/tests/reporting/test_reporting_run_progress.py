@@ -26,8 +26,9 @@ from edl.api.events import (
     WorkerCountChanged,
 )
 from edl.api.exit_codes import INTERRUPTED_EXIT, SIGTERM_EXIT
-from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, Strategy, TrainSpec
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
+from edl.api.strategy import Strategy
 from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
 from edl.reporting.event_text import describe_event, status_headline

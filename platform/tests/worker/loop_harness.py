@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edl.api.errors import RetryableError
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement as first_placement

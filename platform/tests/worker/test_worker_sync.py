@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, gradient_push, record, task
 
-from edl.api.job_spec import Strategy
+from edl.api.strategy import Strategy
 from edl.worker.parameter_client import GradientPush, ParameterClient
 
 SECOND = LEASE + 9

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.text_keys import unsaid
 
 from edl.api.cluster_port import Role
-from edl.api.job_spec import DataSpec, ExportSpec, JobSpec, Strategy
+from edl.api.job_spec import DataSpec, ExportSpec, JobSpec
 from edl.api.pod_spec import PodSpec, RunAsSpec, SecretKeyRef, SecuritySpec, StorageSpec, VolumeSpec
+from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
 from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.document_tree import SpecError
