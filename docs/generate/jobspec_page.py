@@ -72,7 +72,7 @@ def page() -> str:
     schema = build_job_schema()
     found = list(fields(JobSpec, schema))
     tops = [field for field in found if field.path in section_fields(JobSpec)]
-    simple = [field for field in tops if _inside(field.option.kind) is None]
+    simple = [field for field in tops if _inside(field.option.field_type) is None]
     parts = [_HEAD, "## Top level", _table(simple, constants=True)]
     for top in tops:
         if top not in simple:
@@ -91,9 +91,9 @@ def fields(section: type, schema: Mapping[str, object], prefix: str = "") -> Ite
     for name, option in section_fields(section).items():
         field = Field(f"{prefix}{name}", option, properties[name], name in required)
         yield field
-        inner = _inside(option.kind)
+        inner = _inside(option.field_type)
         if inner is not None:
-            mark = "[]" if isinstance(option.kind, ListType) else ""
+            mark = "[]" if isinstance(option.field_type, ListType) else ""
             yield from fields(inner, _object(field.schema), f"{field.path}{mark}.")
 
 
@@ -115,7 +115,7 @@ def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
 
 def _sentence(top: Field) -> str:
     absent = "Required." if top.required else ""
-    kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListType) else ""
+    kind = "A list; each member is a mapping with these fields." if isinstance(top.option.field_type, ListType) else ""
     text = " ".join(part for part in (top.option.declaration.doc, kind, absent) if part)
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
@@ -134,7 +134,7 @@ def _allowed(field: Field) -> str:
     built = field.schema.get("enum")
     if isinstance(built, list):
         return ", ".join(f"`{_plain(value)}`" for value in built)
-    return "a mapping" if _inside(field.option.kind) is not None else field.option.kind.expected
+    return "a mapping" if _inside(field.option.field_type) is not None else field.option.field_type.expected
 
 
 def _default(field: Field) -> str:
@@ -143,7 +143,7 @@ def _default(field: Field) -> str:
     if "default" not in field.schema:
         return ""
     value = field.schema["default"]
-    if _inside(field.option.kind) is not None and value:
+    if _inside(field.option.field_type) is not None and value:
         return "as below"
     if field.option.declaration.quantity is Quantity.SIZE and isinstance(value, int):
         return f"`{format_size(value)}`"
@@ -151,7 +151,9 @@ def _default(field: Field) -> str:
 
 
 def _doc(field: Field) -> str:
-    return field.option.declaration.doc + (" Other values are not built yet." if field.option.partial else "")
+    return field.option.declaration.doc + (
+        " Other values are not built yet." if field.option.is_partly_supported else ""
+    )
 
 
 def _plain(value: object) -> str:

@@ -239,7 +239,8 @@ def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
     timeline: tuple[TimelinePoint, ...] = ()
     for value in follow_json_lines(run.history).poll():
         with suppress(SpecError):  # of another version
-            moment = TimelinePoint.from_json({name: value[name] for name in TimelinePoint.__slots__ if name in value})
+            known = {name: value[name] for name in TimelinePoint.__slots__ if name in value}
+            moment = section_type.from_json(TimelinePoint, known)
             timeline = extend_timeline(timeline, moment)
     return timeline
 

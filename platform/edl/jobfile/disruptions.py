@@ -10,14 +10,13 @@ from typing import Annotated, Self
 from edl.api.cluster_port import TerminationCause
 from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.api.fields import Field
-from edl.jobfile.section_type import JsonObject
 
 _PLANNED_REASONS = ("Completed", "Deleted", "succeeded")
 _EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
 
 
 @dataclass(frozen=True, slots=True)
-class DisruptionReport(JsonObject):
+class DisruptionReport:
     """The content of ``losses.json``."""
 
     workers: Annotated[Mapping[str, int], Field("Workers that were lost, by reason.")] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from edl.api.status import Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.disruptions import DisruptionReport
 from edl.jobfile.document_tree import SpecError, SpecProblem
-from edl.jobfile.section_type import JsonObject, from_json, to_json
+from edl.jobfile.section_type import from_json, to_json
 
 STATUS_KEY, EVENTS_KEY, TIMELINE_KEY = "status.json", "events.jsonl", "timeline.json"
 SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY = "summary.json", "failure.json", "losses.json"
@@ -31,7 +31,7 @@ _TRUNCATION_MARK = " […]"
 
 
 @dataclass(frozen=True, slots=True)
-class TimelinePoint(JsonObject):
+class TimelinePoint:
     """The job at one time of its life, for plots."""
 
     time: Annotated[float, Field("When.", unit="unix seconds")]
@@ -42,7 +42,7 @@ class TimelinePoint(JsonObject):
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailure(JsonObject):
+class JobFailure:
     """Why a job failed: the content of ``failure.json``."""
 
     kind: Annotated[str, Field("What sort of thing failed: job, input, storage, crash ...")]
@@ -78,12 +78,12 @@ class PublishedStatus:
         """The pages by name, no larger than a ConfigMap takes; those of which nothing is known are left out."""
         pages = {
             EVENTS_KEY: _newest_event_lines(self.events),
-            TIMELINE_KEY: _to_compact_json([moment.to_json() for moment in self.timeline]),
+            TIMELINE_KEY: _to_compact_json([to_json(moment) for moment in self.timeline]),
         }
         if self.status is not None:
             pages[STATUS_KEY] = _bounded_status_json(self.status)
         if self.losses is not None:
-            pages[LOSSES_KEY] = _to_compact_json(self.losses.to_json())
+            pages[LOSSES_KEY] = _to_compact_json(to_json(self.losses))
         if self.summary is not None:
             pages[SUMMARY_KEY] = _to_compact_json(to_json(self.summary))
         if self.failure is not None:
@@ -92,7 +92,7 @@ class PublishedStatus:
                 _truncate_text(self.failure.reason),
                 _truncate_text(self.failure.detail),
             )
-            pages[FAILURE_KEY] = _to_compact_json(JobFailure(kind, reason, detail).to_json())
+            pages[FAILURE_KEY] = _to_compact_json(to_json(JobFailure(kind, reason, detail)))
         return pages
 
     @classmethod
@@ -109,10 +109,10 @@ class PublishedStatus:
             events=tuple(
                 event_json.parse_event_line(line, EVENTS_KEY) for line in pages.get(EVENTS_KEY, "").splitlines()
             ),
-            timeline=tuple(TimelinePoint.from_json(moment, TIMELINE_KEY) for moment in moments or ()),
+            timeline=tuple(from_json(TimelinePoint, moment, TIMELINE_KEY) for moment in moments or ()),
             summary=None if summary is None else from_json(Summary, summary, SUMMARY_KEY),
-            failure=None if failure is None else JobFailure.from_json(failure, FAILURE_KEY),
-            losses=None if losses is None else DisruptionReport.from_json(losses, LOSSES_KEY),
+            failure=None if failure is None else from_json(JobFailure, failure, FAILURE_KEY),
+            losses=None if losses is None else from_json(DisruptionReport, losses, LOSSES_KEY),
         )
 
 

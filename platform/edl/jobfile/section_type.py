@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edl.api.events import JobEvent
 from edl.api.fields import Field, JsonValue, TextForm
@@ -50,22 +50,22 @@ class SectionField:
     """A field of a section.
 
     Attributes:
-        kind: what its value may be, where all of that is built.
+        field_type: what its value may be, where all of that is built.
         declaration: what its annotation says.
     """
 
-    kind: FieldType
+    field_type: FieldType
     declaration: Field
 
     @property
-    def partial(self) -> bool:
+    def is_partly_supported(self) -> bool:
         """Whether there are values that are known and not built."""
         return self.declaration.built is not None or bool(self.declaration.later)
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The field's value; a value that is known but not built is a problem, never ignored."""
         before = len(place.problems)
-        value = self.kind.read(node, place)
+        value = self.field_type.read(node, place)
         built = self.declaration.built
         if built is not None and len(place.problems) == before and value not in built:
             hint = f"built: {', '.join(map(_format_json_value, built))}"
@@ -77,9 +77,11 @@ class SectionField:
         text, built = self.declaration.doc, self.declaration.built
         if self.declaration.unit:
             text += f" Unit: {self.declaration.unit}."
-        if self.partial:
+        if self.is_partly_supported:
             text += " Other values are not built yet."
-        accepted = self.kind.schema() if built is None else {"enum": [self.kind.write(value) for value in built]}
+        accepted = (
+            self.field_type.schema() if built is None else {"enum": [self.field_type.write(value) for value in built]}
+        )
         return {"description": text, **accepted}
 
 
@@ -150,7 +152,7 @@ class SectionType:
     def write(self, value: Any) -> dict[str, JsonValue]:
         """All fields, defaults included."""
         members = {
-            name: option.kind.write(getattr(value, name)) for name, option in section_fields(self.section).items()
+            name: option.field_type.write(getattr(value, name)) for name, option in section_fields(self.section).items()
         }
         return {**dict(self.constants), **members}
 
@@ -184,7 +186,7 @@ class SectionType:
 
     def _default_schema(self, name: str, option: SectionField) -> dict[str, JsonValue]:
         given = field_defaults(self.section)
-        return {"default": option.kind.write(given[name])} if name in given else {}
+        return {"default": option.field_type.write(given[name])} if name in given else {}
 
 
 def _format_json_value(value: Any) -> str:
@@ -225,7 +227,7 @@ def _text_type(form: TextForm) -> TextType:
 def _find_in_subsections(section: type, name: str) -> str | None:
     """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
     for outer, option in section_fields(section).items():
-        inner = getattr(option.kind, "section", None)
+        inner = getattr(option.field_type, "section", None)
         if dataclasses.is_dataclass(inner) and name in section_fields(inner):  # type: ignore[arg-type]
             return f"{outer}.{name}"
     return None
@@ -257,18 +259,3 @@ def from_json(report: type[T], value: object, where: str = "status") -> T:
     if problems:
         raise SpecError(problems)
     return found
-
-
-class JsonObject:
-    """A value of this package that travels as a JSON object."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """All fields; from_json gives an equal value back."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, value: object, where: str = "status") -> Self:
-        """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
-        return from_json(cls, value, where)

@@ -77,7 +77,7 @@ class RunPublisher:
         with self._lock:
             timeline = self._timeline
         try:
-            write_json(self._run.path / TIMELINE_KEY, [moment.to_json() for moment in timeline])
+            write_json(self._run.path / TIMELINE_KEY, [section_type.to_json(moment) for moment in timeline])
         except StorageError as error:
             log.warning("%s", error)
 
@@ -90,7 +90,7 @@ class RunPublisher:
             replace(
                 publication,
                 summary=None if summary is None else section_type.from_json(Summary, summary, SUMMARY_FILE),
-                failure=None if failure is None else JobFailure.from_json(failure, FAILURE_FILE),
+                failure=None if failure is None else section_type.from_json(JobFailure, failure, FAILURE_FILE),
             )
         )
 
@@ -127,7 +127,7 @@ def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
 def _load_timeline(path: Path) -> Sequence[TimelinePoint]:
     """The timeline as the master before this one left it."""
     try:
-        return tuple(TimelinePoint.from_json(moment, str(path)) for moment in _read_optional(path) or ())  # type: ignore[attr-defined]
+        return tuple(section_type.from_json(TimelinePoint, moment, str(path)) for moment in _read_optional(path) or ())  # type: ignore[attr-defined]
     except (SpecError, StorageError, TypeError) as error:
         log.warning("the timeline begins anew: %s", error)
         return ()

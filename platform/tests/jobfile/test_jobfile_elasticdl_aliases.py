@@ -47,7 +47,7 @@ def test_each_field_that_is_pointed_to_exists(path: str) -> None:
     here: type = JobSpec
     *outer, last = path.split(".")
     for name in outer:
-        here = section_fields(here)[name].kind.section  # type: ignore[attr-defined]
+        here = section_fields(here)[name].field_type.section  # type: ignore[attr-defined]
     assert last in section_fields(here)
 
 

@@ -94,7 +94,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def member(option: SectionField) -> st.SearchStrategy[Any]:
-    return values(option.kind) if option.declaration.built is None else st.sampled_from(option.declaration.built)
+    return values(option.field_type) if option.declaration.built is None else st.sampled_from(option.declaration.built)
 
 
 SPECS = values(JOB_SECTION)
@@ -172,7 +172,7 @@ def _sections(section: type, path: str) -> list[tuple[str, type]]:
     inner = [
         found
         for name, option in section_fields(section).items()
-        for kind in (getattr(option.kind, "kind", option.kind),)
+        for kind in (getattr(option.field_type, "kind", option.field_type),)
         if isinstance(kind, SectionType)
         for found in _sections(kind.section, f"{path}.{name}")
     ]
