@@ -59,6 +59,7 @@ class FlatLayout:
         """Make sure that a slice holds the body of an answer; False if the answer has none."""
         if body.nbytes != self._byte_count(ps_index):
             return False
+        # The connection was given this memory to receive into, and mostly has
         own_bytes = self.view(flat_values, ps_index)
         if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(own_bytes, np.uint8)):
             own_bytes[:] = body

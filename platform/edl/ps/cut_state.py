@@ -45,6 +45,7 @@ class CutState(Generic[CopyT]):
             CutError: steps were let in since.
         """
         self.check_open(cut)
+        # The question may be repeated. A later cut takes the place of one whose master is gone.
         if cut > self._held:
             self._held, self._since, self._included_steps, self._copied_cut = cut, now, {}, 0
 
@@ -55,6 +56,7 @@ class CutState(Generic[CopyT]):
 
     def keeps_out(self, lease: int, step: int) -> bool:
         """A step must wait."""
+        # Steps below belong to the cut: another server has them already, so that this one needs them in its copy.
         return self._held > 0 and step >= self._included_steps.get(lease, 0)
 
     @property
@@ -109,6 +111,7 @@ class CutState(Generic[CopyT]):
     def taken(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
         """The state was copied: let all steps in; ``keep_paused``: not before ``release``. ``pin`` keeps the copy."""
         if keep_paused:
+            # Pushes that came in now would be in no copy, and be lost with the server that is about to end
             self._copied_cut = cut
         else:
             self.passed(cut)
@@ -117,6 +120,7 @@ class CutState(Generic[CopyT]):
 
     def passed(self, cut: int) -> None:
         """The cut is complete, or off: nothing waits for it any more."""
+        # A late message about an older cut must not open it again
         self._passed = max(self._passed, cut)
         if self._held <= self._passed:
             self._held, self._included_steps, self._copied_cut = 0, {}, 0

@@ -176,6 +176,7 @@ class ModelState:
         if self._store is None:
             self._hold(self._store_factory.make(declaration, initial_values))
             return True
+        # Values restored for another number of servers get their order by the first declaration
         if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declaration):
             with self._store.snapshot() as unordered:
                 self._hold(self._store_factory.restored(unordered.rearrange(declaration.dense), self.version))
@@ -221,6 +222,7 @@ class ModelState:
             except PartialUpdateError as error:
                 self._partial_update_error = error
                 raise
+        # Counted without gradients, too: the version is what workers take for the global step
         self.version += 1
 
     def make_room(self) -> None:

@@ -95,7 +95,7 @@ class SyncRounds:
     def withdraw_push(self, worker: int) -> None:
         """A push is taken back; the worker will send it again."""
         push = self._waiting_pushes.pop(worker, None)
-        if push is not None:
+        if push is not None:  # the round goes on waiting for it
             self._expected_leases[worker] = push.share.lease
 
     def expect_push(self, worker: int, lease: int) -> None:
@@ -129,6 +129,8 @@ class SyncRounds:
 
     def close(self) -> tuple[WaitingPush, ...]:
         """Everyone who sits, if the round is complete; the next one begins with those that said what follows."""
+        # Complete are as many pushes as the job asks for, or as many as can come at all: fewer workers than that train
+        # on. A worker that was refused as stale is waited for in any case, or it might be refused again and again.
         can_come = len(self._waiting_pushes) + len(self._expected_leases)
         if (
             not self._waiting_pushes
@@ -187,6 +189,8 @@ class FollowerRounds:
         Args:
             comes: whether a push that is not here can still enter: it has not, and its lease is good.
         """
+        # A push names itself alone if the first server has forgotten its round. Larger rounds come first, so that it
+        # goes with those that name it.
         for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round), one.share)):
             present_pushes = {follower.share} | (follower.round & self._waiting.keys())
             if follower.again or not any(may_come(share) for share in follower.round - present_pushes):

@@ -170,6 +170,7 @@ class ParameterClient:
 
     def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
         """The next values came from the PS, all of them or not."""
+        # Pushes of several workers are on their way to servers: the one that is ahead has applied most of them
         self.version = max(versions.values())
         self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
         if self._local_updater is not None:
@@ -213,7 +214,7 @@ class ParameterClient:
         for ps_index, frame in self._connections(requests).items():
             rows = row_buffers[ps_index]
             received = np.frombuffer(frame.body, np.float32)
-            if not np.may_share_memory(received, rows):  # it came as part of a larger frame than there was room for
+            if not np.may_share_memory(received, rows):  # the connection was given this memory, and mostly uses it
                 rows[:] = received
             _scatter_rows(values, positions[ps_index], dims, rows)
         return {table: RowBatch(ids[table], values[table]) for table in ids}
