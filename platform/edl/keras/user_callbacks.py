@@ -142,6 +142,9 @@ class NoCallbacks:
     def begin(self) -> None:
         """Training begins, if it has not."""
 
+    def begin_first_step(self) -> None:
+        """What a run calls before its first update, to try it: of nothing that writes log files."""
+
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins."""
 
@@ -272,6 +275,16 @@ class KerasCallbacks:
         self._training_begun = True
         with self._calling_user_code("on_train_begin"):
             self._callback_list.on_train_begin()
+
+    def begin_first_step(self) -> None:
+        """What a run calls before its first update, to try it: of nothing that writes log files."""
+        import keras
+
+        log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)  # they would empty those of a run
+        tried = [each for each in self._callback_list.callbacks if not isinstance(each, log_writers)]
+        self._callback_list.callbacks[:] = tried
+        self.begin_epoch(0)
+        self.begin_step(0)
 
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""

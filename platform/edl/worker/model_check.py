@@ -170,7 +170,7 @@ class _JobCheck:
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
         params = self._callback_params
-        user_callbacks.make_callbacks(
+        callbacks = user_callbacks.make_callbacks(
             module.callbacks,
             network.model,
             network.keras_optimizer,
@@ -182,6 +182,7 @@ class _JobCheck:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
         task, minibatch = first
+        callbacks.begin_first_step()
         with add_record_range(task, 0):
             step = network.train(
                 network.initial(),
@@ -261,7 +262,7 @@ class _JobCheck:
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
         check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
         params = self._callback_params
-        user_callbacks.make_callbacks(
+        callbacks = user_callbacks.make_callbacks(
             module.callbacks,
             model.model,
             model.optimizer,
@@ -275,6 +276,7 @@ class _JobCheck:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
         task, minibatch = first
+        callbacks.begin_first_step()
         skip = self._spec.train.on_nan == "skip"
         with add_record_range(task, 0):
             loss, finite = model.train(minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip)

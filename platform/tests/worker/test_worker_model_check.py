@@ -279,6 +279,32 @@ def test_what_ends_a_run_is_found(refused: Any, spec: Any, source: str, said: st
     assert result["exit_code"] == 2
 
 
+@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("method", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
+def test_what_a_callback_raises_before_the_first_update_is_found(refused: Any, spec: Any, method: str) -> None:
+    result = refused(
+        f"class Mine(keras.callbacks.Callback):\n"
+        f"    def {method}(self, *arguments, **logs):\n"
+        f"        raise RuntimeError('mine')\n"
+        f"def callbacks():\n"
+        f"    return [Mine()]",
+        **spec,
+    )
+    assert not unsaid(result["failure"], method, "RuntimeError", "mine")
+    assert result["exit_code"] == 2
+
+
+@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+def test_the_log_files_of_a_run_are_left_alone(checked: Any, tmp_path: Path, spec: Any) -> None:
+    (tmp_path / "log.csv").write_text("epoch,loss\n")
+    result = checked(
+        "def callbacks():\n    return [keras.callbacks.CSVLogger('log.csv')]",
+        **spec,
+    )
+    assert (result["failure"], result["exit_code"]) == ("", 0)
+    assert (tmp_path / "log.csv").read_text() == "epoch,loss\n"
+
+
 def test_what_only_an_evaluation_would_end_with_is_found_too(checked: Any) -> None:
     result = checked("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}")
     assert "metric 'k'" in result["failure"]
