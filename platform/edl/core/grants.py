@@ -291,6 +291,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         state.crash_suspects.over(lease, lease.steps)
     else:
         _record_result(state, kind, event)
+    state.range_crashes.pop((kind, lease.work), None)  # the next evaluation has the same ranges again
     _check_corrupt_limit(state)
     revocation.close_lease(state, event.worker, event.lease, now)
     state.do(Acknowledged())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.core_harness import Masters, alive, killed
+from core.test_core_callbacks import Job, trained
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
@@ -59,3 +60,18 @@ def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> N
     assert index == MAX_CRASHES
     assert (end.phase, end.kind) == ("Failed", "crash")
     assert "records 64 to 127 of a (prediction)" in end.reason
+
+
+def test_ends_at_one_range_in_several_evaluations_are_not_added_up() -> None:
+    job, index = Job(()), 0
+    job.cut()
+    for _ in range(3):
+        trained(job)
+        job.cut()
+        for _ in range(MAX_CRASHES // 2):
+            index += 1
+            job.see(alive(Role.WORKER, index), ModelDeclared(f"worker-{index}"))
+            assert leased(job, f"worker-{index}").kind == "evaluation"
+            job.see(killed(Role.WORKER, index))
+        job.evaluated(1.0)
+    assert job.state.phase == "Training"
