@@ -238,10 +238,10 @@ def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, n
 
 
 _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
-    events.PodChanged: lambda state, event, now: pod_events.handle_pod_changed(state, event.pod, now),
-    events.PodsSynced: lambda state, event, now: pod_events.handle_pods_synced(state, now),
+    events.PodChanged: pod_events.handle_pod_changed,
+    events.PodsSynced: pod_events.handle_pods_synced,
     events.StartRefused: pod_events.handle_start_refused,
-    events.PsRegistered: lambda state, event, now: parameter_servers.handle_ps_registered(state, event.uid, now),
+    events.PsRegistered: parameter_servers.handle_ps_registered,
     events.PsHeartbeat: parameter_servers.handle_ps_heartbeat,
     events.PsLeaving: parameter_servers.handle_ps_leaving,
     events.PsAttached: parameter_servers.handle_ps_attached,
@@ -261,10 +261,10 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.SnapshotTaken: snapshots.handle_snapshot_taken,
     events.CheckpointSaveFinished: parameter_servers.handle_save_finished,
     events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
-    events.ScaleRequested: lambda state, event, now: scaling.handle_scale_requested(state, event),
+    events.ScaleRequested: scaling.handle_scale_requested,
     events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),
     events.StopRequested: snapshots.handle_stop_requested,
-    events.Tick: lambda state, event, now: revocation.handle_tick(state, event, now),
+    events.Tick: revocation.handle_tick,
 }
 
 _ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {

@@ -495,10 +495,9 @@ class JobPods:
         if crashed:
             self.crashes[pod.role] = self.crashes.get(pod.role, 0) + 1
         decision = decide_relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
-        if decision.value.delay is None:
-            return False, decision.reason
-        self.relaunch_times[pod.role] = now + decision.value.delay
-        return True, decision.reason
+        if decision.value is not None:
+            self.relaunch_times[pod.role] = now + decision.value
+        return decision.value is not None, decision.reason
 
     def credit_steps(self, role: Role, steps: int) -> None:
         """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""

@@ -26,6 +26,7 @@ from edl.core.events import (
     PsHeartbeat,
     PsLeaving,
     PsRefused,
+    PsRegistered,
     PsSilent,
     ReleaseCut,
     RevokeLeases,
@@ -133,12 +134,12 @@ ATTACH_TIMEOUT = 70.0
 """Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
 
 
-def handle_ps_registered(state: JobState, uid: str, now: float) -> None:
+def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> None:
     """A PS that the cluster has shown says where it listens: make it listen to this incarnation of the master.
 
     A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
     """
-    pod = state.pods.pods.get(uid)
+    pod = state.pods.pods.get(event.uid)
     if pod is None:
         return
     if pod.uid in state.pods.handed_over_ps:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edl.api.cluster_port import PodStatus, Role
+from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import parameter_servers, pod_lifecycle, scaling
-from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
+from edl.core.events import Acknowledged, PodChanged, PodsSynced, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.lease_timeouts import LeaseHolder
@@ -21,8 +21,9 @@ _GONE_REASON = "gone when the master came back"
 _LEAVING_REASON = "a master before this one told it to go"
 
 
-def handle_pod_changed(state: JobState, status: PodStatus, now: float) -> None:
+def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
     """The cluster says something about a pod."""
+    status = event.pod
     known = state.pods.pods.get(status.uid)
     had_run = known is not None and known.has_run
     pod, before = state.pods.see(status, job_ended=state.ended)
@@ -157,7 +158,7 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
 # ------------------------------------------------------------------------------------------------ a new master
 
 
-def handle_pods_synced(state: JobState, now: float) -> None:
+def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
     """All pods that exist have been seen: who is not among them is gone, and so is what was asked for in vain."""
     state.pods.asked.clear()
     if state.synced:

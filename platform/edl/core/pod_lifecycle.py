@@ -122,13 +122,6 @@ def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_mi
     return EndBlame.MINIBATCH if in_minibatch else EndBlame.ROLE
 
 
-@dataclass(frozen=True, slots=True)
-class RelaunchPlan:
-    """Start a replacement after ``delay`` seconds; with None, give the job up."""
-
-    delay: float | None
-
-
 MAX_CRASHES = 6
 STEPS_PER_CRASH = 16
 """Steps of all workers that make good for one crash: what gets a few steps further each time is still broken."""
@@ -145,8 +138,8 @@ _LOSS_REASONS: Mapping[PodState, str] = {
 }
 
 
-def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None = None) -> Decision[RelaunchPlan]:
-    """Whether a worker or PS that ended while it was needed is replaced.
+def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None = None) -> Decision[float | None]:
+    """After how many seconds a worker or PS that ended while it was needed is replaced; None: the job is given up.
 
     Args:
         ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
@@ -154,13 +147,11 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
         crashed: whether this one counts as a crash; by default one that ended with an error.
     """
     if not (ended is PodState.CRASHED if crashed is None else crashed):
-        return Decision(
-            RelaunchPlan(0.0), f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job"
-        )
+        return Decision(0.0, f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job")
     if crash_count >= MAX_CRASHES:
-        return Decision(RelaunchPlan(None), f"crashed {crash_count} times with next to no work done between")
+        return Decision(None, f"crashed {crash_count} times with next to no work done between")
     delay = _CRASH_BACKOFF.delay(crash_count)
-    return Decision(RelaunchPlan(delay), f"crashed: replaced after {delay:g} s")
+    return Decision(delay, f"crashed: replaced after {delay:g} s")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def reconcile_pods(state: JobState, now: float) -> None:
     _request_missing_pods(state, now)
 
 
-def handle_scale_requested(state: JobState, event: ScaleRequested) -> None:
+def handle_scale_requested(state: JobState, event: ScaleRequested, now: float) -> None:
     """Somebody wants other numbers of workers from now on."""
     if (event.min, event.max) != state.scaled and not state.ended:
         state.record(WorkersScaled(min=event.min, max=event.max))

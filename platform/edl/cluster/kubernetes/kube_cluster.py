@@ -8,7 +8,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum, auto
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause, WatchSynced
 from edl.api.errors import BadInputError, EdlError, RetryableError
@@ -154,28 +153,6 @@ PodRenderer = Callable[[Role, int, PodOptions], Manifest]
 """The manifest of a pod, with the Job as its owner."""
 
 
-class NameConflict(Enum):
-    """What to do about a pod that has the name already."""
-
-    USE = auto()
-    REPLACE = auto()
-    WAIT = auto()
-
-
-def resolve_name_conflict(holder: PodStatus | None) -> NameConflict:
-    """Decide what becomes of the pod that holds a wanted name; None: it is none of this job's.
-
-    Ours and alive: it is the pod that is asked for, from before a restart or from a request whose answer was lost.
-    Ours and ended: only its object stands in the way, as it does when it is told to go on a node that is slow to say
-    so. Leaving, or somebody else's: the name will be free when they are gone.
-    """
-    if holder is None:
-        return NameConflict.WAIT
-    if holder.ended:
-        return NameConflict.REPLACE
-    return NameConflict.WAIT if holder.leaving else NameConflict.USE
-
-
 class KubeCluster:
     """The pods of one job on Kubernetes. Safe to use from several threads.
 
@@ -295,14 +272,16 @@ class KubeCluster:
         except NotFoundError as error:
             raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
         seen = self._register.note(holder)
-        match resolve_name_conflict(seen):
-            case NameConflict.USE:
-                return str(holder["metadata"]["uid"])
-            case NameConflict.WAIT:
-                why = "is still leaving" if seen else "belongs to somebody else"
-                raise RetryableError(f"Pod {name} {why}", where=self._namespace)
-            case NameConflict.REPLACE:
-                self._remove(holder["metadata"]["uid"], name, 0)
+        if seen is None:
+            raise RetryableError(f"Pod {name} belongs to somebody else", where=self._namespace)
+        if not seen.ended:
+            # Leaving: the name will be free when it has gone. Otherwise it is the pod that is asked for, from before a
+            # restart of the master or from a request whose answer was lost.
+            if seen.leaving:
+                raise RetryableError(f"Pod {name} is still leaving", where=self._namespace)
+            return seen.uid
+        # Only its object stands in the way, as it does on a node that is slow to say that the pod has gone.
+        self._remove(seen.uid, name, 0)
         try:
             return self._create(manifest)
         except ConflictError as error:
