@@ -17,6 +17,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from edl.api.errors import EdlError
+from edl.api.exit_codes import INTERRUPTED_EXIT
 from edl.reporting.terminal_text import sanitize_standard_streams
 
 COMMANDS = {
@@ -71,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> None:
             print(error, file=sys.stderr)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
-            sys.exit(130)
+            sys.exit(INTERRUPTED_EXIT)
 
 
 @app.callback()

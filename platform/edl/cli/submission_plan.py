@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
-from edl.cli.capacity_table import amounts_json, forecast_json, forecast_table, forecast_warnings
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
-from edl.ops.job_forecast import JobForecast
+from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
-from edl.reporting.text_table import wrap_labelled, wrap_text
+from edl.reporting.text_table import align_columns, wrap_labelled, wrap_text
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobView
@@ -160,3 +165,177 @@ def _submitted_at(job: JobView) -> str:
     from edl.ops.job_view import format_submit_time
 
     return format_submit_time(job)
+
+
+# --------------------------------------------------------------------------------------------------
+# How much of a job would run at once, in words: a table of its pods, who waits for what.
+
+
+_COLUMNS = ("role", "pods", "priority", "each")
+_ROLE_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}
+
+
+def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
+    """The job's pods, a line for each kind; how many start at once only where that is known."""
+    rows = [
+        [fit.group.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
+        for fit in forecast.placements
+    ]
+    head = [*_COLUMNS]
+    if forecast.free is not None:
+        head = [*head, "at once"]
+        rows = [[*row, str(fit.at_once)] for row, fit in zip(rows, forecast.placements, strict=True)]
+    return [f"  {line}" for line in align_columns([head, *rows])]
+
+
+def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
+    """What can never start on today's nodes, and what will not start at once, by reason; a sentence each."""
+    yield from _unschedulable_warnings(forecast)
+    by_reason: dict[str, list[tuple[str, int]]] = {}
+    for role, found in groupby((fit for fit in forecast.placements if not fit.never), key=lambda fit: fit.group.role):
+        fits = list(found)
+        count = sum(fit.group.count for fit in fits)
+        if late := count - sum(fit.at_once for fit in fits):
+            by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
+    for reason, waiting in by_reason.items():
+        alone = sum(late for _, late in waiting) == 1
+        yield f"{_join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
+
+
+def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
+    by_reason: dict[str, list[GroupPlacement]] = {}
+    for fit in forecast.placements:
+        if fit.never:
+            by_reason.setdefault(fit.never, []).append(fit)
+    for reason, fits in by_reason.items():
+        who = _join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
+        yield f"{who} can never start on today's nodes: {reason}"
+
+
+def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
+    """One kind of pods, for programs."""
+    return {
+        "role": fit.group.role.value,
+        "count": fit.group.count,
+        "priority": priority_class(fit),
+        "requests": amounts_json(fit.requests_per_pod),
+        "allowed_by_quota": fit.allowed,
+        "at_once": fit.placed,
+        "may_preempt": fit.may_preempt,
+        "can_never_start": fit.never,
+    }
+
+
+def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
+    """Amounts as JSON has them."""
+    return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}
+
+
+def priority_class(fit: GroupPlacement) -> str:
+    """The PriorityClass; empty for none."""
+    return str(fit.group.pod["spec"].get("priorityClassName", ""))
+
+
+def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
+    """So many pods, or from so many to so many, where that is about all workers."""
+    count = fit.group.count
+    elastic = len(forecast.of(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
+    return f"{least_workers}-{count}" if elastic else str(count)
+
+
+def _requests_text(fit: GroupPlacement) -> str:
+    return format_amounts({name: amount for name, amount in fit.requests_per_pod.items() if name != "pods"})
+
+
+def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
+    """What the first pod that waits is waiting for."""
+    fit = next(fit for fit in fits if fit.at_once < fit.group.count)
+    if fit.at_once == fit.allowed and fit.refusal is not None:
+        return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
+    if fit.lacking:
+        preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""
+        return f"for room ({', '.join(fit.lacking)}){preemption}"
+    return "for a node that takes such pods (taints, node selector, affinity)"
+
+
+def _pods_text(role: Role, late: int, count: int) -> str:
+    word = _ROLE_WORDS[role]
+    if late == count:
+        return f"the {word}" if count == 1 else f"all {count} {word}s"
+    return f"{late} of {count} {word}s"
+
+
+def _join_words(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+# --------------------------------------------------------------------------------------------------
+# How ``edl submit`` speaks: to people in lines, to programs in one JSON object a line.
+
+
+MAX_WIDTH = 120
+
+
+class SubmissionReporter(Protocol):
+    """What a submission has to say."""
+
+    def planned(self, plan: SubmissionPlan) -> None:
+        """What will be done."""
+
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """Something was done, or is known now: in words, and as facts."""
+
+    def note(self, text: str) -> None:
+        """For people only."""
+
+    def failed(self, error: EdlError) -> None:
+        """It came to nothing; the command prints the error itself on standard error."""
+
+
+class TextReporter:
+    """Lines on standard output."""
+
+    def planned(self, plan: SubmissionPlan) -> None:
+        """The plan, as wide as the terminal."""
+        width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
+        print("\n".join(plan.lines(width)), flush=True)
+
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """A line."""
+        print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line."""
+        print(text, flush=True)
+
+    def failed(self, error: EdlError) -> None:
+        """Nothing: what standard error says is for people."""
+
+
+class JsonReporter:
+    """JSON on standard output; what is for people only goes to standard error."""
+
+    def planned(self, plan: SubmissionPlan) -> None:
+        """One object."""
+        self._write_object({"event": "plan", **plan.to_json()})
+
+    def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """One object."""
+        self._write_object({"event": event, **facts})
+
+    def note(self, text: str) -> None:
+        """Standard error."""
+        print(text, file=sys.stderr, flush=True)
+
+    def failed(self, error: EdlError) -> None:
+        """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
+        fields = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+        self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **fields})
+
+    def _write_object(self, value: Mapping[str, Any]) -> None:
+        print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def make_reporter(*, as_json: bool) -> SubmissionReporter:
+    """The voice that the options ask for."""
+    return JsonReporter() if as_json else TextReporter()

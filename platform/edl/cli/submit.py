@@ -19,7 +19,7 @@ from edl.cli.options import (
     YesOption,
     check_from_checkpoint,
 )
-from edl.cli.submission_reporter import SubmissionReporter, make_reporter
+from edl.cli.submission_plan import SubmissionReporter, make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.cluster.kubernetes.names import LATEST_RUN

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
 from edl.api.job_spec import JobSpec
-from edl.cli.submission_reporter import TextReporter
+from edl.cli.submission_plan import TextReporter
 from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
