@@ -57,12 +57,11 @@ from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_bac
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.final_report import write_end, write_summary
 from edl.master.master_service import MasterService
-from edl.master.periodic_reports import PeriodicReports
 from edl.master.pod_controller import PodController, live_pods, terminate_pods
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
-from edl.master.status_publication import RunPublisher
+from edl.master.status_publication import PeriodicReports, RunPublisher
 from edl.master.status_reporter import StatusReporter
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
