@@ -230,6 +230,7 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
         return
     kind, lease = found
     if kind == TRAINING and is_ledger_frozen(state):
+        # The job ends with a checkpoint that is being copied, and these steps came too late for it.
         return
     holder = state.holders.get(worker)
     if holder is not None:
@@ -261,6 +262,7 @@ def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now:
     if new_steps > 0:
         state.stepped = now
     if new_steps > 0 and holder is not None:
+        # Seconds a step: the time since the lease moved last, shared by the steps that came together.
         holder.starting = False
         state.patience.stepped((now - holder.stepped.get(lease, now)) / new_steps, now)
         holder.stepped[lease] = now

@@ -74,6 +74,7 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
         _handle_worker_lost(state, pod, reason, now, in_minibatch=blamed_on is EndBlame.MINIBATCH)
     else:
         parameter_servers.handle_ps_lost(state, pod, reason, now)
+    # Last: the job may end with this pod, and then its leases are entered as returned already.
     if not dismissed:
         _relaunch_or_fail(state, pod, now, crashed, crash_range, range_crashes)
 
@@ -164,11 +165,13 @@ def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
     if state.synced:
         return
     state.synced = True
+    # The PS that the master before this one asked may have answered it and not this one: all are asked again.
     for revocation in state.revocations:
         request_revocation(state, revocation)
     for ledger in state.ledgers.values():
         for number, lease in ledger.leases.items():
             if lease.revoking is None:
+                # Nobody knows when a holder was last heard of: its time begins now.
                 state.holders.setdefault(lease.worker, LeaseHolder(now)).hold(number, now)
     for uid, index in list(state.pods.workers.items()):
         if not state.pods.is_live(uid):

@@ -63,12 +63,15 @@ def revoke_leases(
         only: these leases; default: all.
     """
     training = []
+    # Newest first: each range goes to the head of the queue, so the oldest is the next that is leased.
     for kind, lease in reversed(state.worker_leases(worker)):
         if only_leases is not None and lease.number not in only_leases:
             continue
         if kind == TRAINING:
+            # Only the PS know how far it got: pushes of it may be applied that nobody has reported.
             training.append(lease.number)
         else:
+            # A result that was not reported as a whole counts for nothing, so nobody has to be asked.
             state.record(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
             _tell_returned(state, lease.work, worker, reason)
         close_lease(state, worker, lease.number, now)
@@ -120,6 +123,7 @@ def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) 
 def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
     """Every live PS has to answer; those that do not listen yet are asked when they do."""
     live = state.pods.live(Role.PS)
+    # Those that do not listen yet are waited for, too: one may hold pushes that the others do not.
     revocation.waiting = {ps.uid for ps in live}
     for ps in live:
         if ps.attached:
@@ -140,6 +144,7 @@ def settle_revocations(state: JobState, now: float) -> None:
         return
     for revocation in [x for x in state.revocations if not x.waiting]:
         settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
+        # Before any record is requeued: what a crash was caused by must not be leased again as if nothing had been.
         quarantine = _judge_crash(state, revocation, settlements)
         for s in reversed(settlements):
             _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))

@@ -27,6 +27,7 @@ DELETE_AGAIN_SECONDS = 30.0
 
 def reconcile_pods(state: JobState, now: float) -> None:
     """Tell workers to go that are too many, ask for what is missing."""
+    # In this order, so that nothing is asked for and told to go at the same event.
     _withdraw_pending_workers(state, now)
     _remove_excess_workers(state, now)
     _delete_lingering_workers(state, now)
@@ -120,6 +121,7 @@ def _request_missing_pods(state: JobState, now: float) -> None:
         why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
         wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
         if role is Role.WORKER and index >= state.pods.next_worker_index:
+            # Entered before it is asked for: a master that comes later must not give the index to another worker.
             state.record(WorkerChanged(index=index))
         state.pods.ask(role, index, now, wish)
         state.emit(RoleRequested(role=role.value, index=index, reason=why))

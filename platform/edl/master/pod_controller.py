@@ -58,6 +58,7 @@ class PodController:
     def _watch(self, handle: Callable[[CoreEvent], Any]) -> None:
         for seen in self._cluster.watch():
             handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
+        # A watch ends only when it is closed. Without one, this master would never hear that a pod has ended.
         if not self._closed:
             raise RetryableError("the cluster does not say any more what becomes of the pods")
 

@@ -262,6 +262,8 @@ class PsConnection:
             GoneError: the pod ended.
             RefusedError: the PS will not do it.
         """
+        # Nobody but the cluster says that a PS is dead. Until then the question may be on its way or answered, and the
+        # same one again does no harm: what a PS has done for a cut or a lease it does not do twice.
         since = self._clock()
         while not self.gone:
             try:
@@ -278,6 +280,7 @@ class PsConnection:
         try:
             return self._channel.call(request.method, request.request, timeout=request.deadline)
         except RefusedError as error:
+            # "Busy": it cannot do it now, and may when it is asked again.
             if self.gone or refusal_kind(error) == "busy":
                 raise RetryableError(str(error)) from error
             raise
@@ -396,6 +399,7 @@ class PsControlClient:
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
+            # The PS has heard of a newer master: this one must not decide anything any more.
             self._on_failure(error)
         elif request.restore and kind == "storage":
             self._handle(self._checkpoints.refused(link.uid, request.restore, what))

@@ -252,6 +252,7 @@ class MasterShell:
             assert answer is not None, event
             loop = asyncio.get_running_loop()
             synced: asyncio.Future[None] = loop.create_future()
+            # The event loop serves hundreds of workers: it must not wait for a disk, so the journal calls back.
             if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set_future, synced)):
                 await synced
             self._wait_durable(lsn)
@@ -334,6 +335,7 @@ class MasterShell:
         """Journal and queue what was decided; the answer, and whether the ledger changed."""
         answer: RequestAnswer | None = None
         before = self._lsn
+        # A command rests on the entries decided before it, not on those after it: the core gives them in that order.
         for command in commands:
             if isinstance(command, RecordEntry):
                 self._lsn = self.journal.append(command.entry.to_json())
@@ -342,6 +344,7 @@ class MasterShell:
             else:
                 self._outbox.put(self._lsn, command)
         changed = self._lsn != before
+        # With the lock held: a snapshot has to be of the state after exactly the entries that it replaces.
         if self.journal.size_bytes > COMPACT_BYTES:
             self._lsn = self.journal.compact(self.state.snapshot())
         return answer, changed
@@ -369,6 +372,7 @@ class MasterShell:
         with self.lock:
             if self.failure is not None:
                 return
+            # The first reason counts: what fails afterwards mostly fails because of it.
             self.failure = error
             self._stopping = True
             self._wake()
@@ -399,6 +403,7 @@ class MasterShell:
         """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
+            # Read before the question is asked: a change between the answer and the wait would be missed otherwise.
             generation = self._generation
             answer = self.handle(LeaseRequested(worker, known_leases))
             assert answer is not None
