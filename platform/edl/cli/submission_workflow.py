@@ -296,13 +296,13 @@ def start_error(job: str, master_status: MasterPodStatus, removal_text: str) -> 
 
 
 def _start_remedy(sight: MasterPodStatus) -> str:
+    from edl.ops.pod_problems import waiting_remedy
+
     if sight.container and "mage" in sight.reason:
         return f"Check the image of {sight.container} in pod.overrides; the nodes must reach its registry."
     if "edl-role" in sight.message and any(words in sight.message for words in _COMMAND_NOT_FOUND):
         return "The image has no edl-role: edl zoo build makes images that have it."
-    if "mage" in sight.reason:
-        return "Check image and pod.image_pull_secrets in the job file; the nodes must reach the registry."
-    return ""
+    return waiting_remedy(sight.reason)
 
 
 def next_step_lines(options: SubmitOptions, job: str, *, started: bool) -> Sequence[str]:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_status import is_pod_leaving, is_pod_over
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.stall import UNSAVED_REASON
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
 from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView, KubernetesEvent, job_conditions, pod_label, pod_role
-from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources
+from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources, refusal_remedy
 from edl.ops.push_diagnosis import diagnose_pushes, diagnose_slowdown
 from edl.ops.resource_quantities import format_amounts
 
@@ -172,31 +171,3 @@ def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
             f"{status.workers_min}; {left if running else 'nothing is trained until one starts'}",
             f"`edl scale {evidence.called} --min N` changes the bound.",
         )
-
-
-_REFUSAL_REMEDIES = (
-    (  # first: its sentences speak of accounts and PriorityClasses, too
-        "ValidatingAdmissionPolicy",
-        "Look at pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
-    ),
-    ("exceeded quota", "Wait until other jobs of the namespace have ended, ask for less, or have the quota raised."),
-    ("violates PodSecurity", "Look at pod.overrides, host_path volumes and security.run_as in the job file."),
-    (
-        "serviceaccount",
-        f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
-    ),
-    (
-        "service account",
-        f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
-    ),
-    (
-        "PriorityClass",
-        "Have an admin create the PriorityClass, or name another one; `edl doctor` lists what is missing.",
-    ),
-    (" cannot ", "Have an admin bind the master's account to its Role; `edl doctor` lists what is missing."),
-)
-
-
-def refusal_remedy(text: str) -> str:
-    """What can be done about a pod that the API server refuses; empty when only its admin knows."""
-    return next((remedy for part, remedy in _REFUSAL_REMEDIES if part in text), "")

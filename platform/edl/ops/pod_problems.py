@@ -1,4 +1,5 @@
-"""What a pod waits for, in plain words and with what can be done: the scheduler's and the kubelet's own, translated.
+"""What a pod waits for or ended of, in plain words and with what can be done: the API server's, the scheduler's and the
+kubelet's own words, translated. Every remedy for a pod stands in a table here.
 
 A text that no pattern knows is passed on as it is: better the scheduler's words than none.
 """
@@ -9,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from edl.api.cluster_port import PodPhase
+from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_status import (
     ContainerEnd,
     ContainerStatus,
@@ -124,6 +126,28 @@ _CONTAINER_PROBLEMS = {
 }
 IMAGE_REASONS = _CONTAINER_PROBLEMS.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
 """Reasons of a Wait for which another image may help."""
+_REFUSAL_REMEDIES = (
+    (  # first: its sentences speak of accounts and PriorityClasses, too
+        "ValidatingAdmissionPolicy",
+        "Look at pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
+    ),
+    ("exceeded quota", "Wait until other jobs of the namespace have ended, ask for less, or have the quota raised."),
+    ("violates PodSecurity", "Look at pod.overrides, host_path volumes and security.run_as in the job file."),
+    (
+        "serviceaccount",
+        f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
+    ),
+    (
+        "service account",
+        f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
+    ),
+    (
+        "PriorityClass",
+        "Have an admin create the PriorityClass, or name another one; `edl doctor` lists what is missing.",
+    ),
+    (" cannot ", "Have an admin bind the master's account to its Role; `edl doctor` lists what is missing."),
+)
+"""By what the API server says of a pod that it refuses."""
 _NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 
@@ -218,3 +242,13 @@ def _last_exit_text(end: ContainerEnd | None) -> str:
     if end is None:
         return ""
     return f"exit code {end.exit_code}{f': {end.error_line}' if end.error_line else ''}"
+
+
+def waiting_remedy(reason: str) -> str:
+    """What can be done about a container that waits for this reason; empty when waiting is all there is to do."""
+    return _CONTAINER_PROBLEMS.get(reason, ("", ""))[1]
+
+
+def refusal_remedy(text: str) -> str:
+    """What can be done about a pod that the API server refuses; empty when only its admin knows."""
+    return next((remedy for part, remedy in _REFUSAL_REMEDIES if part in text), "")
