@@ -6,13 +6,13 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops.followup_command import command_arguments
+from edl.reporting.unit_formats import format_utc
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -81,7 +81,7 @@ def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator
 
 def _ended_at_text(seen: JobView) -> str:
     at = seen.ended_at
-    return "" if at is None else f" since {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "" if at is None else f" since {format_utc(at)}"
 
 
 def _list_nodes(api: KubeClient) -> list[Manifest] | None:

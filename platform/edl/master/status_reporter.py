@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from edl.api.cluster_port import Role
@@ -27,6 +26,7 @@ from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_r
 from edl.core.state import TRAINING
 from edl.jobfile.section_type import from_json, to_json
 from edl.master import guarded_threads, progress_log
+from edl.reporting.unit_formats import format_utc
 from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import RunDirectory, append_json_line, read_json, write_json
@@ -270,7 +270,7 @@ def describe_stall(missing: Sequence[MissingPs], unsaved: str) -> str:
 
 
 def _format_since(moment: float) -> str:
-    return f" since {datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC" if moment else ""
+    return f" since {format_utc(moment)}" if moment else ""
 
 
 def count_total_records(state: JobStateMachine) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
@@ -33,6 +32,7 @@ from edl.jobfile.loader import load_job_text
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_deletion import JobObjects
 from edl.ops.pod_problems import find_pod_problem
+from edl.reporting.unit_formats import format_utc
 
 MASTER_SELECTOR = f"{names.JOB_LABEL},{names.ROLE_LABEL}={Role.MASTER.value}"
 JOB_PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
@@ -257,8 +257,7 @@ def _describe_master(masters: Iterable[Manifest]) -> str:
         return "its master is not there, and the Job controller has not started another one yet"
     lost = unreachable_since(newest)
     if lost:
-        since = datetime.fromtimestamp(lost, UTC)
-        return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {since:%Y-%m-%d %H:%M:%S} UTC"
+        return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {format_utc(lost)}"
     wait = find_pod_problem(newest)
     if wait is not None:
         return f"its master waits: {wait.text}"

@@ -5,6 +5,7 @@ Not for values of job files and manifests: ``edl.jobfile.quantities`` writes the
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from fractions import Fraction
 
 _BYTE_UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
@@ -39,6 +40,11 @@ def format_duration(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_utc(unix_seconds: float) -> str:
+    """A moment that people on several machines read; they have clocks of several zones."""
+    return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_age(seconds: float) -> str:
