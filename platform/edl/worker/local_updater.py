@@ -12,11 +12,11 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
-from edl.keras.flat_buffer import FlatLayout
 from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_blocks, make_rule
 from edl.numerics.parameter_store import PushGradients
+from edl.worker.flat_buffer import FlatLayout
 
 _SLOT_DERIVED_RULES = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""

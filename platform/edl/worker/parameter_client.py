@@ -14,13 +14,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edl.keras.flat_buffer import DoubleBuffer, FlatLayout
 from edl.numerics import aligned_memory
 from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
 from edl.numerics.parameter_store import PushGradients
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
 from edl.transport.message_validation import parse_message
+from edl.worker.flat_buffer import DoubleBuffer, FlatLayout
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
 

@@ -15,7 +15,6 @@ from edl.api.strategy import Strategy
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import user_callbacks
-from edl.keras.flat_buffer import FlatLayout
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
@@ -26,6 +25,7 @@ from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport.bulk_client import BulkClient
+from edl.worker.flat_buffer import FlatLayout
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.local_updater import GradientCompensation, LocalUpdater

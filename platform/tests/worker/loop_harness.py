@@ -20,7 +20,6 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
-from edl.keras.flat_buffer import FlatLayout
 from edl.keras.user_callbacks import NoCallbacks
 from edl.numerics.array_types import RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
@@ -30,6 +29,7 @@ from edl.ps.parameter_server import AttachResult, MasterAttachment, ParameterSer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer
+from edl.worker.flat_buffer import FlatLayout
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.local_updater import GradientCompensation, LocalUpdater

@@ -16,11 +16,11 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.keras.flat_buffer import DoubleBuffer, FlatLayout  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.traced_function import TracedFunction, as_array  # noqa: E402
 from edl.numerics.array_types import Floats  # noqa: E402
+from edl.worker.flat_buffer import DoubleBuffer, FlatLayout  # noqa: E402
 
 SIZE = 640
 RECORDS = np.ones((2, 1), np.float32)
