@@ -140,6 +140,10 @@ kustomize: $(STAMP) ## write the manifests of kustomize/ from helm/edl (wants he
 docs: $(STAMP) ## build the documentation as a site in build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+recording: native ## record the live view of the demo as docs/recording.svg (wants an idle machine)
+	@test -e $(DEMO)/mnist/train || $(BIN)/edl data mnist $(DEMO)/mnist --format recordio --source digits --records 12000
+	$(BIN)/python docs/generate/recording.py
+
 schema: $(STAMP) ## print the JobSpec's JSON Schema
 	@$(BIN)/edl schema
 
