@@ -21,9 +21,12 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults \
-  faults-all chaos dist dist-test images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
-  docs schema constraints clean
+# Of `make third`: it changes with every run of a workflow, elsewhere with every commit.
+EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
+
+.PHONY: help setup demo test test-all check static lint types layers unit native native-test sanitizers charts jobs \
+  faults faults-all third chaos dist dist-test images e2e e2e-all bench proto generate reference chart-schema \
+  chart-docs kustomize docs schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -48,8 +51,13 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 	@$(BIN)/edl inject worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-test-all: check faults-all sanitizers dist-test ## the same, and what takes longer: every fault, sanitizers, the wheel in an empty environment
-check: lint types layers unit native-test charts jobs faults
+test-all: export EDL_TEST_THOROUGH = 1
+test-all: check faults-all sanitizers dist-test ## the same with all examples, every fault, sanitizers at length, the wheel in an empty environment
+check: static unit native-test jobs faults
+
+# One after the other they would leave a core idle.
+static: $(STAMP) ## lint, layers, types and charts, two at a time
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=line lint layers types charts
 
 lint: $(STAMP) ## formatting and lint (ruff)
 	$(BIN)/ruff format --check .
@@ -87,14 +95,21 @@ sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; write
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
 	$(BIN)/pytest -q -rs -m install platform/tests/install
 
+# Of a job that starts or ends, a core is idle at times: three at once.
 jobs: $(STAMP) native ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
 
 faults: $(STAMP) native ## the same with real signals: every process is killed
-	$(BIN)/pytest -q -n 2 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
-faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
-	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs platform/tests/transport $(ONCE_MORE)
+NO_WHEEL := --ignore platform/tests/install/test_wheel.py
+
+faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and all that is marked thorough; one test at a time
+	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "faults or thorough" $(NO_WHEEL) $(ONCE_MORE)
+
+third: $(STAMP) native ## a third of what `make test` leaves out: thorough tests, all examples of property tests
+	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked thorough, and of the property tests with all their examples"
+	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "thorough or examples" --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
 
 chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)

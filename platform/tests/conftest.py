@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run this third of the tests: `make third`")
     parser.addoption(
         "--update-golden",
         action="store_true",
@@ -33,10 +35,25 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A marked test in another folder would never run."""
+    """A marked test in another folder would never run. Property tests are marked: they try more in `make third`."""
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        item.add_marker("examples")
     for mark, folder in HOMES.items():
         if item.get_closest_marker(mark) and folder not in item.path.parts:
             raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folder}")
+
+
+def third_of(test: str) -> int:
+    """Which of three runs a test is part of: all parameters of a function are in the same."""
+    return zlib.crc32(test.partition("[")[0].encode()) % 3
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--third N`` only that third is run."""
+    third = config.getoption("third")
+    if third is not None:
+        config.hook.pytest_deselected(items=[item for item in items if third_of(item.nodeid) != third])
+        items[:] = [item for item in items if third_of(item.nodeid) == third]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cli import app
 from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
@@ -162,7 +162,7 @@ def test_what_is_no_run_is_said_to_be_none(run: RunDirectory, edl: Any, word: st
     for command in ("ls", "inspect"):
         code, _, err = edl(command, word)
         assert code == 2
-        assert not unsaid(err, *named)
+        assert not missing_keys(err, *named)
 
 
 # ---------------------------------------------------------------------------- ls
@@ -178,7 +178,7 @@ def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDirecto
     assert lines[3].split()[:3] == ["1", "100", "12,800"]
     assert lines[3].endswith("complete")
     assert lines[4].endswith("complete, newest usable")
-    assert not unsaid(lines[5], "unfinished", "manifest")
+    assert not missing_keys(lines[5], "unfinished", "manifest")
 
 
 def test_only_verify_finds_a_changed_byte(run: RunDirectory, edl: Any) -> None:
@@ -188,7 +188,7 @@ def test_only_verify_finds_a_changed_byte(run: RunDirectory, edl: Any) -> None:
     code, out, _ = edl("ls", "mnist", "--verify")
     assert code == 0
     assert "intact, newest usable" in out
-    assert not unsaid(out, "damaged", "ps-1.safetensors", "checksum")
+    assert not missing_keys(out, "damaged", "ps-1.safetensors", "checksum")
 
 
 def test_ls_fails_when_nothing_can_be_used(run: RunDirectory, edl: Any) -> None:
@@ -200,8 +200,8 @@ def test_ls_fails_when_nothing_can_be_used(run: RunDirectory, edl: Any) -> None:
     code, _, err = edl("inspect", "mnist")
     assert code == 2
     first, second = sorted(line for line in err.splitlines() if line.lstrip().startswith("checkpoint "))
-    assert not unsaid(first, "checkpoint 1", "manifest", "damaged")
-    assert not unsaid(second, "checkpoint 2", "ps-0.safetensors", "missing")
+    assert not missing_keys(first, "checkpoint 1", "manifest", "damaged")
+    assert not missing_keys(second, "checkpoint 2", "ps-0.safetensors", "missing")
 
 
 def test_the_light_client_lists_and_verifies_without_numpy(run: RunDirectory) -> None:
@@ -228,8 +228,8 @@ def test_inspect_shows_values_optimizer_and_position(run: RunDirectory, edl: Any
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == f"Checkpoint 2 of run r1 of mnist, {run.checkpoints}/cut-00000002"
     assert lines[2].startswith("files 2 shards, ")
-    assert not unsaid(lines[3], "step 200", "12,800 records", "epoch 2", "128 records")
-    assert not unsaid(lines[4], "optimizer adagrad", "epsilon 1e-07", "accumulator")
+    assert not missing_keys(lines[3], "step 200", "12,800 records", "epoch 2", "128 records")
+    assert not missing_keys(lines[4], "optimizer adagrad", "epsilon 1e-07", "accumulator")
     assert "dense/kernel 2x2 float32 trained 1 2 3 1" in lines
     assert "norm/moving_mean 2 float32 statistic 0 0 0 0" in lines
     assert "items 3 1,000 2 float32 accumulator 2 2 2 0" in lines
@@ -267,13 +267,13 @@ def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_re
     flip(cut_directory(run.checkpoints, 2) / "ps-0.safetensors")
     code, out, err = edl("inspect", "mnist")
     assert (code, out.split(",")[0]) == (0, "Checkpoint 1 of run r1 of mnist")
-    assert not unsaid(err, "checkpoint 2", "left out", "ps-0.safetensors", "damaged")
+    assert not missing_keys(err, "checkpoint 2", "left out", "ps-0.safetensors", "damaged")
     code, _, err = edl("inspect", "mnist", "-c", "2")
     assert code == 2
     assert err.startswith(f"{run.checkpoints}/cut-00000002: ")
-    assert not unsaid(err, "ps-0.safetensors", "damaged", "checksum", "--checkpoint 1")
+    assert not missing_keys(err, "ps-0.safetensors", "damaged", "checksum", "--checkpoint 1")
     code, _, err = edl("inspect", "mnist", "-c", "7")
-    assert (code, unsaid(err, "checkpoint 7", "1, 2")) == (2, [])
+    assert (code, missing_keys(err, "checkpoint 7", "1, 2")) == (2, [])
 
 
 def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDirectory, edl: Any) -> None:
@@ -282,7 +282,7 @@ def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDirectory, edl:
     commit_checkpoint(directory, CheckpointManifest(3, 3, "", (shard,), None))
     code, _, err = edl("inspect", "mnist")
     assert code == 2
-    assert not unsaid(err, "ps-0.safetensors", "shard")
+    assert not missing_keys(err, "ps-0.safetensors", "shard")
 
 
 @pytest.mark.parametrize("ledger", [None, [], {"done_steps": "many"}, {"returned": [3]}, {"epoch": {}}])
@@ -299,7 +299,7 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDirectory, edl: Any
     shard = write_shard(directory, 0, {"dense/w": np.ones(2), "slot/0": np.array(3, np.int64), "state/0": np.ones(2)})
     commit_checkpoint(directory, CheckpointManifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
     out = edl("inspect", "mnist")[1]
-    assert not unsaid(out, "step 30", "64 records", "2 arrays", "Local")
+    assert not missing_keys(out, "step 30", "64 records", "2 arrays", "Local")
     assert [each["records"] for each in json.loads(edl("ls", "mnist", "--json")[1])] == [12800, 12800, 64]
 
 
@@ -308,7 +308,7 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDirectory, edl: Any
 
 def test_export_puts_the_shards_together(run: RunDirectory, edl: Any) -> None:
     code, out, _ = edl("export", "mnist", "out.npz")
-    assert (code, unsaid(out, "Checkpoint 2", "2 variables", "1 table", "3 rows", "out.npz")) == (0, [])
+    assert (code, missing_keys(out, "Checkpoint 2", "2 variables", "1 table", "3 rows", "out.npz")) == (0, [])
     with np.load("out.npz", allow_pickle=False) as found:
         assert sorted(found) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
         assert found["items/ids"].tolist() == [3, 5, 900]

@@ -12,7 +12,7 @@ from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.resource_kinds import PODS
@@ -52,13 +52,13 @@ def test_no_image_is_the_default_since_none_is_public(desk: Desk, monkeypatch: p
     monkeypatch.delenv("EDL_SUBMITTER_IMAGE")
     for command in (("cp", "mnist", "files:/data"), ("ls", "files:/data")):
         assert desk.edl("data", *command) == 2
-        assert not unsaid(desk.err, "--image", "EDL_SUBMITTER_IMAGE")
+        assert not missing_keys(desk.err, "--image", "EDL_SUBMITTER_IMAGE")
     assert desk.cluster.of(PODS) == []
 
 
 def test_there_and_back(desk: Desk, claim: Path) -> None:
     assert desk.edl("data", "cp", "mnist", "files:/data") == 0
-    assert not unsaid(desk.out, "2 files", "900,003 bytes", "files:/data")
+    assert not missing_keys(desk.out, "2 files", "900,003 bytes", "files:/data")
     assert tree(claim / "data") == tree(Path("mnist"))
     assert desk.edl("data", "cp", "files:/data", "back") == 0
     assert tree(Path("back")) == tree(Path("mnist"))
@@ -95,7 +95,7 @@ def test_a_connection_that_always_breaks_ends_with_how_to_go_on(
 ) -> None:
     serve(tmp_path / "claim", monkeypatch, 10**9, *[1000] * 9)
     assert desk.edl("data", "cp", "mnist", "files:/") == 2
-    assert not unsaid(desk.err, "connection", "same command")
+    assert not missing_keys(desk.err, "connection", "same command")
     assert desk.cluster.of(PODS) == []
 
 
@@ -124,7 +124,7 @@ def test_listing(desk: Desk, claim: Path) -> None:
 )
 def test_bad_input(desk: Desk, claim: Path, args: tuple[str, ...], said: tuple[str, ...]) -> None:
     assert desk.edl("data", *args) == 2
-    assert not unsaid(desk.err, *said)
+    assert not missing_keys(desk.err, *said)
     assert desk.cluster.of(PODS) == []
 
 
@@ -133,21 +133,21 @@ def test_an_image_that_cannot_be_pulled_is_another_option_of_the_command(desk: D
     pending = {"phase": "Pending", "containerStatuses": [waiting]}
     desk.cluster.admissions[:] = [lambda thing: thing.update(status=pending)]
     assert desk.edl("data", "ls", "files:/") == 2
-    assert not unsaid(desk.err, "pod", "edl/submitter:0", "--image", "EDL_SUBMITTER_IMAGE")
+    assert not missing_keys(desk.err, "pod", "edl/submitter:0", "--image", "EDL_SUBMITTER_IMAGE")
     assert "job file" not in desk.err + desk.out
 
 
 def test_who_may_not_exec_starts_no_pod(desk: Desk) -> None:
     desk.cluster.denied.add(("get", "pods/exec"))
     assert desk.edl("data", "cp", "mnist", "files:/data") == 2
-    assert not unsaid(desk.err, "get pods/exec", "namespace team", "ClusterRole edl-data-copy")
+    assert not missing_keys(desk.err, "get pods/exec", "namespace team", "ClusterRole edl-data-copy")
     assert desk.cluster.created == []
 
 
 def test_a_directory_in_the_place_of_a_file(desk: Desk, claim: Path) -> None:
     (claim / "data").write_bytes(b"")
     assert desk.edl("data", "cp", "mnist", "files:/data") == 2
-    assert not unsaid(desk.err, "file", "directory")
+    assert not missing_keys(desk.err, "file", "directory")
     assert (claim / "data").is_file()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cli.cli_harness import Desk, desk_at
 from support.in_memory_cluster import Manifest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.status import Status
@@ -37,10 +37,10 @@ def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
     training = Status("mnist", "run", "/data/run", "Training", 1.0)
     desk.cluster.published.update(PublishedStatus(training).to_configmap_data())
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert not unsaid(desk.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
-    assert not unsaid(desk.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")
-    assert not unsaid(desk.out.splitlines()[-1], "mnist", "gone", "0 s")
-    assert not unsaid(desk.err, "2 Pods, 1 Job")
+    assert not missing_keys(desk.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
+    assert not missing_keys(desk.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")
+    assert not missing_keys(desk.out.splitlines()[-1], "mnist", "gone", "0 s")
+    assert not missing_keys(desk.err, "2 Pods, 1 Job")
     assert desk.cluster.labelled() == []
 
 
@@ -49,7 +49,7 @@ def test_an_ended_job_loses_nothing(desk: Desk) -> None:
     job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert desk.out.startswith("mnist: Done, submitted")
-    assert unsaid(desk.out, "lost", "edl stop") == ["lost", "edl stop"]
+    assert missing_keys(desk.out, "lost", "edl stop") == ["lost", "edl stop"]
 
 
 def test_what_is_left_of_a_job_that_is_gone_is_removed(desk: Desk) -> None:
@@ -57,7 +57,7 @@ def test_what_is_left_of_a_job_that_is_gone_is_removed(desk: Desk) -> None:
     desk.cluster.put(worker(3))
     assert desk.edl("delete", "mnist", "--yes") == 0
     first, left_over, *_ = desk.out.splitlines()
-    assert (unsaid(first, "mnist", "gone"), left_over) == ([], "  1 Pod")
+    assert (missing_keys(first, "mnist", "gone"), left_over) == ([], "  1 Pod")
     assert desk.cluster.labelled() == []
 
 
@@ -72,14 +72,14 @@ def test_a_token_that_is_left_is_removed_by_somebody_who_may_not_look(desk: Desk
     assert desk.cluster.labelled() == ["Secret edl-mnist-token"]
     assert desk.edl("delete", "mnist", "--yes") == 0
     first, left_over, *_ = desk.out.splitlines()
-    assert (unsaid(first, "mnist", "gone"), left_over) == ([], "  1 Secret")
+    assert (missing_keys(first, "mnist", "gone"), left_over) == ([], "  1 Secret")
     assert desk.cluster.labelled() == []
     assert desk.edl("delete", "mnist", "--yes") == 2
 
 
 def test_a_job_that_is_not_there_is_bad_input(desk: Desk) -> None:
     assert desk.edl("delete", "minst", "--yes") == 2
-    assert not unsaid(desk.err, "minst", "namespace team", "mnist")
+    assert not missing_keys(desk.err, "minst", "namespace team", "mnist")
     assert desk.cluster.labelled() != []
 
 
@@ -112,14 +112,14 @@ def test_a_dead_node_s_pod_is_named_while_it_is_waited_for(desk: Desk) -> None:
 
     desk.cluster.ask = later
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert not unsaid(desk.err, "1 Pod", pod)
+    assert not missing_keys(desk.err, "1 Pod", pod)
     assert desk.cluster.labelled() == []
 
 
 def test_a_missing_right_is_named(desk: Desk) -> None:
     desk.cluster.deny("delete", JOBS)
     assert desk.edl("delete", "mnist", "--yes") == 2
-    assert not unsaid(desk.err, "delete", "jobs", "team")
+    assert not missing_keys(desk.err, "delete", "jobs", "team")
 
 
 def another(desk: Desk, name: str, ended: str = "") -> None:
@@ -139,8 +139,8 @@ def test_several_jobs_are_removed_at_once(desk: Desk) -> None:
         another(desk, name)
     assert desk.edl("delete", "a", "b", "a", "--yes") == 0
     assert left(desk) == ["c", "mnist"]
-    gone = [line for line in desk.out.splitlines() if not unsaid(line, "gone", "0 s")]
-    assert [not unsaid(line, name) for line, name in zip(gone, "ab", strict=True)] == [True, True]
+    gone = [line for line in desk.out.splitlines() if not missing_keys(line, "gone", "0 s")]
+    assert [not missing_keys(line, name) for line, name in zip(gone, "ab", strict=True)] == [True, True]
 
 
 def test_one_wrong_name_of_several_deletes_nothing(desk: Desk) -> None:
@@ -158,7 +158,7 @@ def test_all_jobs_of_a_phase_are_removed(desk: Desk) -> None:
     assert desk.edl("delete", "--phase", "Done", "--phase", "Failed", "--yes") == 0
     assert left(desk) == ["a", "mnist"]
     assert desk.edl("delete", "--phase", "Done", "--yes") == 0
-    assert not unsaid(desk.out, "namespace team", "Done")
+    assert not missing_keys(desk.out, "namespace team", "Done")
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_all_jobs_of_a_phase_are_removed(desk: Desk) -> None:
 )
 def test_what_is_meant_must_be_clear(desk: Desk, options: tuple[str, ...], told: str) -> None:
     assert desk.edl("delete", *options, "--yes") == 2
-    assert not unsaid(desk.err, told)
+    assert not missing_keys(desk.err, told)
     assert left(desk) == ["mnist"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.ops.doctor_checks import DoctorFinding, FindingLevel, PriorityClassNames
@@ -47,7 +47,7 @@ def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.M
         "                  -> Apply the base.",
         "OK    images      img:1 pulled as low",
     ]
-    assert not unsaid(last, "missing")
+    assert not missing_keys(last, "missing")
 
 
 def test_warnings_are_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_what_is_not_known_is_not_vouched_for(desk: Desk, monkeypatch: pytest.Mo
 def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE)
     assert desk.edl("doctor") == 0
-    assert not unsaid(desk.out, "edl doctor --image IMAGE")
+    assert not missing_keys(desk.out, "edl doctor --image IMAGE")
 
 
 def test_the_pod_has_the_class_that_workers_have(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

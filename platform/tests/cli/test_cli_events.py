@@ -10,7 +10,7 @@ from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import NOW, when
 from support.job_objects import EVENTS, TOLD, conditions, put_event, put_job
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded
 from edl.api.status import Summary
@@ -56,6 +56,6 @@ def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest
 def test_nothing_happened_yet(desk: Desk) -> None:
     put_job(desk.cluster, "new", PublishedStatus(), status={})
     assert desk.edl("events", "new") == 0
-    assert not unsaid(desk.out, "yet")
+    assert not missing_keys(desk.out, "yet")
     assert desk.edl("events", "new", "--json") == 0
     assert desk.out == ""

@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from cli.conftest import Stage, command
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 STATUS = {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3}
 WORKING = [["status", STATUS], ["pause", None]]
@@ -64,7 +64,7 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
     said = running.communicate(timeout=PATIENCE)[0]
     assert running.returncode == code
     eventually(lambda: gone(members))
-    assert not unsaid(said, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
+    assert not missing_keys(said, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
     assert said.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
     assert stage.status()["phase"] == "Interrupted"
     last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])

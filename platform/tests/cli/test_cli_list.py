@@ -9,7 +9,7 @@ from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import NOW, SmallCluster
 from support.job_objects import conditions, put_job, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 from edl.jobfile.published_status import PublishedStatus
@@ -52,7 +52,7 @@ def test_what_a_stalled_job_waits_for(desk: Desk) -> None:
     assert f"mnist is stalled: {why}" in desk.out.splitlines()
     assert "alone   Stalled" in desk.out
     (alone,) = [line for line in desk.out.splitlines() if line.startswith("alone is stalled: ")]
-    assert not unsaid(alone, "master", "65 s")
+    assert not missing_keys(alone, "master", "65 s")
 
 
 def test_for_programs(desk: Desk) -> None:
@@ -65,13 +65,13 @@ def test_without_jobs_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: p
     desk = jobs_desk(monkeypatch, capsys, with_job=False)
     desk.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
     assert desk.edl("list") == 0
-    assert not unsaid(desk.out, "no jobs", "namespace team", "edl submit JOB.yaml")
+    assert not missing_keys(desk.out, "no jobs", "namespace team", "edl submit JOB.yaml")
 
 
 def test_a_namespace_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     desk = jobs_desk(monkeypatch, capsys, with_job=False)
     assert desk.edl("list") == 2
-    assert not unsaid(desk.err, "no namespace team")
+    assert not missing_keys(desk.err, "no namespace team")
     desk.cluster.deny("get", NAMESPACES)
     assert desk.edl("list") == 0
-    assert not unsaid(desk.out, "no jobs", "namespace team")
+    assert not missing_keys(desk.out, "no jobs", "namespace team")

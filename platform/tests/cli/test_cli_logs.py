@@ -13,7 +13,7 @@ from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
 from support.in_memory_cluster import SmallCluster
 from support.job_objects import SPEC, TOLD, container, put_job, put_pod
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -63,7 +63,7 @@ def test_a_container_that_has_not_started_says_why(desk: Desk, monkeypatch: pyte
     monkeypatch.setattr(SmallCluster, "logs", waiting)
     put_pod(desk.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
     assert desk.edl("logs", "mnist", "--role", "worker", "--index", "7") == 2
-    assert not unsaid(desk.err, "worker-7", "image")
+    assert not missing_keys(desk.err, "worker-7", "image")
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_image_that_is_gone_is_said_where_no_other_is_named(
     readers(desk, gone="registry.example/mnist:1")
     assert desk.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 2
     assert "registry.example/mnist:1" in desk.err
-    assert not unsaid(desk.err, "EDL_SUBMITTER_IMAGE")
+    assert not missing_keys(desk.err, "EDL_SUBMITTER_IMAGE")
 
 
 def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
@@ -137,14 +137,14 @@ def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
 
 def test_a_worker_that_never_was(desk: Desk, claim: Path) -> None:
     assert desk.edl("logs", "mnist", "--role", "worker", "--index", "9") == 2
-    assert not unsaid(desk.err, "worker-9")
+    assert not missing_keys(desk.err, "worker-9")
 
 
 def test_without_a_volume_logs_go_with_their_pods(desk: Desk) -> None:
     assert TOLD.status is not None
     put_job(desk.cluster, told=replace(TOLD, status=replace(TOLD.status, run_dir="/edl/team/mnist/x")))
     assert desk.edl("logs", "mnist", "--role", "ps", "--index", "0") == 2
-    assert not unsaid(desk.err, "no logs")
+    assert not missing_keys(desk.err, "no logs")
 
 
 def test_before_there_is_anything(desk: Desk) -> None:

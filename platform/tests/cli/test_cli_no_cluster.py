@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cli import app
 from edl.storage.run_directory import create_run, locate_job_dir
@@ -56,10 +56,10 @@ def edl(*args: str) -> int:
 def test_where_a_run_of_that_name_left_its_files(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl(command, "mnist") == 2
     reason, remedy, run = capsys.readouterr().err.splitlines()
-    assert not unsaid(reason, "kubeconfig", "/nowhere/config", "KUBECONFIG")
-    assert not unsaid(remedy, "KUBECONFIG", "kubectl cluster-info")
-    assert not unsaid(run, "mnist", ".edl/local/mnist/r2", "status.json", "failure.txt", "logs/", "checkpoints/")
-    assert not unsaid(run, "edl checkpoint ls mnist")
+    assert not missing_keys(reason, "kubeconfig", "/nowhere/config", "KUBECONFIG")
+    assert not missing_keys(remedy, "KUBECONFIG", "kubectl cluster-info")
+    assert not missing_keys(run, "mnist", ".edl/local/mnist/r2", "status.json", "failure.txt", "logs/", "checkpoints/")
+    assert not missing_keys(run, "edl checkpoint ls mnist")
 
 
 def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_without_such_a_run_those_that_there_are(
 ) -> None:
     assert edl(*args) == 2
     (runs_here,) = capsys.readouterr().err.splitlines()[2:]
-    assert not unsaid(runs_here, "iris, mnist", "status.json", "logs/", "checkpoints/", ".edl/local/JOB/RUN/")
+    assert not missing_keys(runs_here, "iris, mnist", "status.json", "logs/", "checkpoints/", ".edl/local/JOB/RUN/")
 
 
 @pytest.mark.parametrize("command", ["status", "events", "logs"])
@@ -83,16 +83,16 @@ def test_commands_about_both_begin_with_the_runs_of_this_machine(
 ) -> None:
     assert edl(command, job) == 2
     reason, there, asked = capsys.readouterr().err.splitlines()
-    assert not unsaid(reason, job, ".edl")
-    assert not unsaid(there, "iris/r1, mnist/r1, mnist/r2")
-    assert not unsaid(asked, "kubeconfig", "/nowhere/config", "KUBECONFIG")
+    assert not missing_keys(reason, job, ".edl")
+    assert not missing_keys(there, "iris/r1, mnist/r1, mnist/r2")
+    assert not missing_keys(asked, "kubeconfig", "/nowhere/config", "KUBECONFIG")
 
 
 def test_so_they_do_without_any_run(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("status", "mnist") == 2
     reason, remedy, *_ = capsys.readouterr().err.splitlines()
-    assert not unsaid(reason, "mnist", ".edl")
-    assert not unsaid(remedy, "edl run")
+    assert not missing_keys(reason, "mnist", ".edl")
+    assert not missing_keys(remedy, "edl run")
 
 
 @pytest.mark.parametrize("args", [["list"], ["why", "mnist"]])
@@ -101,13 +101,13 @@ def test_without_any_run_where_they_would_be(
 ) -> None:
     assert edl(*args) == 2
     (where,) = capsys.readouterr().err.splitlines()[2:]
-    assert not unsaid(where, "edl run", "status.json", "logs/", ".edl/local/JOB/RUN/", "storage.path")
+    assert not missing_keys(where, "edl run", "status.json", "logs/", ".edl/local/JOB/RUN/", "storage.path")
 
 
 def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("why", "iris") == 2
     newest = capsys.readouterr().err.splitlines()[-1]
-    assert not unsaid(newest, "iris", ".edl/local/iris/r1")
+    assert not missing_keys(newest, "iris", ".edl/local/iris/r1")
     assert "status.json" not in newest
 
 
@@ -116,5 +116,5 @@ def test_submit_says_so_to_programs_too(runs: Path, capsys: pytest.CaptureFixtur
     assert edl("submit", "job.yaml", "--yes", "--json") == 2
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["event"] == "refused"
-    assert not unsaid(told["message"], "kubeconfig")
+    assert not missing_keys(told["message"], "kubeconfig")
     assert "edl run" in told["hint"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.api.status import Status
@@ -75,14 +75,14 @@ def test_a_run_that_trained_nothing_is_passed_over_unless_it_is_named(tmp_path: 
     assert not any("warning" in line for line in find_weights(tmp_path, None).lines())
     assert find_weights(tmp_path, "r2").path == untrained[0]
     (warning,) = [line for line in find_weights(tmp_path, "r2").lines() if "warning" in line]
-    assert not unsaid(warning, "checkpoint", "step 0")
+    assert not missing_keys(warning, "checkpoint", "step 0")
 
 
 def test_runs_that_trained_nothing_are_no_default(tmp_path: Path) -> None:
     checkpoint(create_run(tmp_path), 1, step=0)
     with pytest.raises(BadInputError, match=r"checkpoint after step 0.* export") as caught:
         find_weights(tmp_path, None)
-    assert not unsaid(caught.value.hint, "edl run", "--from")
+    assert not missing_keys(caught.value.hint, "edl run", "--from")
 
 
 def test_an_export_is_rather_taken_than_a_checkpoint_of_its_run_that_is_untrained(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_which_run_how_it_ended_and_the_step_are_told(tmp_path: Path, phase: str
     checkpoint(by_checkpoint, 4)
     export(by_export)
     (line,) = find_weights(tmp_path, "r1").lines()
-    assert not unsaid(line, "run r1", said, "checkpoint 4", "step 3,000")
+    assert not missing_keys(line, "run r1", said, "checkpoint 4", "step 3,000")
     (line,) = find_weights(tmp_path, "r2").lines()
-    assert not unsaid(line, "run r2", said, "export", "step 4,000")
+    assert not missing_keys(line, "run r2", said, "export", "step 4,000")
 
 
 def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Pat
     (missing,) = find_weights(tmp_path, "r1").lines()
     run.status.write_text("{")
     (unreadable,) = find_weights(tmp_path, "r1").lines()
-    assert not unsaid(missing, "run r1", "status", "export")
-    assert not unsaid(unreadable, "run r1", "status", "export")
+    assert not missing_keys(missing, "run r1", "status", "export")
+    assert not missing_keys(unreadable, "run r1", "status", "export")
     assert missing != unreadable
 
 
@@ -138,7 +138,7 @@ def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path
         found = find_weights(tmp_path, source)
         assert found.path == wanted
         (left_out,) = found.skipped_lines()
-        assert not unsaid(left_out, "checkpoint 5", "run r1", "ps-0.safetensors", "missing")
+        assert not missing_keys(left_out, "checkpoint 5", "run r1", "ps-0.safetensors", "missing")
 
 
 @pytest.mark.parametrize("source", [None, "r2"])
@@ -152,10 +152,10 @@ def test_a_run_whose_trained_checkpoints_are_all_damaged_is_refused(tmp_path: Pa
     with pytest.raises(BadInputError, match=r"checkpoint.*run r2") as caught:
         find_weights(tmp_path, source)
     _, newest, older_one = caught.value.message.splitlines()
-    assert not unsaid(newest, "checkpoint 3", "ps-0.safetensors", "missing")
-    assert not unsaid(older_one, "checkpoint 2")
+    assert not missing_keys(newest, "checkpoint 3", "ps-0.safetensors", "missing")
+    assert not missing_keys(older_one, "checkpoint 2")
     assert caught.value.where == str(directory.parent)
-    assert not unsaid(caught.value.hint, "--from")
+    assert not missing_keys(caught.value.hint, "--from")
     wanted = export(run)
     found = find_weights(tmp_path, source)
     assert found.path == wanted
@@ -180,7 +180,7 @@ def test_which_checkpoints_are_left_out_is_told_whoever_reads(stage: Stage, caps
     for number, more in enumerate(([], ["--json"]), 2):
         capsys.readouterr()
         assert stage.edl("predict", "job.yaml", "--output", "out", *more) == 0
-        assert not unsaid(capsys.readouterr().err, "checkpoint 3", "run r1", "ps-0.safetensors")
+        assert not missing_keys(capsys.readouterr().err, "checkpoint 3", "run r1", "ps-0.safetensors")
         assert json.loads((stage.run_dir(f"r{number}") / "predict.json").read_text())["from"] == str(wanted)
 
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_no_model_is_found_before_a_process_starts(
     for content in (b"", b"junk", whole[:-30]):
         (stage.folder / "junk.keras").write_bytes(content)
         assert stage.edl("predict", "job.yaml", "--from", "junk.keras", "--output", "out") == 2
-        assert not unsaid(capsys.readouterr().err, "junk.keras", ".keras file")
+        assert not missing_keys(capsys.readouterr().err, "junk.keras", ".keras file")
         assert not stage.run_dir().exists()
 
 
@@ -209,7 +209,9 @@ def test_the_master_is_told_weights_and_output(stage: Stage, capsys: pytest.Capt
     told = json.loads((stage.run_dir() / "predict.json").read_text())
     assert told == {"from": str(weights), "output": str(stage.folder / "out")}
     said = capsys.readouterr().out
-    assert not unsaid(said, "5 records", f"{stage.folder}/test.csv", str(weights), f"{stage.folder}/out", "3 workers")
+    assert not missing_keys(
+        said, "5 records", f"{stage.folder}/test.csv", str(weights), f"{stage.folder}/out", "3 workers"
+    )
     assert "edl predict" not in said
 
 
@@ -222,10 +224,10 @@ def test_the_plan_says_which_run_trained_the_weights(stage: Stage, capsys: pytes
     stage.script(*DONE)
     capsys.readouterr()
     assert stage.edl("predict", "job.yaml", "--output", "out") == 0
-    assert not unsaid(capsys.readouterr().out, str(wanted), "run r1", "checkpoint 2", "step 9")
+    assert not missing_keys(capsys.readouterr().out, str(wanted), "run r1", "checkpoint 2", "step 9")
     assert stage.edl("predict", "job.yaml", "--output", "out", "--from", "r2") == 0
     said = capsys.readouterr().out
-    assert not unsaid(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
+    assert not missing_keys(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
 
 
 @pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}"])
@@ -265,7 +267,7 @@ def test_where_predictions_are_is_told_when_there_are_some(stage: Stage, capsys:
 )
 def test_bad_input(stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]) -> None:
     assert stage.edl("predict", "job.yaml", "--output", "out", *args) == 2
-    assert not unsaid(capsys.readouterr().err, *said)
+    assert not missing_keys(capsys.readouterr().err, *said)
     assert not stage.run_dir().exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 from typer.testing import CliRunner
 
 from edl.api.errors import BadInputError
@@ -86,7 +86,7 @@ def test_a_run_to_go_on_with(job: Path) -> None:
 def test_what_it_costs_to_have_no_volume_is_said(job: Path) -> None:
     settings = ("--set", "volumes=[]", "--set", "data.training=odps://a/b")
     done = CliRunner().invoke(app, [str(job), *settings], catch_exceptions=False)
-    assert not unsaid(done.stderr, "warning", "no volume")
+    assert not missing_keys(done.stderr, "warning", "no volume")
 
 
 def test_what_cannot_be_on_a_cluster_has_its_line(job: Path) -> None:
@@ -97,5 +97,5 @@ def test_what_cannot_be_on_a_cluster_has_its_line(job: Path) -> None:
 
 def test_how_it_is_submitted_needs_no_right_to_read_secrets(job: Path) -> None:
     text, _ = rendered(job)
-    assert not unsaid(text, "kubectl create -f FILE", "read Secrets")
+    assert not missing_keys(text, "kubectl create -f FILE", "read Secrets")
     assert "kubectl create -f -" in CliRunner().invoke(app, ["--help"], catch_exceptions=False).stdout

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry
@@ -48,7 +48,7 @@ def test_a_failed_run_goes_on_in_its_directory(
     capsys.readouterr()
     assert stage.edl("run", *resume, "job.yaml", "--ps", "2", "--set", "train.epochs=4") == 0
     said = capsys.readouterr()
-    assert not unsaid(said.out, "r1", str(stage.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2")
+    assert not missing_keys(said.out, "r1", str(stage.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2")
     assert "the disk is full" not in said.out + said.err
     journal, replay = Journal.open(RunDirectory(stage.run_dir()).journal, holder="test")
     journal.close()
@@ -68,7 +68,7 @@ def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stag
 def test_a_run_that_is_done_does_not_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.edl("run", "job.yaml") == 0
     assert stage.edl("run", "job.yaml", "--resume", "--set", "train.epochs=9") == 2
-    assert not unsaid(capsys.readouterr().err, "run r1", "done", "edl run", "--resume")
+    assert not missing_keys(capsys.readouterr().err, "run r1", "done", "edl run", "--resume")
 
 
 def test_runs_of_another_folder_are_not_found_and_the_hint_says_where_they_are(
@@ -79,13 +79,13 @@ def test_runs_of_another_folder_are_not_found_and_the_hint_says_where_they_are(
     elsewhere.mkdir()
     stage.monkeypatch.chdir(elsewhere)
     assert stage.edl("run", "../job.yaml", "--resume") == 2
-    assert not unsaid(capsys.readouterr().err, "folder")
+    assert not missing_keys(capsys.readouterr().err, "folder")
 
 
 def test_an_unknown_run_is_refused_with_those_there_are(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert stage.edl("run", "job.yaml", "--resume", "r7") == 2
-    assert not unsaid(capsys.readouterr().err, "r7", "r1")
+    assert not missing_keys(capsys.readouterr().err, "r7", "r1")
 
 
 def test_the_command_that_goes_on_has_the_options_of_this_one(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def keep(run: RunDirectory, *entries: dict[str, Any]) -> None:
 
 def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
-    assert not unsaid(capsys.readouterr().out, "no checkpoint", "edl run job.yaml --resume r1")
+    assert not missing_keys(capsys.readouterr().out, "no checkpoint", "edl run job.yaml --resume r1")
     keep(RunDirectory(stage.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
     cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
@@ -203,13 +203,13 @@ def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
 
     assert stage.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
     said = capsys.readouterr().err
-    assert not unsaid(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
+    assert not missing_keys(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
     assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
     assert [entry["kind"] for entry in replay_journal(run.journal).entries] == ["saved"], "nothing was changed"
 
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1
-    assert not unsaid(capsys.readouterr().out, "checkpoint 5", "step 5,000")
+    assert not missing_keys(capsys.readouterr().out, "checkpoint 5", "step 5,000")
 
 
 def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
@@ -223,7 +223,7 @@ def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
     capsys.readouterr()
     assert stage.edl("run", "job.yaml", "--resume") == 1
     told = capsys.readouterr().out
-    assert not unsaid(told, "journal", "checkpoint 3", "checkpoint 4 at step 5,000")
+    assert not missing_keys(told, "journal", "checkpoint 3", "checkpoint 4 at step 5,000")
     assert told.endswith(": edl run job.yaml --resume r1 --from-checkpoint\n")
 
 
@@ -243,7 +243,7 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(
     assert "warning: " not in capsys.readouterr().out
     assert stage.edl("run", "job.yaml", "--resume", "--set", setting) == 1
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
-    assert not unsaid(warning, "run r1", *told)
+    assert not missing_keys(warning, "run r1", *told)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_what_the_ledger_is_built_on_may_not_change(
 ) -> None:
     fail(stage)
     assert stage.edl("run", "job.yaml", "--resume", "--set", field) == 2
-    assert not unsaid(capsys.readouterr().err, *told)
+    assert not missing_keys(capsys.readouterr().err, *told)
     assert stage.status()["phase"] == "Failed"
 
 
@@ -312,8 +312,8 @@ def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
     assert stage.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
     from_where, change, command = capsys.readouterr().out.splitlines()[-3:]
-    assert not unsaid(from_where, "checkpoint 0", "step 0")
-    assert not unsaid(change, "--set")
+    assert not missing_keys(from_where, "checkpoint 0", "step 0")
+    assert not missing_keys(change, "--set")
     assert command.endswith(": edl run job.yaml --set ps.max_rows=5 --resume r1")
 
 
@@ -323,5 +323,5 @@ def test_a_fault_of_the_model_is_a_reason_to_begin_anew(stage: Stage, capsys: py
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
     assert stage.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
     change, command = capsys.readouterr().out.splitlines()[-2:]
-    assert not unsaid(change, "--set")
+    assert not missing_keys(change, "--set")
     assert command.endswith(": edl run job.yaml --set model.params.vocab=10")

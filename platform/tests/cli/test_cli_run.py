@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import MODULE, SUMMARY, Stage, command
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.storage.run_directory import JobLock
 
@@ -33,19 +33,19 @@ def test_plain_lines_say_the_plan_the_events_and_the_summary(stage: Stage, capsy
     run = stage.run_dir()
     lines = timeless(capsys.readouterr().out).splitlines()
     model, training, epochs, evaluation, roles, where, start = lines[:7]
-    assert not unsaid(model, "digits", "small.model", f"{stage.folder}/model_zoo")
-    assert not unsaid(training, "10 records", f"{stage.folder}/train.csv")
-    assert not unsaid(epochs, "3 epochs", "minibatches of 4", "9 steps")
-    assert not unsaid(evaluation, "5 records", f"{stage.folder}/test.csv")
-    assert not unsaid(roles, "2 workers", "1 parameter server")
-    assert not unsaid(where, "run r1", str(run))
-    assert not unsaid(start, "TIME", "run r1")
+    assert not missing_keys(model, "digits", "small.model", f"{stage.folder}/model_zoo")
+    assert not missing_keys(training, "10 records", f"{stage.folder}/train.csv")
+    assert not missing_keys(epochs, "3 epochs", "minibatches of 4", "9 steps")
+    assert not missing_keys(evaluation, "5 records", f"{stage.folder}/test.csv")
+    assert not missing_keys(roles, "2 workers", "1 parameter server")
+    assert not missing_keys(where, "run r1", str(run))
+    assert not missing_keys(start, "TIME", "run r1")
     began, ended = [line for line in lines if "worker 0" in line]
-    assert not unsaid(began, "TIME", "started", "pid N")
-    assert not unsaid(ended, "TIME", "ended", "pid N", "Deleted")
+    assert not missing_keys(began, "TIME", "started", "pid N")
+    assert not missing_keys(ended, "TIME", "ended", "pid N", "Deleted")
     done, records, export, logs, command = lines[-5:]
-    assert not unsaid(done, "Done", "2 s", "30 of 30 records", "15 samples/s")
-    assert not unsaid(records, "0 lost", "0 repeated", "0 rolled back")
+    assert not missing_keys(done, "Done", "2 s", "30 of 30 records", "15 samples/s")
+    assert not missing_keys(records, "0 lost", "0 repeated", "0 rolled back")
     assert export.split() == ["export", "/out/export"]
     assert logs.split() == ["logs", f"{run}/logs"]
     assert command.endswith(": edl predict job.yaml --from r1 --output predictions")
@@ -112,7 +112,7 @@ def test_settings_are_held_to_the_count_of_workers_that_starts(stage: Stage) -> 
 def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     with JobLock(stage.run_dir().parent, "r9"):
         assert stage.edl("run", "job.yaml") == 2
-    assert not unsaid(capsys.readouterr().err, "'digits'", f"process {os.getpid()}", "run r9")
+    assert not missing_keys(capsys.readouterr().err, "'digits'", f"process {os.getpid()}", "run r9")
     assert not stage.run_dir().exists()
 
 
@@ -151,7 +151,7 @@ def test_bad_input_ends_before_there_is_a_run(
     unmeasured = MODULE.replace("def eval_metrics_fn(): ...\n", "")
     (stage.folder / "model_zoo" / "unmeasured.py").write_text(unmeasured)
     assert stage.edl("run", *args) == 2
-    assert not unsaid(capsys.readouterr().err, *said)
+    assert not missing_keys(capsys.readouterr().err, *said)
     assert not (stage.folder / ".edl").exists()
 
 
@@ -177,7 +177,7 @@ def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: 
         module.write("def custom_data_reader(path): ...\n")
     assert stage.edl("run", "job.yaml", "--set", "data.training=db://table") == 0
     training = next(line for line in capsys.readouterr().out.splitlines() if "db://table" in line)
-    assert not unsaid(training, "reader", "records")
+    assert not missing_keys(training, "reader", "records")
     assert re.search(r"\d", training) is None, "nothing was counted"
 
 
@@ -227,4 +227,4 @@ def test_a_storage_path_that_no_folder_can_be_at_is_bad_input(
     assert stage.edl(*verb, *weights, "--set", f"storage.path={place}") == 2
     errors = capsys.readouterr().err
     assert errors.startswith("storage.path: ")
-    assert not unsaid(errors, place if place.startswith("/") else str(stage.folder / place), "write")
+    assert not missing_keys(errors, place if place.startswith("/") else str(stage.folder / place), "write")

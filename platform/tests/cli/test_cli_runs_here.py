@@ -14,7 +14,7 @@ from cli.cli_harness import Desk
 from cli.conftest import SUMMARY
 from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import NOW
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
@@ -102,7 +102,7 @@ def test_options_choose_one_of_them(desk: Desk, here: Make) -> None:
     assert desk.edl("list", "-n", "team") == 0
     assert "digits" not in desk.out
     assert desk.edl("list", "--local", "-n", "team") == 2
-    assert not unsaid(desk.err, "--local")
+    assert not missing_keys(desk.err, "--local")
 
 
 def test_status_has_what_a_job_on_a_cluster_has(alone: Desk, here: Make) -> None:
@@ -112,8 +112,8 @@ def test_status_has_what_a_job_on_a_cluster_has(alone: Desk, here: Make) -> None
     ]
     (folder / "history.jsonl").write_text("".join(json.dumps(moment) + "\n" for moment in moments))
     assert alone.edl("status", "digits") == 0
-    assert not unsaid(alone.out.splitlines()[0], "digits", "Training", "run r2", "this machine", "1m ago")
-    assert not unsaid(alone.out, "40 %", "12 of 30 records", "step 1", "accuracy 0.5")
+    assert not missing_keys(alone.out.splitlines()[0], "digits", "Training", "run r2", "this machine", "1m ago")
+    assert not missing_keys(alone.out, "40 %", "12 of 30 records", "step 1", "accuracy 0.5")
     assert ["worker-0", "training", "1,234", "-"] in [line.split() for line in alone.out.splitlines()]
     assert "█" in alone.out.split("workers\n")[1], "the workers over time"
     assert alone.out.endswith(": edl status digits --watch\n")
@@ -129,7 +129,7 @@ def test_a_run_whose_processes_are_gone_was_interrupted(alone: Desk, here: Make)
     assert alone.edl("status", "digits/r2", "--watch") == 0, "it ends at once"
     assert alone.edl("status", "digits/r2") == 0
     assert "Interrupted" in alone.out
-    assert not unsaid(alone.out, "processes")
+    assert not missing_keys(alone.out, "processes")
     assert not re.search("left|samples/s|waits for a worker", alone.out), "what it was to do is not done any more"
     assert "edl run JOB.yaml --resume r2" in alone.out
     assert alone.edl("status", "digits/r2", "--json") == 0
@@ -146,7 +146,7 @@ def test_events_and_logs_are_those_of_the_files(alone: Desk, here: Make) -> None
     assert alone.edl("logs", "digits/r1", "--role", "worker", "--tail", "1", "-f") == 0
     assert alone.out == "[worker-0] worker-0 two\n[worker-1] worker-1 two\n"
     assert alone.edl("logs", "digits", "--role", "ps") == 2
-    assert not unsaid(alone.err, "master-0, worker-0, worker-1")
+    assert not missing_keys(alone.err, "master-0, worker-0, worker-1")
 
 
 def test_a_job_on_the_cluster_comes_first(desk: Desk, here: Make) -> None:
@@ -165,7 +165,7 @@ def test_what_is_nowhere_is_named(alone: Desk, here: Make) -> None:
     here("r1")
     assert alone.edl("status", "digits", "--local") == 0
     assert alone.edl("status", "digits/r7", "--local") == 2
-    assert not unsaid(alone.err, "digits/r7", "digits/r1")
+    assert not missing_keys(alone.err, "digits/r7", "digits/r1")
     assert alone.edl("status", "other", "--local") == 2
     assert alone.edl("logs", "../digits", "--local") == 2
 
@@ -181,11 +181,11 @@ def test_clean_keeps_the_newest_ended_run_and_those_that_go_on(alone: Desk, here
     assert [run.exists() for run in runs] == [False, False, True, True]
     assert iris.exists()
     assert "digits/r1" in alone.out
-    assert not unsaid(alone.out.splitlines()[-1], "2 runs")
+    assert not missing_keys(alone.out.splitlines()[-1], "2 runs")
     assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
     assert [run.exists() for run in runs] == [False, False, False, True]
     assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
-    assert not unsaid(alone.out, "digits", ".edl")
+    assert not missing_keys(alone.out, "digits", ".edl")
 
 
 def test_what_status_says_of_a_runs_removal_removes_it(alone: Desk, here: Make) -> None:
@@ -204,7 +204,7 @@ def test_clean_says_how_the_newest_run_goes_too(alone: Desk, here: Make, job: li
     command = re.search("newest.*`edl (clean [^`]*)`", alone.out)
     assert command is not None
     assert alone.edl("clean", *job, "--keep", "2") == 0
-    assert not unsaid(alone.out, "newest 2")
+    assert not missing_keys(alone.out, "newest 2")
     assert alone.edl(*command[1].split(), "--yes") == 0
     assert not done.exists()
 

@@ -8,7 +8,7 @@ import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.job_objects import conditions, put_job, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState
@@ -23,7 +23,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_a_wish_is_pinned(desk: Desk) -> None:
     assert desk.edl("scale", "mnist", "--max", "8") == 0
     assert find_job(desk.cluster, "mnist").desired == DesiredState(max=8)
-    assert not unsaid(desk.out, "1 to 8 workers", "edl wait mnist --for workers=8")
+    assert not missing_keys(desk.out, "1 to 8 workers", "edl wait mnist --for workers=8")
 
 
 def test_wishes_add_up(desk: Desk) -> None:
@@ -45,7 +45,7 @@ def test_wishes_add_up(desk: Desk) -> None:
 def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: tuple[str, ...]) -> None:
     assert desk.edl("scale", "mnist", *options) == 2
     assert desk.err
-    assert not unsaid(desk.err, *said)
+    assert not missing_keys(desk.err, *said)
     assert find_job(desk.cluster, "mnist").desired == DesiredState()
 
 

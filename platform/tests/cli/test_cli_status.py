@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.in_memory_cluster import NOW
 from support.job_objects import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
 from edl.api.strategy import Strategy
@@ -67,21 +67,23 @@ def test_for_programs(desk: Desk) -> None:
 def test_a_job_whose_master_has_said_nothing(desk: Desk) -> None:
     put_job(desk.cluster, "new", PublishedStatus(), status={})
     assert desk.edl("status", "new") == 0
-    assert not unsaid(desk.out.splitlines()[1], "master", "yet")
+    assert not missing_keys(desk.out.splitlines()[1], "master", "yet")
 
 
 def test_a_job_that_ended_shows_its_summary(desk: Desk) -> None:
     told = replace(with_status(phase="Done"), summary=Summary(60_000, 60_000, seconds=60.0, export="/data/m"))
     put_job(desk.cluster, "done", told, status=conditions(Complete=""))
     assert desk.edl("status", "done") == 0
-    assert not unsaid(desk.out, "Done", "1:00", "60,000 of 60,000 records", "0 lost", "0 repeated", "0 rolled back")
+    assert not missing_keys(
+        desk.out, "Done", "1:00", "60,000 of 60,000 records", "0 lost", "0 repeated", "0 rolled back"
+    )
     assert "worker-1" not in desk.out
 
 
 def test_what_cannot_be_read_is_said(desk: Desk) -> None:
     put_job(desk.cluster, "old", {"status.json": "{}"})
     assert desk.edl("status", "old") == 0
-    assert not unsaid(desk.out, "master", "cannot be read", "status.json")
+    assert not missing_keys(desk.out, "master", "cannot be read", "status.json")
 
 
 def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +97,13 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
     monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     first, last = desk.out.splitlines()
-    assert not unsaid(first, "training", "25,800 of 60,000 records")
-    assert not unsaid(last, "done", "60,000 of 60,000 records")
+    assert not missing_keys(first, "training", "25,800 of 60,000 records")
+    assert not missing_keys(last, "done", "60,000 of 60,000 records")
 
 
 def test_an_unknown_job(desk: Desk) -> None:
     assert desk.edl("status", "mnits") == 2
-    assert not unsaid(desk.err, "mnits", "namespace team", "mnist")
+    assert not missing_keys(desk.err, "mnits", "namespace team", "mnist")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +115,8 @@ def test_an_unknown_job(desk: Desk) -> None:
     ],
 )
 def test_what_is_worth_a_word(changes: dict[str, object], keys: tuple[str, ...]) -> None:
-    assert any(not unsaid(line, *keys) for line in status_lines(seen(with_status(**changes)), NOW, 80))
-    assert all(unsaid(line, *keys) for line in status_lines(seen(TOLD), NOW, 80))
+    assert any(not missing_keys(line, *keys) for line in status_lines(seen(with_status(**changes)), NOW, 80))
+    assert all(missing_keys(line, *keys) for line in status_lines(seen(TOLD), NOW, 80))
 
 
 EXCHANGE = """\

@@ -10,7 +10,7 @@ from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support import job_objects
 from support.job_objects import conditions, put_job, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cli.wait import TIMED_OUT_EXIT, wait_for_goal
 from edl.cluster.kubernetes import names
@@ -29,7 +29,7 @@ def test_the_wish_is_added_to_those_before(desk: Desk) -> None:
     put_job(desk.cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 9}'})
     assert desk.edl("stop", "mnist") == 0
     assert find_job(desk.cluster, "mnist").desired == DesiredState(min=9, stop=True)
-    assert not unsaid(desk.out, "checkpoint", "30 s", "edl stop --wait")
+    assert not missing_keys(desk.out, "checkpoint", "30 s", "edl stop --wait")
     assert desk.out.endswith(": edl submit JOB.yaml --resume 0a1b\n")
 
 
@@ -37,7 +37,7 @@ def test_a_job_without_a_volume_is_not_promised_to_go_on(desk: Desk, monkeypatch
     monkeypatch.setitem(job_objects.SPEC, "volumes", [])
     put_job(desk.cluster)
     assert desk.edl("stop", "mnist") == 0
-    assert not unsaid(desk.out, "volume")
+    assert not missing_keys(desk.out, "volume")
     assert "--resume" not in desk.out
 
 
@@ -50,7 +50,7 @@ def test_a_job_whose_master_is_not_there_is_better_deleted(desk: Desk) -> None:
 def test_a_job_that_is_over_stays_so(desk: Desk) -> None:
     put_job(desk.cluster, told=with_status(phase="Done"), status=conditions(Complete=""))
     assert desk.edl("stop", "mnist") == 0
-    assert not unsaid(desk.out, "mnist", "Done")
+    assert not missing_keys(desk.out, "mnist", "Done")
     assert "edl" not in desk.out, "nothing is left to do"
     assert find_job(desk.cluster, "mnist").desired == DesiredState()
 
@@ -69,10 +69,10 @@ def test_it_waits_until_the_job_can_be_gone_on_with(desk: Desk, stopping: list[C
     over = partial(put_job, desk.cluster, told=with_status(phase="Interrupted"), status=conditions(Failed=""))
     stopping += [lambda: None, over]
     assert desk.edl("stop", "mnist", "--wait", "--timeout", "5m") == 0
-    assert not unsaid(desk.err, "mnist", "Training")
+    assert not missing_keys(desk.err, "mnist", "Training")
     asked, stopped, _, later = desk.out.splitlines()
-    assert not unsaid(asked, "mnist", "checkpoint")
-    assert not unsaid(stopped, "mnist", "0 s")
+    assert not missing_keys(asked, "mnist", "checkpoint")
+    assert not missing_keys(stopped, "mnist", "0 s")
     assert later.endswith(": edl submit JOB.yaml --resume 0a1b")
     assert "edl stop --wait" not in desk.out, "it has waited"
 
@@ -80,7 +80,7 @@ def test_it_waits_until_the_job_can_be_gone_on_with(desk: Desk, stopping: list[C
 @pytest.mark.usefixtures("stopping")
 def test_it_waits_no_longer_than_it_is_told(desk: Desk) -> None:
     assert desk.edl("stop", "mnist", "--wait", "--timeout", "0") == TIMED_OUT_EXIT
-    assert not unsaid(desk.err, "mnist", "Training", "0 s")
+    assert not missing_keys(desk.err, "mnist", "Training", "0 s")
     assert desk.edl("stop", "mnist", "--wait", "--timeout", "soon") == 2
     assert desk.edl("stop", "mnist", "--timeout", "5m") == 2
     assert "--wait" in desk.err
@@ -89,4 +89,4 @@ def test_it_waits_no_longer_than_it_is_told(desk: Desk) -> None:
 def test_a_job_that_is_deleted_while_it_stops(desk: Desk, stopping: list[Callable[[], object]]) -> None:
     stopping.append(lambda: desk.cluster.delete(JOBS, "edl-mnist-master"))
     assert desk.edl("stop", "mnist", "--wait") == 1
-    assert not unsaid(desk.err, "deleted")
+    assert not missing_keys(desk.err, "deleted")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cli.cli_harness import Desk, desk_at
 from support.in_memory_cluster import Manifest, when
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import RunStarted
 from edl.api.status import Status
@@ -59,7 +59,7 @@ def waiting(reason: str, message: str) -> Manifest:
 
 def test_the_plan_says_what_will_be_created_and_what_finds_room(desk: Desk) -> None:
     assert desk.submit("--dry-run=server") == 0
-    assert not unsaid(
+    assert not missing_keys(
         desk.out,
         *("mnist.model.custom_model", "namespace team", "context lab", "registry.example/edl-mnist:1"),
         *("edl-mnist-master", "edl-mnist-token", "edl-mnist-status", "edl-mnist-spec", "/data/edl", "files"),
@@ -95,17 +95,17 @@ def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
 def test_a_job_for_which_no_node_is_meant_is_told_so_once(desk: Desk) -> None:
     assert desk.submit("--dry-run=server", "--set", "pod.node_selector.disk=none") == 0
     (warning,) = [line for line in paragraphs(desk.out) if line.startswith("warning: ")]
-    assert not unsaid(warning, "master", "2 parameter servers", "4 workers", "node selector")
+    assert not missing_keys(warning, "master", "2 parameter servers", "4 workers", "node selector")
 
 
 def test_a_job_that_can_never_start_on_todays_nodes_is_warned_of(desk: Desk) -> None:
     assert desk.submit("--dry-run=server", "--set", "workers.resources.cpu=64") == 0
     text = " ".join(desk.out.split())
     assert "warning: " in text
-    assert not unsaid(text, "4 workers", "never", "64 CPU")
+    assert not missing_keys(text, "4 workers", "never", "64 CPU")
     assert "2 of 4 workers" not in text
     assert desk.submit("--dry-run=server", "--set", "workers.resources.gpu=1") == 0
-    assert not unsaid(desk.out, "never", "1 nvidia.com/gpu", "0 nvidia.com/gpu")
+    assert not missing_keys(desk.out, "never", "1 nvidia.com/gpu", "0 nvidia.com/gpu")
 
 
 def test_a_full_cluster_with_pods_of_lower_priority_is_warned_of(desk: Desk) -> None:
@@ -117,7 +117,7 @@ def test_a_full_cluster_with_pods_of_lower_priority_is_warned_of(desk: Desk) -> 
     desk.cluster.put(tenant)
     desk.cluster.objects.pop(("nodes", "", "n2"))
     assert desk.submit("--dry-run=server") == 0
-    assert not unsaid(desk.out, "warning", "wait", "room", "preempts", "lower priority")
+    assert not missing_keys(desk.out, "warning", "wait", "room", "preempts", "lower priority")
     assert "others/idle" not in desk.out
     assert desk.submit("--dry-run=server", "--json") == 0
     (plan,) = desk.events()
@@ -134,8 +134,8 @@ def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_q
     status = {"hard": hard, "used": {"requests.cpu": "1", "pods": "1"}}
     desk.cluster.put({"kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}, "status": status})
     assert desk.submit("--dry-run=server") == 0
-    assert not unsaid(desk.out, "not known", "nodes", "quota", "5 CPU of 6 CPU", "19 pods of 20 pods")
-    assert not unsaid(desk.out.partition("warning: ")[2], "3 of 4 workers", "quota q", "requests.cpu")
+    assert not missing_keys(desk.out, "not known", "nodes", "quota", "5 CPU of 6 CPU", "19 pods of 20 pods")
+    assert not missing_keys(desk.out.partition("warning: ")[2], "3 of 4 workers", "quota q", "requests.cpu")
     assert "at once" not in desk.out
 
 
@@ -144,7 +144,7 @@ def test_a_quota_without_room_for_one_worker_refuses_the_job(desk: Desk) -> None
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
     desk.cluster.put({"kind": "ResourceQuota", **quota})
     assert desk.submit("--yes") == 2
-    assert not unsaid(desk.err, "quota q", "requests.cpu", "3 CPU", "4.5 CPU")
+    assert not missing_keys(desk.err, "quota q", "requests.cpu", "3 CPU", "4.5 CPU")
     assert desk.cluster.created == []
 
 
@@ -153,13 +153,13 @@ def test_a_quota_with_room_for_half_a_job_says_what_the_whole_needs(desk: Desk) 
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {"pods": "0"}}}
     desk.cluster.put({"kind": "ResourceQuota", **quota})
     assert desk.submit("--yes") == 2
-    assert not unsaid(desk.err, "quota q", "2 pods", "4 pods", "master, 2 ps, 1 worker")
+    assert not missing_keys(desk.err, "quota q", "2 pods", "4 pods", "master, 2 ps, 1 worker")
     assert desk.err.count("quota q") == 1
 
 
 def test_who_cannot_be_asked_must_say_yes_beforehand(desk: Desk) -> None:
     assert desk.submit() == 2
-    assert not unsaid(desk.err, "edl submit", "terminal", "--yes")
+    assert not missing_keys(desk.err, "edl submit", "terminal", "--yes")
     assert desk.submit("--json") == 2
     assert desk.cluster.created == []
 
@@ -175,9 +175,9 @@ def test_enter_means_yes(desk: Desk, monkeypatch: pytest.MonkeyPatch, answer: st
 def test_mistakes_of_the_file_are_told_at_once_and_no_cluster_is_asked(desk: Desk) -> None:
     desk.cluster.breaks["GET", PODS.plural] = AssertionError("asked")
     assert desk.submit("--set", "image=null", "--set", "data.training=here") == 2
-    assert not unsaid(desk.err, "image", "data.training", "found 'here'", "absolute")
+    assert not missing_keys(desk.err, "image", "data.training", "found 'here'", "absolute")
     assert desk.submit("--set", f"name={'x' * 41}") == 2
-    assert not unsaid(desk.err, "name", "x" * 41, "40")
+    assert not missing_keys(desk.err, "name", "x" * 41, "40")
 
 
 def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
@@ -185,7 +185,7 @@ def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
         lambda thing: 'violates PodSecurity "restricted:latest"' if thing["kind"] == "Pod" else None
     )
     assert desk.submit("--yes") == 2
-    assert not unsaid(desk.err, "master", "ps", "worker", "violates PodSecurity")
+    assert not missing_keys(desk.err, "master", "ps", "worker", "violates PodSecurity")
     assert desk.out == ""
     assert desk.cluster.created == []
 
@@ -206,7 +206,7 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=desk.folder, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert not unsaid(done.stderr, "kubeconfig", str(desk.folder / "none"), "KUBECONFIG", "kubectl cluster-info")
+    assert not missing_keys(done.stderr, "kubeconfig", str(desk.folder / "none"), "KUBECONFIG", "kubectl cluster-info")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_master_that_cannot_start_is_quoted_and_everything_removed(
 ) -> None:
     desk.cluster.master = status
     assert desk.submit("--yes") == 1
-    assert not unsaid(desk.err, "mnist", "master", "removed", *told)
+    assert not missing_keys(desk.err, "mnist", "master", "removed", *told)
     assert desk.cluster.labelled() == []
 
 
@@ -267,7 +267,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
     desk.cluster.master = waiting("ImagePullBackOff", "no such image")
     desk.cluster.deny("delete", JOBS)
     assert desk.submit("--yes") == 1
-    assert not unsaid(desk.err, "ImagePullBackOff", "no such image", "removed")
+    assert not missing_keys(desk.err, "ImagePullBackOff", "no such image", "removed")
     assert desk.err.endswith(": edl delete mnist\n")
 
 
@@ -276,7 +276,9 @@ def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypat
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
     monkeypatch.setattr("edl.ops.job_submission.START_TIMEOUT_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
-    assert not unsaid(desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist")
+    assert not missing_keys(
+        desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist"
+    )
     assert len(desk.cluster.of(JOBS)) == 1
 
 
@@ -304,14 +306,14 @@ def test_programs_read_why_it_was_refused_or_failed(desk: Desk) -> None:
     assert desk.submit("--yes", "--json") == 1
     failed = desk.events()[-1]
     assert (failed["event"], failed["where"], failed["exit_code"]) == ("failed", "mnist", 1)
-    assert not unsaid(failed["message"], "ImagePullBackOff", "no such image")
-    assert not unsaid(failed["hint"], "removed")
+    assert not missing_keys(failed["message"], "ImagePullBackOff", "no such image")
+    assert not missing_keys(failed["hint"], "removed")
 
 
 @pytest.mark.parametrize("args", [("job.yaml", "--resume", "nosuchrun"), ("--resume", "nosuchrun", "job.yaml")])
 def test_a_word_after_resume_is_a_run_though_there_can_be_none(desk: Desk, args: tuple[str, ...]) -> None:
     assert desk.edl("submit", *args, "--yes") == 2
-    assert not unsaid(desk.err, "'nosuchrun'", "uid")
+    assert not missing_keys(desk.err, "'nosuchrun'", "uid")
     assert desk.cluster.created == []
 
 
@@ -325,7 +327,7 @@ def test_a_name_that_is_taken_creates_nothing(desk: Desk) -> None:
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes") == 2
     since = when(desk.cluster.now).replace("T", " ").replace("Z", " UTC")
-    assert not unsaid(desk.err, "mnist", "taken", since)
+    assert not missing_keys(desk.err, "mnist", "taken", since)
     assert desk.cluster.objects == before
 
 
@@ -339,7 +341,7 @@ def test_an_ended_job_is_replaced_when_it_goes_on(desk: Desk, option: list[str],
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
     assert new["metadata"]["annotations"][names.RUN_ANNOTATION] == run
     assert new["spec"]["template"]["metadata"]["annotations"][names.RUN_ANNOTATION] == run
-    assert not unsaid(desk.out, "removes", "2027-01-15 08:00:00 UTC", "removed")
+    assert not missing_keys(desk.out, "removes", "2027-01-15 08:00:00 UTC", "removed")
 
 
 TOLD = Status(
@@ -361,7 +363,7 @@ def test_what_the_new_master_would_refuse_is_refused_before_anything_is_removed(
     ended(desk, "Interrupted")
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes", "--set", "train.minibatch_size=7", "--resume", *run) == 2
-    assert not unsaid(desk.err, RUN, "train.minibatch_size", "64", "7")
+    assert not missing_keys(desk.err, RUN, "train.minibatch_size", "64", "7")
     assert desk.cluster.objects == before
 
 
@@ -373,10 +375,10 @@ def test_what_changes_about_a_run_is_in_the_plan_before_the_question(desk: Desk)
     given = ("--resume", "--set", "train.epochs=5", "--set", "workers.max=3")
     assert desk.submit("--dry-run=server", *given) == 0
     changed = [line for line in desk.out.splitlines() if line.split()[:1] == ["changed"]]
-    assert [unsaid(line, *keys) for line, keys in zip(changed, CHANGES, strict=True)] == [[], []]
+    assert [missing_keys(line, *keys) for line, keys in zip(changed, CHANGES, strict=True)] == [[], []]
     assert desk.submit("--dry-run=server", "--json", *given) == 0
     told = desk.events()[0]["changes"]
-    assert [unsaid(change, *keys) for change, keys in zip(told, CHANGES, strict=True)] == [[], []]
+    assert [missing_keys(change, *keys) for change, keys in zip(told, CHANGES, strict=True)] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -391,14 +393,16 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(desk: Desk, setting: s
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9") == 0
     assert "warning: train." not in desk.out
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9", "--set", setting) == 0
-    assert not unsaid(desk.out.partition("warning: train.")[2], RUN, *(key.removeprefix("train.") for key in told))
+    assert not missing_keys(
+        desk.out.partition("warning: train.")[2], RUN, *(key.removeprefix("train.") for key in told)
+    )
 
 
 def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
     ended(desk, "Done")
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes", "--resume") == 2
-    assert not unsaid(desk.err, RUN, "done")
+    assert not missing_keys(desk.err, RUN, "done")
     assert desk.cluster.objects == before
 
 
@@ -407,7 +411,7 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk
     start = RunStarted(RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",), time=2.0)
     desk.cluster.published = PublishedStatus(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_configmap_data()
     assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
-    assert not unsaid(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
+    assert not missing_keys(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
     (old,) = desk.cluster.of(JOBS)
     old["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     assert desk.submit("--yes", "--json", "--resume") == 0
@@ -418,17 +422,17 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk
 def test_a_job_that_runs_is_not_resumed(desk: Desk) -> None:
     assert desk.submit("--yes") == 0
     assert desk.submit("--yes", "--resume") == 2
-    assert not unsaid(desk.err, "mnist", "at work")
+    assert not missing_keys(desk.err, "mnist", "at work")
 
 
 def test_a_run_without_a_volume_cannot_go_on(desk: Desk) -> None:
     assert desk.submit("--resume", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 2
-    assert not unsaid(desk.err, "--resume", "volume")
+    assert not missing_keys(desk.err, "--resume", "volume")
 
 
 def test_a_job_without_a_volume_is_told_what_that_costs(desk: Desk) -> None:
     assert desk.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
-    assert not unsaid(desk.out, "storage", "none", "no checkpoint")
+    assert not missing_keys(desk.out, "storage", "none", "no checkpoint")
     *plan, command = desk.out.splitlines()
     assert all(len(line) <= 80 for line in plan)
     assert command.endswith("edl render job.yaml --set 'volumes=[]' --set 'data.training=[s3://bucket/train]'")
@@ -478,7 +482,7 @@ def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
 
     monkeypatch.setattr("edl.cli.submission_workflow.report_resumed", refused)
     assert desk.submit("--yes", "--resume") == 1
-    assert not unsaid(desk.err, "in trouble", "goes on", "edl status mnist")
+    assert not missing_keys(desk.err, "in trouble", "goes on", "edl status mnist")
     assert len(desk.cluster.of(JOBS)) == 1
 
 
@@ -488,5 +492,5 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
 
     monkeypatch.setattr("edl.ops.job_submission.MasterStatusReader.look", interrupted)
     assert desk.submit("--yes") == 130
-    assert not unsaid(desk.out, "goes on", "edl delete mnist")
+    assert not missing_keys(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -7,7 +7,7 @@ import pytest
 from cli.cli_harness import Desk, desk_at
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded, JobEvent, RoleStarted, WarningRaised
 from edl.api.status import Status, Summary
@@ -57,7 +57,7 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
     told = screen.lines()
     assert told.count("worker 0 started") == 1
     assert len([line for line in told if line.startswith("job done")]) == 1
-    assert any(not unsaid(line, "training", "50 of 100 records") for line in told)
+    assert any(not missing_keys(line, "training", "50 of 100 records") for line in told)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
@@ -106,8 +106,8 @@ def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
     desk.cluster.published = told.to_configmap_data()
     assert desk.submit("--yes", "--watch") == 0
     done, records, logs, remove = desk.out.splitlines()[-4:]
-    assert not unsaid(done, "Done", "8 s", "100 of 100 records")
-    assert not unsaid(records, "0 lost", "0 repeated", "0 rolled back")
+    assert not missing_keys(done, "Done", "8 s", "100 of 100 records")
+    assert not missing_keys(records, "0 lost", "0 repeated", "0 rolled back")
     assert logs.split() == ["logs", "/data/edl/team/mnist/run/logs"]
     assert remove.endswith(": edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -17,7 +17,7 @@ import pytest
 from cli.cli_harness import JOB
 from cli.submitter_harness import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
 from support.in_memory_cluster import Manifest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status
@@ -68,7 +68,9 @@ def test_a_release_ends_as_its_job(desk: SubmitterDesk) -> None:
         False,
     )
     assert not job["spec"]["suspend"]
-    assert not unsaid(desk.out, "release train", "Job mnist", "namespace team", "Done after 8 s", "100 of 100 records")
+    assert not missing_keys(
+        desk.out, "release train", "Job mnist", "namespace team", "Done after 8 s", "100 of 100 records"
+    )
     assert desk.out.endswith(": helm uninstall train -n team\n")
 
 
@@ -165,7 +167,7 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
     assert desk.time.now >= 5, "it did not wait for the end"
-    assert not unsaid(desk.out, "Done after 8 s", "100 of 100 records")
+    assert not missing_keys(desk.out, "Done after 8 s", "100 of 100 records")
 
 
 # ---------------------------------------------------------------------- killed and doubled
@@ -217,7 +219,7 @@ def test_what_somebody_deleted_is_not_submitted_again(desk: SubmitterDesk) -> No
     desk.pod()
     desk.cluster.delete(JOBS, "edl-mnist-master")
     assert desk.pod() == 1
-    assert not unsaid(desk.err, "release train", "deleted")
+    assert not missing_keys(desk.err, "release train", "deleted")
     assert desk.made() == ["edl-mnist-master"]
 
 
@@ -226,7 +228,7 @@ def test_a_job_deleted_while_it_is_followed_fails_the_release(desk: SubmitterDes
     desk.cluster.published = {}
     desk.hooks.append(_at_first_look(desk, lambda: desk.cluster.delete(JOBS, "edl-mnist-master")))
     assert desk.pod() == 1
-    assert not unsaid(desk.err, "deleted")
+    assert not missing_keys(desk.err, "deleted")
 
 
 def _at_first_look(desk: SubmitterDesk, do: Any) -> Any:
@@ -264,7 +266,7 @@ def test_an_upgrade_removes_the_old_job_and_waits_for_its_pods(desk: SubmitterDe
     desk.time.at(5, go)
     assert desk.pod("b") == 0
     assert waited == [True]
-    assert not unsaid(desk.out, "being removed", "1 Pod", "edl-mnist-master-abcde")
+    assert not missing_keys(desk.out, "being removed", "1 Pod", "edl-mnist-master-abcde")
     (new,) = desk.masters()
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
     assert new["metadata"]["ownerReferences"][0]["uid"] == "submitter-b"
@@ -287,7 +289,7 @@ def test_helm_may_delete_the_old_submitter_first(desk: SubmitterDesk) -> None:
     desk.install("b", 2, after=60)
     desk.time.at(3, lambda: desk.cluster.delete(PODS, "edl-mnist-master-abcde", grace=0))
     assert desk.pod("b") == 0
-    assert not unsaid(desk.out, "being removed", "edl-mnist-master-abcde")
+    assert not missing_keys(desk.out, "being removed", "edl-mnist-master-abcde")
 
 
 def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(desk: SubmitterDesk) -> None:
@@ -334,7 +336,7 @@ def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterDesk) -> No
     desk.cluster.published = {}
     desk.hooks.append(_at_first_look(desk, desk.uninstall))
     assert desk.pod() == 0
-    assert not unsaid(desk.out, "Job is gone")
+    assert not missing_keys(desk.out, "Job is gone")
 
 
 # ---------------------------------------------------------------------- refused
@@ -344,7 +346,7 @@ def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
     desk.install()
     desk.cluster.delete(VOLUME_CLAIMS, "files")
     assert desk.pod() == 2
-    assert not unsaid(desk.err, "PersistentVolumeClaim files")
+    assert not missing_keys(desk.err, "PersistentVolumeClaim files")
     assert desk.cluster.created == []
 
 
@@ -361,7 +363,7 @@ def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterDesk) -> 
     desk.install()
     taken = by_hand(desk)
     assert desk.pod() == 2
-    assert not unsaid(desk.err, "mnist", "taken")
+    assert not missing_keys(desk.err, "mnist", "taken")
     assert desk.masters() == [taken]
 
 
@@ -432,7 +434,7 @@ def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterD
 def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterDesk, state: Manifest) -> None:
     starting.cluster.master = state
     assert starting.pod() == 1
-    assert not unsaid(starting.err, "master", "start")
+    assert not missing_keys(starting.err, "master", "start")
     assert starting.cluster.labelled() == []
     assert starting.time.now == 30
 
@@ -500,7 +502,7 @@ def test_told_to_end_it_ends_at_once_also_while_the_server_is_silent(tmp_path: P
             pod.send_signal(signal.SIGTERM)
             _, said = pod.communicate()
             asked.close()
-    assert (pod.returncode, said.count("\n"), unsaid(said, "goes on")) == (143, 1, [])
+    assert (pod.returncode, said.count("\n"), missing_keys(said, "goes on")) == (143, 1, [])
 
 
 def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
@@ -508,7 +510,7 @@ def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
     with process(str(tmp_path / "job.yaml"), KUBECONFIG="/nowhere") as pod:
         _, said = pod.communicate()
     assert pod.returncode == 2
-    assert not unsaid(said, "kubeconfig", "/nowhere")
+    assert not missing_keys(said, "kubeconfig", "/nowhere")
 
 
 def test_the_submitter_is_light() -> None:

@@ -10,7 +10,7 @@ from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import SmallCluster
 from support.job_objects import put_pod
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_client import ResourceList
@@ -56,7 +56,7 @@ def test_a_cluster_that_does_not_measure(desk: Desk, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(SmallCluster, "list", unmeasured)
     assert desk.edl("top", "mnist") == 2
-    assert not unsaid(desk.err, "metrics API", "metrics-server")
+    assert not missing_keys(desk.err, "metrics API", "metrics-server")
 
 
 def test_an_unknown_job(desk: Desk) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.job_spec import TrainSpec
 from edl.cli import app
@@ -74,19 +74,19 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
     assert edl("validate", "job.yaml") == 0
     first, name, training, evaluation, strategy, checkpoints, export = capsys.readouterr().out.splitlines()
     assert first == "job.yaml: ok"
-    assert not unsaid(name, "job mnist", "mnist.mnist_functional_api.custom_model", "model_zoo")
-    assert not unsaid(training, "/data/train", "5 epochs", "minibatches of 64")
-    assert not unsaid(evaluation, "/data/test", "every 200 steps", "end")
-    assert not unsaid(strategy, "ParameterServer", "async", "1 to 4 workers", "2 parameter servers")
-    assert not unsaid(checkpoints, "3 checkpoints", "1000 steps")
-    assert not unsaid(export, "export/")
+    assert not missing_keys(name, "job mnist", "mnist.mnist_functional_api.custom_model", "model_zoo")
+    assert not missing_keys(training, "/data/train", "5 epochs", "minibatches of 64")
+    assert not missing_keys(evaluation, "/data/test", "every 200 steps", "end")
+    assert not missing_keys(strategy, "ParameterServer", "async", "1 to 4 workers", "2 parameter servers")
+    assert not missing_keys(checkpoints, "3 checkpoints", "1000 steps")
+    assert not missing_keys(export, "export/")
 
 
 def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml") == 0
     zoo, training, validation = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert zoo.startswith("warning: job.yaml:2: ")
-    assert not unsaid(zoo, "model zoo", "model_zoo")
+    assert not missing_keys(zoo, "model zoo", "model_zoo")
     assert "job.yaml:3: data.training: /data/train" in training
     assert "job.yaml:3: data.validation: /data/test" in validation
 
@@ -95,7 +95,7 @@ def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.Captu
     Path("model_zoo/mnist").mkdir(parents=True)
     Path("model_zoo/mnist/mnist_functional_api.py").write_text("def custom_model(): ...\n", encoding="utf-8")
     assert edl("validate", "job.yaml") == 0
-    assert not unsaid(capsys.readouterr().err, "'loss'")
+    assert not missing_keys(capsys.readouterr().err, "'loss'")
 
 
 def test_what_is_there_or_in_a_volume_that_is_elsewhere_is_no_warning(
@@ -116,13 +116,13 @@ def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -
     settings = ["strategy.name=Local", "train.max_steps=1", "export=null", "checkpoint=null", "train.epochs=1"]
     assert edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
     out = capsys.readouterr().out
-    assert not unsaid(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
-    assert not unsaid(out.splitlines()[-1], "strategy Local", "one process")
+    assert not missing_keys(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
+    assert not missing_keys(out.splitlines()[-1], "strategy Local", "one process")
 
 
 def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
-    assert not unsaid(capsys.readouterr().out, "predicts x", "edl predict")
+    assert not missing_keys(capsys.readouterr().out, "predicts x", "edl predict")
 
 
 def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("job.yaml:4: train.epoch: ")
-    assert not unsaid(captured.err, "'epochs'", *(field.name for field in fields(TrainSpec)))
+    assert not missing_keys(captured.err, "'epochs'", *(field.name for field in fields(TrainSpec)))
 
 
 def test_missing_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +206,7 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     assert edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
     assert line.startswith("warning: --set data.validation=empty: data.validation: ")
-    assert not unsaid(line, "empty", "no data files")
+    assert not missing_keys(line, "empty", "no data files")
 
 
 @pytest.fixture
@@ -229,11 +229,11 @@ def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: py
     assert edl("validate", "job.yaml", "--model") == 0
     out = capsys.readouterr().out
     assert out.startswith("job.yaml: ok\n  job small: ")
-    assert not unsaid(out, "minibatch", "records 0 to 7")
+    assert not missing_keys(out, "minibatch", "records 0 to 7")
 
     small.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
     assert edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
-    assert not unsaid(capsys.readouterr().err, "exit code 0")
+    assert not missing_keys(capsys.readouterr().err, "exit code 0")
 
     small.write_text(SMALL.replace("Dense(1)", "Dense(1, missing=2)"), encoding="utf-8")
     assert edl("validate", "job.yaml", "--model") == 2

@@ -8,7 +8,7 @@ import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.job_objects import conditions, put_job, seen, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.cli.wait import TIMED_OUT_EXIT, parse_goal, wait_for_goal
@@ -66,12 +66,12 @@ def test_goals(aim: str, looks: list[JobView], code: int) -> None:
 def test_the_time_is_over() -> None:
     code, said = waited("done", *[TRAINING] * 9, seconds=3)
     assert code == TIMED_OUT_EXIT == 124
-    assert not unsaid(said, "mnist", "Training", "3 s", "1 of 4 workers")
+    assert not missing_keys(said, "mnist", "Training", "3 s", "1 of 4 workers")
 
 
 def test_a_job_that_is_deleted_meanwhile() -> None:
     code, said = waited("done", TRAINING, UnknownJobError("gone"))
-    assert (code, unsaid(said, "mnist", "deleted")) == (1, [])
+    assert (code, missing_keys(said, "mnist", "deleted")) == (1, [])
 
 
 def test_a_job_that_never_was() -> None:

@@ -10,7 +10,7 @@ from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import NOW, when
 from support.job_objects import STATUS, conditions, put_job, put_pod, unscheduled, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import NODES
@@ -29,7 +29,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 def test_nothing_is_the_matter(desk: Desk) -> None:
     assert desk.edl("why", "mnist") == 0
-    assert not unsaid(desk.out, "mnist", "Training")
+    assert not missing_keys(desk.out, "mnist", "Training")
     assert desk.out.count("\n") == 1
 
 
@@ -41,12 +41,12 @@ def test_a_job_that_is_done_is_said_to_be_done(desk: Desk, ended: dict[str, str]
     put_job(desk.cluster, told=with_status(phase="Done"), status=complete)
     assert desk.edl("why", "mnist") == 0
     done, cost, *_ = desk.out.splitlines()
-    assert not unsaid(done, "mnist", "Done", *since)
+    assert not missing_keys(done, "mnist", "Done", *since)
     assert ("since" in done) == bool(since)
-    assert not unsaid(cost, "mnist", "3.3 workers", "4", "33%")
+    assert not missing_keys(cost, "mnist", "3.3 workers", "4", "33%")
     put_job(desk.cluster, told=PublishedStatus(with_status(phase="Done").status), status=complete)
     assert desk.edl("why", "mnist") == 0
-    assert not unsaid(desk.out, "mnist", "Done", *since)
+    assert not missing_keys(desk.out, "mnist", "Done", *since)
     assert desk.out.count("\n") == 1
     assert desk.edl("why", "mnist", "--json") == 0
     assert json.loads(desk.out) == []
@@ -56,8 +56,8 @@ def test_what_waits_and_what_can_be_done(desk: Desk) -> None:
     put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID))
     assert desk.edl("why", "mnist") == 0
     text, remedy, said = desk.out.splitlines()
-    assert not unsaid(text, "worker-4", "2 of 2 nodes", "cpu")
-    assert not unsaid(remedy, "->", "resources.cpu", "priority")
+    assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu")
+    assert not missing_keys(remedy, "->", "resources.cpu", "priority")
     assert said == f"     {SAID}"
 
 
@@ -66,7 +66,7 @@ def test_what_can_never_fit(desk: Desk) -> None:
     put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert desk.edl("why", "mnist", "--json") == 0
     (found,) = json.loads(desk.out)
-    assert not unsaid(found["text"], "never", "64 CPU")
+    assert not missing_keys(found["text"], "never", "64 CPU")
 
 
 def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
@@ -74,7 +74,7 @@ def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
     put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert desk.edl("why", "mnist") == 0
     text, remedy, said = desk.out.splitlines()
-    assert not unsaid(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "not known", "nodes")
+    assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "not known", "nodes")
     assert "edl-cluster-viewer" in remedy
     assert said == f"     {SAID}"
 
@@ -84,5 +84,5 @@ def test_a_job_that_waits_for_room_on_its_disk(desk: Desk) -> None:
     put_job(desk.cluster, told=with_status(phase="Stalled", reason=reason))
     assert desk.edl("why", "mnist") == 0
     text, remedy, *_ = desk.out.splitlines()
-    assert not unsaid(text, "mnist", "stalled", reason)
-    assert not unsaid(remedy, "->", "volume", "30 s")
+    assert not missing_keys(text, "mnist", "stalled", reason)
+    assert not missing_keys(remedy, "->", "volume", "30 s")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.scripted_engine import ScriptedEngine
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.cli import app
@@ -164,7 +164,7 @@ def test_a_base_that_cannot_be_had(zoo: Path, engine: ScriptedEngine, capsys: py
     engine.build = [{"stream": "Step 2/4 : FROM ${BASE}\n"}, {"error": "pull access denied for edl/edl"}]
     assert edl("zoo", "build", str(zoo), "--image", "mnist") == 1
     err = capsys.readouterr().err
-    assert not unsaid(err, "base image", "--base")
+    assert not missing_keys(err, "base image", "--base")
 
 
 def test_a_step_that_fails_is_named(zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_an_image_that_no_job_can_run(
 
 def test_an_image_name_is_checked_before_anything_is_sent(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("zoo", "build", str(zoo), "--image", "Team/MNIST") == 2
-    assert not unsaid(capsys.readouterr().err, "Team/MNIST")
+    assert not missing_keys(capsys.readouterr().err, "Team/MNIST")
 
 
 @pytest.mark.parametrize(

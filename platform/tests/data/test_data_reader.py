@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.data.reader import Metadata
@@ -81,7 +81,7 @@ def test_a_directory_of_directories_says_which(tmp_path: Path) -> None:
 def test_a_missing_path_names_the_nearest_directory(tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as caught:
         open_reader(tmp_path / "a" / "b")
-    assert not unsaid(caught.value.hint or "", str(tmp_path))
+    assert not missing_keys(caught.value.hint or "", str(tmp_path))
 
 
 @pytest.mark.parametrize(

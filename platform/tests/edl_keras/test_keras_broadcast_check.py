@@ -16,7 +16,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.text_keys import unsaid  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
@@ -103,7 +103,7 @@ def test_each_label_with_every_prediction_is_refused(
 ) -> None:
     with pytest.raises(BadInputError) as caught:
         steps(module_of(model))[step](labels)
-    assert not unsaid(caught.value.message, "loss()", "(n, n)", *said)
+    assert not missing_keys(caught.value.message, "loss()", "(n, n)", *said)
     assert caught.value.where == __file__
     assert "tf.reshape(labels, tf.shape(predictions))" in str(caught.value.hint)
 

@@ -53,6 +53,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.thorough
 def test_no_table_above_the_threshold_is_allocated() -> None:
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", dedent(PROGRAM), str(ROWS), str(AS_FLOATS), str(DIM)]

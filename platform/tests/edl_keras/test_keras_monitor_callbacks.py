@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -88,7 +89,7 @@ def by_edl(callback: Any, values: list[float], count: int) -> tuple[CallbackStat
     return callbacks, found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     VALUES,
     st.fixed_dictionaries(
@@ -111,7 +112,7 @@ def test_early_stopping_stops_when_keras_does_and_keeps_the_same_weights(
     assert (best.best_step if best else len(expected)) == model.weights
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     VALUES,
     st.fixed_dictionaries(
@@ -130,7 +131,7 @@ def test_the_rate_is_lowered_when_and_as_far_as_by_keras(values: list[float], ar
     assert found == expected
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(VALUES, st.sampled_from(["min", "max"]), st.sampled_from([None, 0.9]))
 def test_the_best_checkpoint_is_that_of_keras(values: list[float], mode: str, threshold: float | None) -> None:
     def make() -> Any:

@@ -377,7 +377,10 @@ def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     return network, slab, said
 
 
-@pytest.mark.parametrize(("definition", "module"), [(MNIST[1], ""), (MNIST[2], "model_zoo.mnist.mnist_subclass")])
+@pytest.mark.parametrize(
+    ("definition", "module"),
+    [pytest.param(MNIST[1], "", marks=pytest.mark.thorough), (MNIST[2], "model_zoo.mnist.mnist_subclass")],
+)
 def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str, module: str) -> None:
     network, slab, said = trained(definition)
     assert (said["keras"], said["saved_model"]) == (str(tmp_path / "model.keras"), str(tmp_path / "saved_model"))

@@ -17,7 +17,7 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import write_export  # noqa: E402
-from support.text_keys import unsaid  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
 from worker.loop_harness import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
@@ -239,7 +239,9 @@ def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
     built = network_of(Weighted, DENSE, features([1.0, 2.0], [3.0]))
     with pytest.raises(UserCodeError) as caught:
         built.predict(built.initial(), {}, features([1.0], [2.0, 3.0]))
-    assert not unsaid(caught.value.message, "InvalidArgumentError", "Embedding weighted/tags", "weights", "row_splits")
+    assert not missing_keys(
+        caught.value.message, "InvalidArgumentError", "Embedding weighted/tags", "weights", "row_splits"
+    )
     assert "[" not in caught.value.message.partition("Condition")[0]
 
 

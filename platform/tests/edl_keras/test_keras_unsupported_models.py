@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
-from support.text_keys import unsaid  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
@@ -86,7 +86,7 @@ def refused(folder: Path, source: str) -> BadInputError:
 def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{OVERRIDES[method]}\n\ndef custom_model():\n    return Mine()\n"
     error = refused(tmp_path, source)
-    assert not unsaid(error.message, "custom_model()", f"{method}()", "class Mine")
+    assert not missing_keys(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
 
@@ -95,7 +95,7 @@ def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> No
 def test_so_is_a_method_of_its_own_that_people_call(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{NEVER_CALLED[method]}\n\ndef custom_model():\n    return Mine()\n"
     error = refused(tmp_path, source)
-    assert not unsaid(error.message, "custom_model()", f"{method}()", "class Mine")
+    assert not missing_keys(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
 
@@ -116,7 +116,7 @@ def custom_model():
     return Mine()
 """
     error = refused(tmp_path, source)
-    assert not unsaid(error.message, "property metrics", "class Mine, from Tracked")
+    assert not missing_keys(error.message, "property metrics", "class Mine, from Tracked")
     assert "eval_metrics_fn()" in str(error.hint)
 
 
@@ -152,7 +152,7 @@ def patched():
     model.test_step = lambda data: {}
     return model
 """
-    assert not unsaid(refused(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
+    assert not missing_keys(refused(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from support.text_keys import unsaid  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks  # noqa: E402
@@ -352,7 +352,7 @@ def test_methods_that_are_never_called_are_told_once(
     with caplog.at_level(logging.WARNING):
         train(watch(Hooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
     (said,) = caplog.messages
-    assert not unsaid(said, "Hooks", "on_test_batch_end()", "on_predict_end()")
+    assert not missing_keys(said, "Hooks", "on_test_batch_end()", "on_predict_end()")
     assert str(Path(__file__)) in said
 
 
@@ -361,7 +361,7 @@ def test_what_a_lambda_callback_is_given_counts(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         watch(given, tmp_path)
     (said,) = caplog.messages
-    assert not unsaid(said, "LambdaCallback", "on_test_batch_begin()")
+    assert not missing_keys(said, "LambdaCallback", "on_test_batch_begin()")
     assert "on_train_end" not in said
 
 
@@ -371,7 +371,7 @@ def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
     with caplog.at_level(logging.WARNING):
         watch(OwnStopping(monitor="val_loss"), tmp_path, local=True)
     (said,) = caplog.messages
-    assert not unsaid(said, "OwnStopping", "on_train_batch_end()")
+    assert not missing_keys(said, "OwnStopping", "on_train_batch_end()")
 
 
 @pytest.mark.parametrize("kind", ["TensorBoard", "ProgbarLogger", "History"])

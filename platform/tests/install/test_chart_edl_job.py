@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from install.chart_tools import JOB_CHART, ROOT, Manifest, attempt, rendered
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
+from support.examples import examples
 
 from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import RunAsSpec
@@ -184,7 +185,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(params=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), _VALUES, max_size=4))
 def test_whatever_a_model_is_given_arrives(tmp_path: Path, params: dict[str, Any]) -> None:
     file = tmp_path / "params.json"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from install.network_policy import Connection, Endpoint, Network, in_block, matches
+from support.examples import examples
 
+_PATIENT = settings(max_examples=examples(100))
 NAMESPACES = {"a": {"team": "x"}, "b": {"team": "y"}}
 KEYS, VALUES = ["role", "job"], ["master", "worker"]
 
@@ -84,11 +86,13 @@ def allowed(tried: Connection, *found: dict[str, Any]) -> bool:
     return network(*found).verdict(tried).allowed
 
 
+@_PATIENT
 @given(connections)
 def test_without_policies_all_is_allowed(tried: Connection) -> None:
     assert allowed(tried)
 
 
+@_PATIENT
 @given(connections, policies)
 def test_a_policy_alone_says_nothing_about_pods_of_another_namespace(tried: Connection, found: dict[str, Any]) -> None:
     namespace = found["metadata"]["namespace"]
@@ -96,6 +100,7 @@ def test_a_policy_alone_says_nothing_about_pods_of_another_namespace(tried: Conn
         assert allowed(tried, found)
 
 
+@_PATIENT
 @given(connections, st.lists(policies, min_size=1, max_size=4))
 def test_what_an_isolated_pod_may_do_only_grows_with_more_policies(
     tried: Connection, found: list[dict[str, Any]]
@@ -105,11 +110,13 @@ def test_what_an_isolated_pod_may_do_only_grows_with_more_policies(
         assert allowed(tried, *deny, *found)
 
 
+@_PATIENT
 @given(connections, st.lists(policies, max_size=4))
 def test_the_order_of_policies_does_not_matter(tried: Connection, found: list[dict[str, Any]]) -> None:
     assert allowed(tried, *found) == allowed(tried, *reversed(found))
 
 
+@_PATIENT
 @given(connections)
 def test_default_deny_denies_all_that_touches_the_namespace_but_a_pod_to_itself(tried: Connection) -> None:
     touched = "a" in (tried.source.namespace, tried.target.namespace)
@@ -117,11 +124,13 @@ def test_default_deny_denies_all_that_touches_the_namespace_but_a_pod_to_itself(
     assert allowed(tried, deny) == (not touched or tried.source == tried.target)
 
 
+@_PATIENT
 @given(connections, st.sampled_from(["Ingress", "Egress"]))
 def test_an_empty_rule_allows_everything_in_its_direction(tried: Connection, direction: str) -> None:
     assert allowed(tried, policy(policyTypes=[direction], **{direction.lower(): [{}]}))
 
 
+@_PATIENT
 @given(connections, policies)
 def test_policy_types_that_are_left_out_are_ingress_and_egress_where_there_are_rules(
     tried: Connection, found: dict[str, Any]
@@ -132,6 +141,7 @@ def test_policy_types_that_are_left_out_are_ingress_and_egress_where_there_are_r
     assert allowed(tried, {**found, "spec": spec}) == allowed(tried, explicit)
 
 
+@_PATIENT
 @given(blocks, st.ip_addresses())
 def test_a_block_is_its_range_without_its_exceptions(block: dict[str, Any], address: Any) -> None:
     inside = address.version == 4 and address in ip_network(block["cidr"])
@@ -139,6 +149,7 @@ def test_a_block_is_its_range_without_its_exceptions(block: dict[str, Any], addr
     assert not in_block(block, block["except"][0].removesuffix("/32"))
 
 
+@_PATIENT
 @given(selectors, selectors, labels)
 def test_requirements_of_a_selector_are_all_met_together(
     one: dict[str, Any], other: dict[str, Any], found: dict[str, str]
@@ -157,6 +168,7 @@ def matched(selector: dict[str, Any]) -> list[tuple[str, str]]:
     return list(selector.get("matchLabels", {}).items())
 
 
+@_PATIENT
 @given(expressions, labels)
 def test_operators_come_in_opposites(requirement: dict[str, Any], found: dict[str, str]) -> None:
     opposites = {"In": "NotIn", "NotIn": "In", "Exists": "DoesNotExist", "DoesNotExist": "Exists"}
@@ -209,6 +221,7 @@ def test_a_named_port_is_the_targets() -> None:
     assert not allowed(Connection(WORKER, OUTSIDE, 7070), egress)
 
 
+@_PATIENT
 @given(ports, ports, ports)
 def test_a_range_of_ports_has_both_its_ends(one: int, other: int, port: int) -> None:
     first, last = sorted((one, other))

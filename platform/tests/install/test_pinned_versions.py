@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import pytest
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +43,7 @@ def _requires(name: str, version: str) -> str | None:
     return found.metadata.get("Requires-Python") if found.version == version else None
 
 
+@pytest.mark.thorough
 def test_scenarios_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     """Those of e2e share what is slow to set up, or would be in each other's way; pytest and xdist agree on how.
 

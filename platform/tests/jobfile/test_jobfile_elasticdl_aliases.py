@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.job_spec import JobSpec
 from edl.jobfile.job_section import FIELD_ALIASES, FUNCTION_ALIASES, suggest_replacement
@@ -26,7 +26,7 @@ from edl.jobfile.section_type import section_fields
     ],
 )
 def test_a_field_has_its_name_here(name: str, field: str) -> None:
-    assert not unsaid(suggest_replacement(name) or "", f"'{field}'")
+    assert not missing_keys(suggest_replacement(name) or "", f"'{field}'")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_field_has_its_name_here(name: str, field: str) -> None:
     [("optimizer", "optimizer"), ("loss", "loss"), ("learning_rate", "optimizer"), ("metrics", "eval_metrics_fn")],
 )
 def test_what_code_says_here_is_in_the_model_module(name: str, function: str) -> None:
-    assert not unsaid(suggest_replacement(name) or "", "model module", f"{function}()")
+    assert not missing_keys(suggest_replacement(name) or "", "model module", f"{function}()")
 
 
 @pytest.mark.parametrize("name", ["", "zzz", "epoch"])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.job_spec import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.pod_spec import WorkerResourceSpec
@@ -91,7 +91,7 @@ def test_wrong_override(job: Path, setting: str, field: str, keys: tuple[str, ..
         load_job_file(job, [setting])
     (problem,) = caught.value.problems
     assert str(problem).startswith(f"--set {setting}: {field}: " if field else f"--set {setting}: ")
-    assert not unsaid(str(problem), *keys)
+    assert not missing_keys(str(problem), *keys)
 
 
 def test_what_a_command_needs(job: Path) -> None:
@@ -131,7 +131,7 @@ def test_fields_are_held_to_each_other_with_the_counts_of_the_command_line(job: 
     with pytest.raises(SpecError) as caught:
         load_job_file(job, [sync], number_options=[counted(2)])
     assert str(caught.value).startswith(f"--set {sync}: strategy.grads_to_wait: ")
-    assert not unsaid(str(caught.value), "found 3", "workers.max is 2", "at most 2", "--workers 2")
+    assert not missing_keys(str(caught.value), "found 3", "workers.max is 2", "at most 2", "--workers 2")
 
 
 def test_a_count_out_of_bounds_is_blamed_on_its_option(job: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, 
     with pytest.raises(SpecError) as caught:  # a neighbour's option gave it nothing
         load_job_file(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
     told = str(caught.value)
-    assert not unsaid(told, "strategy.grads_to_wait", "found 3", "workers.max is 2")
+    assert not missing_keys(told, "strategy.grads_to_wait", "found 3", "workers.max is 2")
     assert (source in told) == (source != "file")
     assert "--set workers.resources.cpu" not in told
 

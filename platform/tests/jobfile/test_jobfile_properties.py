@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from support.examples import examples
 
 from edl.api.events import EVENTS, JobEvent
 from edl.api.job_spec import JobSpec
@@ -45,7 +46,9 @@ from edl.jobfile.section_type import (
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 # what stands in JSON and in YAML without escapes that the two read differently
 _LETTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"])
@@ -105,7 +108,7 @@ def usable(spec: JobSpec) -> bool:
     return not loader.find_rule_violations(spec)
 
 
-@settings(_PATIENT, max_examples=20)
+@settings(_PATIENT, max_examples=examples(20))
 @given(spec=SPECS.filter(usable))
 def test_dump_and_load_is_the_same_spec(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = json.dumps(dump_job_spec(spec))
@@ -115,7 +118,7 @@ def test_dump_and_load_is_the_same_spec(spec: JobSpec, tmp_path_factory: pytest.
         assert load_job_file(file) == spec
 
 
-@settings(_PATIENT, max_examples=50)
+@settings(_PATIENT, max_examples=examples(50))
 @given(old=SPECS, new=SPECS)
 def test_changes_turn_old_into_new(old: JobSpec, new: JobSpec) -> None:
     assert diff_job_specs(old, old) == []
@@ -125,7 +128,7 @@ def test_changes_turn_old_into_new(old: JobSpec, new: JobSpec) -> None:
     assert bool(diff_job_specs(old, new)) == (old != new)
 
 
-@settings(_PATIENT, max_examples=200)
+@settings(_PATIENT, max_examples=examples(200))
 @given(spec=SPECS, data=st.data())
 def test_schema_and_reader_agree(spec: JobSpec, data: st.DataObject) -> None:
     document = dump_job_spec(spec)
@@ -152,7 +155,7 @@ def _mutate(document: dict[str, Any], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("report", [RoleStatus, Status, Summary, *EVENTS.values()])
-@settings(_PATIENT, max_examples=20)
+@settings(_PATIENT, max_examples=examples(20))
 @given(data=st.data())
 def test_reports_survive_json(report: type, data: st.DataObject) -> None:
     value = data.draw(values(section_of(report)))
@@ -160,7 +163,7 @@ def test_reports_survive_json(report: type, data: st.DataObject) -> None:
     assert from_json(report, json.loads(text)) == value
 
 
-@settings(_PATIENT, max_examples=50)
+@settings(_PATIENT, max_examples=examples(50))
 @given(happened=st.sampled_from(sorted(EVENTS)).flatmap(lambda kind: values(section_of(EVENTS[kind]))))
 def test_event_lines_survive(happened: JobEvent) -> None:
     line = event_json.line(happened)

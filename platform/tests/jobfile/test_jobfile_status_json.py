@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, Summary
@@ -128,7 +128,7 @@ def test_reading_is_strict(line: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         event_json.parse_event_line(line, "events.jsonl:3")
     assert str(caught.value).startswith("events.jsonl:3: ")
-    assert not unsaid(str(caught.value), *keys)
+    assert not missing_keys(str(caught.value), *keys)
 
 
 def test_an_unknown_phase_is_refused() -> None:

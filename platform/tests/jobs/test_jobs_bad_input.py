@@ -1,13 +1,12 @@
 """What is wrong with a job is said at once, in a user's terms, with the exit code that goes with it.
 
-All these jobs are short and independent: they run side by side, and each test looks at what one of them said.
+All these jobs are short and independent; each test looks at what one of them said.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 from jobs.job_folder import Place, write_examples, write_module
 from support.job_process import Line, edl
+from support.text_keys import missing_keys
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
-
-AT_ONCE = 3
 
 MODULE = """
 import keras
@@ -63,39 +61,32 @@ NAN_AT, RECORDS, MINIBATCH = 37, 96, 8
 DAMAGED = range(36, 54)
 """Records of the chunk that cannot be read; a task or a minibatch asks for a part of it."""
 
-CORRUPT = f"""\
-FOLDER/bad.recordio, chunk 2 at byte 1336: records {DAMAGED[0]} to {DAMAGED[-1]} cannot be read: checksum 0x… instead \
-of 0x…
-  restore the file, or allow data.max_corrupt_records of at least {len(DAMAGED)} to skip and count them"""
 SAID = {
-    "raising": """\
-Traceback (most recent call last), your code:
-  File "FOLDER/zoo/raising.py", line 7, in custom_model
-    raise LookupError("the dictionary was not downloaded")
-LookupError: the dictionary was not downloaded
-
-FOLDER/zoo/raising.py:7: custom_model() raised LookupError: the dictionary was not downloaded""",
-    "wrong-feed": """\
-FOLDER/zoo/wrong_feed.py: feed yields (float32(1,), float32(1,), float32(1,), float32(1,)), expected (features, labels)
-  for training, feed returns a tf.data.Dataset of single (features, labels) or (features, labels, sample weights)""",
-    "unparsed": """\
-No line of your code was running when this was raised:
-InvalidArgumentError: Feature: z (data type: float) is required but could not be found.
-
-FOLDER/zoo/unparsed.py: feed() raised InvalidArgumentError: Feature: z (data type: float) is required but could not be \
-found, at record 0 of FOLDER/good.recordio""",
-    "averaging": """\
-use_ema=True of the optimizer SGD cannot be reproduced by the parameter servers
-  leave it out, and average what the newest checkpoints hold""",
-    "no-loss": """\
-FOLDER/zoo/no_loss.py: the model module does not define 'loss'
-  did you mean losses? it defines keras, tf, custom_model, losses, optimizer, eval_metrics_fn, feed""",
-    "missing-model": """\
-FOLDER/zoo/missing_model.py: the module does not define 'custom_model'
-  did you mean my_model? it defines keras, tf, my_model, loss, optimizer, eval_metrics_fn, feed""",
-    "corrupt-stop": CORRUPT,
+    "raising": ("FOLDER/zoo/raising.py:7", "custom_model", "LookupError: the dictionary was not downloaded"),
+    "wrong-feed": ("FOLDER/zoo/wrong_feed.py", "feed", "float32(1,)", "features", "labels", "sample weights"),
+    "unparsed": (
+        "FOLDER/zoo/unparsed.py",
+        "feed",
+        "InvalidArgumentError",
+        "Feature: z",
+        "record 0",
+        "FOLDER/good.recordio",
+    ),
+    "averaging": ("use_ema=True", "SGD"),
+    "no-loss": ("FOLDER/zoo/no_loss.py", "'loss'", "losses", "custom_model, losses, optimizer, eval_metrics_fn, feed"),
+    "missing-model": ("FOLDER/zoo/missing_model.py", "'custom_model'", "my_model"),
+    "corrupt-stop": (
+        "FOLDER/bad.recordio",
+        "chunk 2 at byte 1336",
+        f"records {DAMAGED[0]} to {DAMAGED[-1]}",
+        "checksum",
+        "data.max_corrupt_records",
+        f"{len(DAMAGED)}",
+    ),
 }
-"""All that standard error has to say."""
+"""What standard error has to name."""
+SHORT = ("raising", "corrupt-stop")
+"""Those of `make test`; how the others are found is tested in one process, in tests of the worker."""
 
 
 @dataclass(frozen=True)
@@ -167,45 +158,52 @@ def run(place: Place) -> Told:
     with place.run() as process:
         code = process.wait(150)
         said = process.errors.strip().replace(str(place.folder), "FOLDER")
+        assert not re.search(r'File "[^"]*/edl/', said), "no frame of EDL is shown"
         return Told(place.folder, code, re.sub(r"0x[0-9a-f]+", "0x…", said), process.lines)
 
 
+class Jobs:
+    """Runs a job when a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._places = {place.name: place for place in places(folder)}
+        self._told: Jobs = {}
+
+    def __getitem__(self, name: str) -> Told:
+        if name not in self._told:
+            self._told[name] = run(self._places[name])
+        return self._told[name]
+
+
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    found = list(places(tmp_path_factory.mktemp("bad")))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip([place.name for place in found], pool.map(run, found), strict=True))
+def told(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("bad"))
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_bad_input_ends_the_job_with_one_message(told: dict[str, Told], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in SAID]
+)
+def test_bad_input_ends_the_job_with_one_message(told: Jobs, name: str) -> None:
     job = told[name]
-    assert job.errors == SAID[name]
+    assert not missing_keys(job.errors, *SAID[name])
     assert job.code == 2
     assert job.ended("worker") <= 1, "it is not tried again and again"
 
 
-def test_what_keras_says_of_the_users_model_is_told_without_frames(told: dict[str, Told]) -> None:
-    first, *_, last = told["wrong-shape"].errors.splitlines()
+def test_what_keras_says_of_the_users_model_is_told_without_frames(told: Jobs) -> None:
+    *_, last = told["wrong-shape"].errors.splitlines()
     assert told["wrong-shape"].code == 2
-    assert first == "No line of your code was running when this was raised:"
-    assert last.startswith("FOLDER/zoo/wrong_shape.py: the model or its loss raised ValueError: Input 0 ")
-    assert last.endswith("expected axis -1 of input shape to have value 3, but received input with shape (None, 1)")
+    assert not missing_keys(last, "FOLDER/zoo/wrong_shape.py", "ValueError", "value 3", "shape (None, 1)")
 
 
-def test_no_frame_of_edl_is_shown(told: dict[str, Told]) -> None:
-    for name, job in told.items():
-        assert not re.search(r'File "[^"]*/edl/', job.errors), name
-
-
-def test_all_frames_are_in_the_workers_log(told: dict[str, Told]) -> None:
+def test_all_frames_are_in_the_workers_log(told: Jobs) -> None:
     logs = told["raising"].folder / ".edl" / "local" / "raising" / "r1" / "logs"
     log = next(logs.glob("worker-0*.log")).read_text()
     assert "LookupError: the dictionary was not downloaded" in log
     assert re.search(r'File "[^"]*/edl/worker/', log)
 
 
-def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(told: dict[str, Told]) -> None:
+def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(told: Jobs) -> None:
     job = told["skips"]
     assert job.code == 0, job.errors
     summary = job.summary
@@ -214,14 +212,12 @@ def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(told: dic
     assert summary["records_skipped"] == 2 * len(DAMAGED), "in each of two epochs; as many as the hint says are allowed"
 
 
-def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(told: dict[str, Told]) -> None:
+def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(told: Jobs) -> None:
     job = told["nan-stop"]
     start = NAN_AT // MINIBATCH * MINIBATCH
     assert job.code == 1
-    assert job.errors == (
-        f"FOLDER/nan.recordio: loss nan from records {start} to {start + MINIBATCH - 1}\n"
-        "  look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out"
-    )
+    records = f"records {start} to {start + MINIBATCH - 1}"
+    assert not missing_keys(job.errors, "FOLDER/nan.recordio", "loss nan", records, "train.on_nan: skip")
 
 
 def test_an_unknown_module_is_said_before_a_process_starts(tmp_path: Path) -> None:

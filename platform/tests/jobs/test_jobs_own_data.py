@@ -75,9 +75,10 @@ def test_a_reader_of_ones_own(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (('[Source("readings", len(self.rows))]', '[("readings", 40)]'), "is ('readings', 40) of type tuple"),
-        (
+        pytest.param(
             ("return self.rows[start:end]", "return self.rows[start + 1 : end]"),
             "of the custom reader returned 9 records",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -91,6 +92,7 @@ def test_a_wrong_return_ends_the_job_at_once(tmp_path: Path, change: tuple[str, 
     assert len(workers) == 1
 
 
+@pytest.mark.thorough
 def test_a_processor_that_raises_ends_the_job_at_once(tmp_path: Path) -> None:
     place = readings(tmp_path)
     with place.run("--set", "data.validation=null") as job:

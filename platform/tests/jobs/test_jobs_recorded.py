@@ -10,11 +10,15 @@ from recorded.unpacked_runs import unpacked
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
+SHORT = ("async-killed", "local-stopped")
+"""What `make test` goes on with."""
 COUNTED = ("records_total", "records_done", "records_lost", "step")
 """Of a summary; the rest depends on which worker is faster."""
 
 
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in HALF]
+)
 def test_a_recorded_run_goes_on(name: str) -> None:
     recorded = json.loads((HERE / "resumed" / f"{name}.json").read_text())
     with unpacked(), start(name, *HALF[name], options=("--resume", "r1")) as run:

@@ -20,6 +20,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from support.examples import examples  # noqa: E402
 
 from edl.layers import Embedding  # noqa: E402
 from edl.layers.known_rows import KnownRows, provide_known_rows  # noqa: E402
@@ -54,7 +55,7 @@ def inputs_of(kind: str, records: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(combiner=st.sampled_from(["sum", "mean", "sqrtn"]), records=RECORDS, mask_zero=st.booleans())
 def test_combiners_give_what_the_formulas_say(kind: str, combiner: str, records: Any, mask_zero: bool) -> None:
     layer = Embedding(DIM, ROWS, combiner=combiner, mask_zero=mask_zero)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from master.master_parts import LONG, TOKEN, PlayedPs, played_ps
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import WarningRaised
@@ -437,4 +437,4 @@ def test_a_newer_checkpoint_that_nobody_entered_is_named_when_no_older_one_stand
     commit_checkpoint(directory, CheckpointManifest(3, 0, "now", (), {"done_steps": 1}))
     refused = CheckpointCoordinator(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
     assert refused.older is None
-    assert not unsaid(refused.skipped, "checkpoint 3", "--resume RUN --from-checkpoint")
+    assert not missing_keys(refused.skipped, "checkpoint 3", "--resume RUN --from-checkpoint")

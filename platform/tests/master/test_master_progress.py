@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.job_objects import STATUS
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import EvaluationEnded, EvaluationStarted
 from edl.master.progress_log import ProgressLogger, log_event
@@ -25,8 +25,8 @@ def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
     for status in (MIDST, MIDST, replace(MIDST, step=7022, loss=0.2)):
         progress.tell(status)
     first, second = caplog.messages
-    assert not unsaid(first, "0.1868", "step 7,021", "epoch 3/5", "402,112 of 600,000 records")
-    assert not unsaid(second, "0.2", "step 7,022")
+    assert not missing_keys(first, "0.1868", "step 7,021", "epoch 3/5", "402,112 of 600,000 records")
+    assert not missing_keys(second, "0.2", "step 7,022")
 
 
 def test_nothing_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,5 +44,5 @@ def test_each_evaluation_with_its_measures(caplog: pytest.LogCaptureFixture) -> 
     log_event(EvaluationEnded(time=2.0, step=7000, metrics={"loss": 0.09169, "accuracy": 0.9805}))
     log_event(EvaluationEnded(time=3.0, step=8000, metrics={}))
     first, second = caplog.messages
-    assert not unsaid(first, "step 7,000", "loss 0.09169", "accuracy 0.9805")
-    assert not unsaid(second, "step 8,000")
+    assert not missing_keys(first, "step 7,000", "loss 0.09169", "accuracy 0.9805")
+    assert not missing_keys(second, "step 8,000")

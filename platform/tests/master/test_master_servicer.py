@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.master_parts import FIRST_CUT, Parts
+from support.examples import examples
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RetryableError
@@ -236,7 +237,7 @@ def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> No
     assert stage.lease().HasField("task")
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.floats(), st.integers(0, 2**63 - 1))
 def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: float, skipped: int) -> None:
     stage = Stage().train()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numerics.chosen_ids import alike_in_a_product, with_hashes
+from support.examples import examples
 from support.table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import splitmix64
@@ -66,7 +67,7 @@ def test_ids_that_all_fall_into_one_part_of_the_index_are_stored(count: int, lea
     assert made.memory.index < 3 * ordinary.memory.index + 2**20
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), threads=st.sampled_from([1, 3]))
 def test_any_mixture_of_chosen_ids_and_others_is_what_numpy_holds(data: st.DataObject, threads: int):
     """Bits agree of rows, of positions and of snapshots, rows that are dropped among them, whatever the salt is."""

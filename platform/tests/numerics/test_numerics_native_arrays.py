@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.table_contract import declared, initial
 
 from edl.numerics.optimizer_spec import OptimizerSpec
@@ -24,7 +25,7 @@ if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
-MANY = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 DIM, COUNT = 3, 6
 REFUSALS = (TypeError, ValueError, IndexError, OverflowError)
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint64", "bool", "complex64", "S4", "O", "datetime64[s]")

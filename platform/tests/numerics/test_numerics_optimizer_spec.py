@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, HyperparameterSpec, HyperparameterValue, OptimizerSpec
@@ -113,7 +113,7 @@ def test_hyperparameters_cannot_be_changed() -> None:
 def test_wrong(name: str, hyperparameters: dict[str, float], keys: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError) as caught:
         OptimizerSpec(name, hyperparameters)
-    assert not unsaid(str(caught.value), *keys)
+    assert not missing_keys(str(caught.value), *keys)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics.optimizer_cases import CASES
 from ps.shard_arrays import shard_arrays
+from support.examples import examples
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -25,7 +26,7 @@ from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint,
 
 TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 DENSE = (VariableSpec("kernel", (2, 3)), VariableSpec("bias", (3,)), VariableSpec("mean", (2,), statistic=True))
-PATIENT = settings(deadline=None, max_examples=30)
+PATIENT = settings(deadline=None, max_examples=examples(30))
 cases = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 
 

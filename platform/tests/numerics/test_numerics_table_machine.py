@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from support.examples import examples
 from support.table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
@@ -241,13 +242,14 @@ def check(make: Callable[[OptimizerSpec, RowArrays | None], Any], spec: Optimize
         lambda: TableMachine(make, spec),
         settings=settings(
             deadline=None,
-            max_examples=15,
+            max_examples=examples(15),
             stateful_step_count=20,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize(
     "make", [partial(table, numpy_table), partial(store, NumpyParameterStore)], ids=["table", "store"]
@@ -256,6 +258,7 @@ def test_numpy_is_a_dictionary(make: Make, spec: OptimizerSpec) -> None:
     check(make, spec)
 
 
+@pytest.mark.examples
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("threads", [1, 3])
@@ -263,6 +266,7 @@ def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> No
     check(partial(table, partial(NativeTable, threads=threads)), spec)
 
 
+@pytest.mark.examples
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 def test_a_native_store_is_a_dictionary(spec: OptimizerSpec) -> None:

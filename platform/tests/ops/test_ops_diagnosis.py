@@ -19,7 +19,7 @@ from support.job_objects import (
     unscheduled,
     with_status,
 )
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
@@ -59,15 +59,15 @@ def test_a_job_that_runs_has_no_complaints(cluster: SmallCluster) -> None:
 def test_pods_that_wait_for_the_same_are_one_complaint(cluster: SmallCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
     (found,) = complaints(seen(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
-    assert not unsaid(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
-    assert not unsaid(found.text, "2 of 2 nodes", "cpu")
+    assert not missing_keys(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
+    assert not missing_keys(found.text, "2 of 2 nodes", "cpu")
     assert found.said == NO_CPU
 
 
 def test_a_pod_larger_than_every_node_can_never_start(cluster: SmallCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
     (found,) = complaints(seen(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
-    assert not unsaid(found.text, "never", "64 CPU")
+    assert not missing_keys(found.text, "never", "64 CPU")
     assert "resources" in found.remedy
 
 
@@ -98,7 +98,7 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
 def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
     (found,) = complaints(seen(PublishedStatus(), status={}), [pod])
-    assert (found.about, unsaid(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
+    assert (found.about, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
@@ -114,13 +114,13 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     refused, starved = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
-    assert not unsaid(starved.text, "starved", "2 workers", "workers.min is 1")
+    assert not missing_keys(starved.text, "starved", "2 workers", "workers.min is 1")
 
 
 def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster) -> None:
     told = PublishedStatus(replace(STATUS, steps_not_applied=1139))
     (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert not unsaid(found.text, "1,139 steps", "workers", "reported")
+    assert not missing_keys(found.text, "1,139 steps", "workers", "reported")
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_what_starvation_means_depends_on_who_is_left(
 ) -> None:
     told = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
     (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert not unsaid(starved.text, "starved", "workers.min is 3", *keys)
+    assert not missing_keys(starved.text, "starved", "workers.min is 3", *keys)
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsRequeued(0, 512, "a", 1, "lost", time=NOW - 9)
     again = RequeuedRecordsLeased(0, 200, "a", 2, time=NOW - 8)
     (found,) = diagnose_slowdown(seen(replace(CALM, events=(back, again))), "mnist")
-    assert not unsaid(found.text, "512 records", "200")
+    assert not missing_keys(found.text, "512 records", "200")
 
 
 def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallCluster) -> None:
@@ -151,18 +151,18 @@ def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallC
     full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
     told = replace(TOLD, status=replace(STATUS, parameters=full))
     table, slow, _ = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert not unsaid(table.text, "users", "100 %", "ps.max_rows", "9 rows")
-    assert not unsaid(slow.text, "workers", "average")
+    assert not missing_keys(table.text, "users", "100 %", "ps.max_rows", "9 rows")
+    assert not missing_keys(slow.text, "workers", "average")
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
     back = RollbackDone(512, 2, "ps-0: node lost", time=NOW - 30)
     told = replace(TOLD, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert not unsaid(slow.text, "3.3 workers", "average", "4", "33%")
-    assert not unsaid(lost.text, "workers lost", "1", "preempted")
-    assert not unsaid(lost.remedy, "edl events mnist -n team")
-    assert not unsaid(rolled.text, "rolled back", "1", "512 records", "ps-0: node lost")
+    assert not missing_keys(slow.text, "3.3 workers", "average", "4", "33%")
+    assert not missing_keys(lost.text, "workers lost", "1", "preempted")
+    assert not missing_keys(lost.remedy, "edl events mnist -n team")
+    assert not missing_keys(rolled.text, "rolled back", "1", "512 records", "ps-0: node lost")
 
 
 def test_a_job_that_has_just_begun_is_not_slow() -> None:
@@ -177,7 +177,7 @@ def test_workers_that_the_master_sent_away_are_not_lost() -> None:
     taken = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
     ends = [RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, taken))]
     (found,) = diagnose_slowdown(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
-    assert not unsaid(found.text, "workers lost", "1", "preempted")
+    assert not missing_keys(found.text, "workers lost", "1", "preempted")
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
@@ -186,14 +186,14 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
         failure=JobFailure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
     found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
-    assert not unsaid(found.text, "failed", "the model crashes in every worker")
+    assert not missing_keys(found.text, "failed", "the model crashes in every worker")
     assert "--resume 0a1b" in found.remedy
     assert "KeyError" in found.said
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
     found = complaints(seen(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline")))[0]
-    assert not unsaid(found.text, "failed", "Job was active longer than its deadline")
+    assert not missing_keys(found.text, "failed", "Job was active longer than its deadline")
 
 
 def test_a_job_that_is_done_is_done() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.in_memory_cluster import SmallCluster
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
@@ -99,9 +99,9 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient)
     patient.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
     bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
     assert [each.level for each in bad] == [FindingLevel.FAIL, FindingLevel.WARN, FindingLevel.WARN]
-    assert not unsaid(bad[0].text, "create secrets", "create pods", "namespace team", "edl submit")
-    assert not unsaid(bad[1].text, "list nodes", "all namespaces", "edl submit")
-    assert not unsaid(bad[2].text, "get pods/exec", "create pods/exec", "edl data cp")
+    assert not missing_keys(bad[0].text, "create secrets", "create pods", "namespace team", "edl submit")
+    assert not missing_keys(bad[1].text, "list nodes", "all namespaces", "edl submit")
+    assert not missing_keys(bad[2].text, "get pods/exec", "create pods/exec", "edl data cp")
     assert ["edl-data-scientist" in bad[0].remedy, "edl-data-copy" in bad[2].remedy] == [True, True]
 
 
@@ -109,7 +109,7 @@ def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
     patient.master_lacks = {"create pods", "watch pods"}
     (bad,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
     assert bad.level is FindingLevel.FAIL
-    assert not unsaid(bad.text, "edl-job-master", "create pods, watch pods", "namespace team")
+    assert not missing_keys(bad.text, "edl-job-master", "create pods, watch pods", "namespace team")
     assert "RoleBinding" in bad.remedy
 
 
@@ -141,7 +141,7 @@ def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) ->
     patient.may_review = False
     patient.deny("list", ROLE_BINDINGS)
     (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
-    assert (one.level, unsaid(one.text, "edl-job-master", "not known")) == (FindingLevel.WARN, [])
+    assert (one.level, missing_keys(one.text, "edl-job-master", "not known")) == (FindingLevel.WARN, [])
 
 
 def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
@@ -156,8 +156,8 @@ def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None
         del patient.objects[plural, place, name]
     bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is FindingLevel.FAIL]
     account, priority = bad
-    assert not unsaid(account.text, "no ServiceAccount edl-none", "namespace team")
-    assert not unsaid(priority.text, "no PriorityClass low")
+    assert not missing_keys(account.text, "no ServiceAccount edl-none", "namespace team")
+    assert not missing_keys(priority.text, "no PriorityClass low")
     for each in bad:
         assert helm_install_command("team") in each.remedy
         assert HELM_ADD_TEAM_COMMAND in each.remedy, "for a second team the cluster's part is there already"
@@ -191,13 +191,13 @@ def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:
     patient.deny("get", SERVICE_ACCOUNTS)
     assert found(patient, FindingLevel.FAIL) == []
     (unseen,) = found(patient, FindingLevel.WARN)
-    assert not unsaid(unseen, "serviceaccounts")
+    assert not missing_keys(unseen, "serviceaccounts")
 
 
 def test_a_namespace_that_is_not_there(patient: Patient) -> None:
     del patient.objects["namespaces", "", "team"]
     (missing,) = found(patient, FindingLevel.FAIL)
-    assert not unsaid(missing, "no namespace team")
+    assert not missing_keys(missing, "no namespace team")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_claims(phase: str, modes: list[str], level: FindingLevel, keys: tuple[s
     claim = {"metadata": {"name": "files"}, "spec": {"accessModes": modes}, "status": {"phase": phase}}
     (one,) = judge_claims([claim], "team")
     assert one.level is level
-    assert not unsaid(one.text, "files", *keys)
+    assert not missing_keys(one.text, "files", *keys)
 
 
 def test_no_claim_at_all_costs_the_checkpoints() -> None:
@@ -275,7 +275,7 @@ def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Pa
     waiting = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
     patient.admissions.append(lambda thing: thing.update(status=waiting))
     one = check_image_pull(patient, "img:1", PriorityClassNames(), print)
-    assert not unsaid(one.text, "img:1", "pod", "image", "pulled")
+    assert not missing_keys(one.text, "img:1", "pod", "image", "pulled")
     assert "registry" in one.remedy
     assert "job file" not in one.remedy
     assert "pod." not in one.remedy
@@ -303,7 +303,7 @@ def test_other_names_of_the_priority_classes(patient: Patient) -> None:
         if each.level is FindingLevel.FAIL
     ]
     assert [
-        unsaid(text, f"no PriorityClass {name}") for text, name in zip(bad, ("services", "batch"), strict=True)
+        missing_keys(text, f"no PriorityClass {name}") for text, name in zip(bad, ("services", "batch"), strict=True)
     ] == [
         [],
         [],
@@ -333,7 +333,7 @@ def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses
     )
     (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "namespace"]
     assert one.level is level
-    assert not unsaid(one.text, "namespace team", *keys)
+    assert not missing_keys(one.text, "namespace team", *keys)
     assert ("enforce=restricted" in one.remedy) is (refusal is None)
     assert patient.created == []
 
@@ -401,6 +401,6 @@ def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(patient: Patie
     refused = list(check_uninstall(patient, "edl"))
     assert [each.level for each in refused] == [FindingLevel.FAIL, FindingLevel.FAIL]
     speech, vision = (each.text for each in refused)
-    assert not unsaid(speech, "namespace speech", "edl", "no release")
-    assert not unsaid(vision, "namespace vision", "edl", "release edl-vision")
+    assert not missing_keys(speech, "namespace speech", "edl", "no release")
+    assert not missing_keys(vision, "namespace vision", "edl", "release edl-vision")
     assert "helm uninstall edl -n team --no-hooks" in refused[0].remedy

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cluster.kubernetes.restricted_standard import violations
 from support.in_memory_cluster import SmallCluster
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
@@ -133,7 +133,7 @@ def test_a_claim_that_is_not_there_names_those_that_are(cluster: SmallCluster) -
         run_helper_pod(cluster, HelperPodSpec("nosuch", "img", RunAsSpec()), print),
     ):
         pass
-    assert not unsaid(missing.value.hint or "", "files")
+    assert not missing_keys(missing.value.hint or "", "files")
 
 
 def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:

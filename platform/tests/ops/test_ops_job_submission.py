@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from support.in_memory_cluster import SmallCluster
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec
@@ -94,7 +94,7 @@ def test_what_cannot_be_removed_either_is_named() -> None:
     cluster.breaks["DELETE", JOBS.plural] = NoResponseError("no answer")
     with pytest.raises(InvalidObjectError) as caught:
         submit_job(cluster, "j", manifests(), "s1")
-    assert not unsaid(str(caught.value), "edl-j-master", "suspended", "no answer")
+    assert not missing_keys(str(caught.value), "edl-j-master", "suspended", "no answer")
 
 
 def losing_answers(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.in_memory_cluster import SmallCluster
 from support.job_objects import conditions, put_job, put_pod, with_status
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -70,7 +70,7 @@ def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) 
         put_job(cluster, name)
     with pytest.raises(UnknownJobError, match=r"mnist.*namespace team") as unknown:
         find_job(cluster, "mnist")
-    assert not unsaid(unknown.value.hint or "", hint)
+    assert not missing_keys(unknown.value.hint or "", hint)
     assert unknown.value.exit_code == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.job_objects import container, unscheduled
 from support.job_objects import ran as running
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.pod_problems import find_pod_problem
@@ -81,7 +81,7 @@ def test_what_the_scheduler_says(said: str, keys: tuple[str, ...], remedy: str, 
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": unscheduled(said)})
     assert wait is not None
     assert (wait.final, wait.said) == (final, said)
-    assert not unsaid(wait.text, *keys)
+    assert not missing_keys(wait.text, *keys)
     assert remedy in wait.remedy
 
 
@@ -131,7 +131,7 @@ def test_what_the_kubelet_says(status: Manifest, reason: str, keys: tuple[str, .
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
     assert (wait.reason, wait.final) == (reason, final)
-    assert not unsaid(wait.text, *keys)
+    assert not missing_keys(wait.text, *keys)
 
 
 def test_a_crash_loop_says_how_it_ended_last() -> None:
@@ -139,14 +139,14 @@ def test_a_crash_loop_says_how_it_ended_last() -> None:
     status["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "no such module"}}
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
-    assert not unsaid(wait.text, "again", "exit code 1", "no such module")
+    assert not missing_keys(wait.text, "again", "exit code 1", "no such module")
 
 
 def test_a_pod_with_a_node_is_being_made() -> None:
     status = container(waiting={"reason": "ContainerCreating"})
     wait = find_pod_problem({"metadata": {}, "spec": {"nodeName": "n1"}, "status": status})
     assert wait is not None
-    assert not unsaid(wait.text, "node n1", "container")
+    assert not missing_keys(wait.text, "node n1", "container")
 
 
 @pytest.mark.parametrize("status", [{"phase": "Running", **running()}, {"phase": "Succeeded"}])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from ops.test_ops_job_submission import SPEC
 from support.in_memory_cluster import Admission, SmallCluster
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.job_spec import JobSpec, WorkerSpec
@@ -102,20 +102,22 @@ def test_every_reason_is_in_one_message_each_once() -> None:
         of_pods("exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9", "worker"),
     ]
     head, *lines = refused(cluster, PULLED).splitlines()
-    assert not unsaid(head, "Job j", "namespace team")
+    assert not missing_keys(head, "Job j", "namespace team")
     reasons, remedies = lines[::2], lines[1::2]
     assert all(line.startswith("  ") and line[2] != " " for line in reasons)
     assert all(line.startswith("    ") for line in remedies)
     security, quota, claim, secret = zip(reasons, remedies, strict=True)
     violated = 'violates PodSecurity "restricted:latest": hostPath volumes (volume "v0")'
-    assert not unsaid(security[0], "master", "ps", violated)
-    assert not unsaid(security[1], "restricted", "pod.overrides", "host_path", "security.run_as")
-    assert not unsaid(quota[0], "worker", "exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9")
-    assert not unsaid(quota[1], "quota")
-    assert not unsaid(claim[0], "PersistentVolumeClaim files", "namespace team")
-    assert not unsaid(claim[1], "volumes", "storage.claim", "kubectl get pvc")
-    assert not unsaid(secret[0], "Secret puller", "namespace team")
-    assert not unsaid(secret[1], "pod.image_pull_secrets")
+    assert not missing_keys(security[0], "master", "ps", violated)
+    assert not missing_keys(security[1], "restricted", "pod.overrides", "host_path", "security.run_as")
+    assert not missing_keys(
+        quota[0], "worker", "exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9"
+    )
+    assert not missing_keys(quota[1], "quota")
+    assert not missing_keys(claim[0], "PersistentVolumeClaim files", "namespace team")
+    assert not missing_keys(claim[1], "volumes", "storage.claim", "kubectl get pvc")
+    assert not missing_keys(secret[0], "Secret puller", "namespace team")
+    assert not missing_keys(secret[1], "pod.image_pull_secrets")
 
 
 def test_a_missing_priority_class_is_named_with_those_that_there_are() -> None:
@@ -125,9 +127,9 @@ def test_a_missing_priority_class_is_named_with_those_that_there_are() -> None:
     cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
     text = refused(cluster)
     assert text.count("PriorityClass high") == 1
-    assert not unsaid(text, "master", "ps", "batch, low")
+    assert not missing_keys(text, "master", "ps", "batch, low")
     cluster.deny("list", PRIORITY_CLASSES)
-    assert not unsaid(refused(cluster), "kubectl get priorityclasses")
+    assert not missing_keys(refused(cluster), "kubectl get priorityclasses")
 
 
 def test_a_missing_service_account_is_named() -> None:
@@ -135,7 +137,7 @@ def test_a_missing_service_account_is_named() -> None:
     message = 'error looking up service account team/edl-none: serviceaccount "edl-none" not found'
     cluster.admissions.append(of_pods(message, "ps", "worker"))
     cluster.deny("list", SERVICE_ACCOUNTS)
-    assert not unsaid(refused(cluster), "ps", "worker", "ServiceAccount edl-none")
+    assert not missing_keys(refused(cluster), "ps", "worker", "ServiceAccount edl-none")
 
 
 def test_admission_stops_at_the_first_reason_and_the_message_does_not() -> None:
@@ -144,14 +146,14 @@ def test_admission_stops_at_the_first_reason_and_the_message_does_not() -> None:
     del cluster.objects["serviceaccounts", "team", "edl-job-master"]
     cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
     text = refused(cluster)
-    assert not unsaid(text, "PriorityClass high", "ServiceAccount edl-job-master")
+    assert not missing_keys(text, "PriorityClass high", "ServiceAccount edl-job-master")
 
 
 def test_a_missing_right_is_named_with_verb_resource_namespace_and_who_grants_it() -> None:
     cluster = ready()
     cluster.deny("create", JOBS)
     text = refused(cluster)
-    assert not unsaid(text, '"ann"', "create", '"jobs"', '"team"', "ClusterRole edl-data-scientist")
+    assert not missing_keys(text, '"ann"', "create", '"jobs"', '"team"', "ClusterRole edl-data-scientist")
 
 
 def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
@@ -161,17 +163,17 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     found = asked(cluster, PULLED)
     assert (found.nodes, found.quotas) == (None, None)
     claim, secret = found.remarks
-    assert not unsaid(claim, "not known", "PersistentVolumeClaim files", "persistentvolumeclaims")
-    assert not unsaid(secret, "not known", "Secret puller", "secrets")
+    assert not missing_keys(claim, "not known", "PersistentVolumeClaim files", "persistentvolumeclaims")
+    assert not missing_keys(secret, "not known", "Secret puller", "secrets")
 
 
 def test_a_claim_for_one_node_is_remarked_and_a_lost_one_refused() -> None:
     cluster = ready()
     cluster.claim("files", "ReadWriteOnce")["status"] = {"phase": "Bound"}
     (remark,) = asked(cluster).remarks
-    assert not unsaid(remark, "claim files", "ReadWriteOnce", "ReadWriteMany")
+    assert not missing_keys(remark, "claim files", "ReadWriteOnce", "ReadWriteMany")
     cluster.claim("files")["status"] = {"phase": "Lost"}
-    assert not unsaid(refused(cluster), "PersistentVolumeClaim files", "volume")
+    assert not missing_keys(refused(cluster), "PersistentVolumeClaim files", "volume")
 
 
 def test_pods_that_ended_are_not_asked_for() -> None:
@@ -198,15 +200,15 @@ def test_a_name_that_is_taken_says_since_when_and_what_to_do() -> None:
     cluster = ready()
     taken(cluster)
     text = refused(cluster)
-    assert not unsaid(text, "2027-01-15 08:00:00 UTC", "at work", "edl delete j")
+    assert not missing_keys(text, "2027-01-15 08:00:00 UTC", "at work", "edl delete j")
     assert "already exists" not in text
-    assert not unsaid(refused(cluster, run="latest"), "at work")
+    assert not missing_keys(refused(cluster, run="latest"), "at work")
 
 
 def test_an_ended_job_is_replaced_only_when_it_is_resumed() -> None:
     cluster = ready()
     taken(cluster, "Complete")
-    assert not unsaid(refused(cluster), "ended", "Done")
+    assert not missing_keys(refused(cluster), "ended", "Done")
     assert len(asked(cluster, run="latest").there.of(JOBS)) == 1
 
 
@@ -214,7 +216,7 @@ def test_a_job_that_is_being_deleted_is_waited_for() -> None:
     cluster = ready()
     taken(cluster)
     cluster.of(JOBS)[0]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:10Z"
-    assert not unsaid(refused(cluster, run="latest"), "being deleted")
+    assert not missing_keys(refused(cluster, run="latest"), "being deleted")
 
 
 def test_what_an_earlier_job_left_is_named() -> None:
@@ -222,13 +224,13 @@ def test_what_an_earlier_job_left_is_named() -> None:
     cluster.put(
         {"kind": "ConfigMap", "metadata": {"name": names.spec_configmap("j"), "labels": names.object_labels("j")}}
     )
-    assert not unsaid(refused(cluster), "earlier job j", "ConfigMap edl-j-spec")
+    assert not missing_keys(refused(cluster), "earlier job j", "ConfigMap edl-j-spec")
 
 
 def test_a_name_that_others_use_is_not_this_job_s() -> None:
     cluster = ready()
     cluster.put({"kind": "Service", "metadata": {"name": names.master_name("j")}})
-    assert not unsaid(refused(cluster), f'services "{names.master_name("j")}" already exists')
+    assert not missing_keys(refused(cluster), f'services "{names.master_name("j")}" already exists')
     assert len(cluster.of(SERVICES)) == 1
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.in_memory_cluster import NOW
 from support.job_objects import STATUS, conditions, seen
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.events import JobEvent, RoleEnded, RoleStarted
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
@@ -119,7 +119,7 @@ def test_of_many_workers_a_few_are_named() -> None:
     told = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
     job = seen(PublishedStatus(replace(STATUS, parameters=told, workers=())))
     (found,) = diagnose_pushes(job, "mnist")
-    assert not unsaid(found.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
+    assert not missing_keys(found.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
 
 
 def test_a_job_that_tells_nothing_of_parameters_has_no_complaints() -> None:

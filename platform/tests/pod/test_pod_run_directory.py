@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
@@ -83,7 +83,7 @@ def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path
     kinds = [entry["kind"] for entry in replay_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
-    assert not unsaid(told["changes"][0], "journal", "checkpoint 4", "step 1")
+    assert not missing_keys(told["changes"][0], "journal", "checkpoint 4", "step 1")
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
     assert isinstance(second, RunStarted)
     assert (first.resumed, first.changes) == (False, ())
     (change,) = second.changes
-    assert (second.resumed, unsaid(change, "workers.max", str(SPEC.workers.max), "9")) == (True, [])
+    assert (second.resumed, missing_keys(change, "workers.max", str(SPEC.workers.max), "9")) == (True, [])
 
 
 @pytest.mark.parametrize("run", [LATEST_RUN, "uid-7"])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import RefusedError
 from edl.numerics.model_declaration import MAX_ROW_VALUES
@@ -34,7 +35,9 @@ if importlib.util.find_spec("edl.numerics._native") is not None:
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of gradients that are not finite
 
 MANY = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(120),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 LEASE = (1 << 32) + 1
 DENSE, ROWS, DIM = 5, 1000, 4

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.shard_arrays import shard_arrays
+from support.examples import examples
 
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
@@ -35,7 +36,9 @@ MODEL = ModelDeclaration(
     (VariableSpec("w", (2, 3)), VariableSpec("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m"
 )
 MANY = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SLOTS = initial_placement(1)
 

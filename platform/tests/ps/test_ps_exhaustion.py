@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
@@ -75,7 +75,7 @@ def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monk
         little.setattr(numpy_table.NumpyTable, "__init__", none_left)
         with pytest.raises(OutOfMemoryError) as refused:
             server.declare(DECLARED, np.zeros(2, np.float32))
-    assert not unsaid(
+    assert not missing_keys(
         str(refused.value),
         "memory",
         "parameter server",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -58,10 +58,10 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
     with pytest.raises(TableFullError) as refused:
         RowRetention(60, 5, servers=2).check(any_id, 24, 10)
     first, remedy = str(refused.value).splitlines()
-    assert not unsaid(
+    assert not missing_keys(
         first, "'users/embeddings' (any id x 8)", "24 rows", "10 more", "30", "ps.max_rows 60", "2 parameter servers"
     )
-    assert not unsaid(remedy, "ps.max_rows", "ps.count", "ps.evict_after_steps (5)", "--resume")
+    assert not missing_keys(remedy, "ps.max_rows", "ps.count", "ps.evict_after_steps (5)", "--resume")
 
 
 def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.job_spec import ParameterServerSpec
 from edl.api.pod_spec import ResourceSpec
@@ -88,7 +88,7 @@ def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
     caplog.set_level("INFO")
     StoreFactory(found=BUILT).make(declared(FTRL), NOTHING)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert not unsaid(message, "numpy", "ftrl", "sgd, adam")
+    assert not missing_keys(message, "numpy", "ftrl", "sgd, adam")
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_simulator import Theatre
+from support.examples import examples
 
 from edl.ps.applied_steps import PushId
 from edl.ps.sync_rounds import FollowerPush, FollowerRounds, SyncRounds, WaitingPush
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(150))
 
 
 def seat(worker: int, step: int = 0, *, last: bool = False) -> WaitingPush:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.status import ParametersStatus, Summary, TableStatus
 from edl.api.strategy import Strategy
@@ -27,7 +27,7 @@ SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
     ],
 )
 def test_modes(strategy: Strategy, keys: tuple[str, ...]) -> None:
-    assert not unsaid(describe_strategy(strategy), *keys)
+    assert not missing_keys(describe_strategy(strategy), *keys)
     assert describe_strategy(strategy).count(",") == len(keys) - 1
 
 
@@ -39,18 +39,18 @@ def test_the_end_of_a_synchronous_job() -> None:
         "Done", summary_rows(Summary(10, 10, parameters=told))
     )
     assert head == "Done"
-    assert not unsaid(records, "0 lost", "0 repeated", "0 rolled back")
-    assert not unsaid(how, describe_strategy(SYNC), "0.4 updates", "1")
-    assert not unsaid(pushes, "940", "470 updates", "60", "6 %")
-    assert not unsaid(first, "users", "980,000 rows", "64 MiB", "98 %", "ps.max_rows", "12,000 evicted")
+    assert not missing_keys(records, "0 lost", "0 repeated", "0 rolled back")
+    assert not missing_keys(how, describe_strategy(SYNC), "0.4 updates", "1")
+    assert not missing_keys(pushes, "940", "470 updates", "60", "6 %")
+    assert not missing_keys(first, "users", "980,000 rows", "64 MiB", "98 %", "ps.max_rows", "12,000 evicted")
     assert [line.split(":")[0].strip() for line in tables] == ["t3", "t2", "t1"]
-    assert not unsaid(more, "5 more")
+    assert not missing_keys(more, "5 more")
 
 
 def test_where_nothing_is_noteworthy_little_is_said() -> None:
     told = ParametersStatus(Strategy(), 940, 940, staleness=0.0)
     ((name, text),) = summary_rows(Summary(10, 10, parameters=told))[1:]
-    assert (name, unsaid(text, "async", "stale")) == ("mode", [])
+    assert (name, missing_keys(text, "async", "stale")) == ("mode", [])
     assert summary_rows(Summary(10, 10, parameters=ParametersStatus(SYNC)))[1:] == [("mode", describe_strategy(SYNC))]
 
 

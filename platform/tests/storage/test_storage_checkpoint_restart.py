@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobStateMachine
@@ -99,7 +99,7 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
 
     told = "\n".join(plan_restart(run).lines())
 
-    assert not unsaid(told, "checkpoint 2", "step 4", "checkpoint 3")
+    assert not missing_keys(told, "checkpoint 2", "step 4", "checkpoint 3")
 
 
 def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path)
         run = run_with(tmp_path / costs[0], *tasks)
         with pytest.raises(StorageError, match="journal") as damaged, explain_journal_damage(run):
             Journal.open(run.journal, holder="the next master")
-        assert not unsaid(str(damaged.value), "--from-checkpoint", *costs)
+        assert not missing_keys(str(damaged.value), "--from-checkpoint", *costs)
 
 
 def test_without_a_checkpoint_it_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_manifest import prune_for_full_disk
@@ -50,7 +51,7 @@ def make_cut(checkpoints: Path, cut: int, *, commits: bool = True, ledger: Any =
     return directory
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.dictionaries(st.text(max_size=6).filter(lambda name: name != "__metadata__"), arrays, max_size=4))
 def test_arrays_come_back_as_they_were(stored: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_export import compute_statistics, map_stored_array
@@ -78,7 +79,7 @@ def test_what_does_not_fit_the_file_is_refused_by_name(tmp_path: Path, data: byt
     assert caught.value.where == str(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_any_damage_is_an_error_or_describes_no_more_than_the_file_has(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.storage.safetensors_writer import (
     ArrayShape,
@@ -17,7 +18,7 @@ from edl.storage.safetensors_writer import (
     write_array_parts,
 )
 
-PATIENT = settings(deadline=None, max_examples=40)
+PATIENT = settings(deadline=None, max_examples=examples(40))
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

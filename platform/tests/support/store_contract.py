@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -23,7 +24,9 @@ WIDE = TableSpec("wide", 700, 5, {"name": "normal", "mean": 0.0, "stddev": 0.1},
 DENSE = (VariableSpec("w", (3,)), VariableSpec("mean", (1,), True))
 SGD = OptimizerSpec("sgd")
 PATIENT = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=examples(60),
 )
 NOTHING = np.empty(0, np.float32)
 pushes = st.lists(st.lists(st.integers(0, TABLE.rows - 1), max_size=40), max_size=12)

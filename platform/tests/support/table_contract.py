@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
@@ -33,7 +34,9 @@ OPTIMIZERS = (
 )
 ROWS = 3000
 PATIENT = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=examples(60),
 )
 batches = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=60), max_size=10)
 

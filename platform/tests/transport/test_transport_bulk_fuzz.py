@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import EdlError
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
@@ -23,7 +24,9 @@ from edl.transport.handshake import PROTOCOL_VERSION
 TOKEN = "the-token-of-these-tests"
 MAX_BODY = 1 << 16
 MANY = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 LENGTHS = st.one_of(
     st.integers(0, 40), st.sampled_from([MAX_META_BYTES, MAX_META_BYTES + 1, MAX_BODY, MAX_BODY + 1, 2**31, 2**32 - 1])

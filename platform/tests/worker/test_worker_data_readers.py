@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 import edl.data
 from edl.api.errors import BadInputError
@@ -92,7 +92,7 @@ def guarded(**parts: Any) -> GuardedReader:
 def test_sources_that_are_none_are_the_users_error(returned: Any, said: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError) as error:
         guarded(sources=lambda: returned).sources()
-    assert not unsaid(error.value.message, *said)
+    assert not missing_keys(error.value.message, *said)
     assert error.value.hint
 
 
@@ -111,7 +111,7 @@ def test_sources_that_are_none_are_the_users_error(returned: Any, said: tuple[st
 def test_records_that_are_none_are_the_users_error(returned: Any, said: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError) as error:
         guarded(read=lambda source, start, end: returned).read("a", 2, 6)
-    assert not unsaid(error.value.message, "read('a', 2, 6)", *said)
+    assert not missing_keys(error.value.message, "read('a', 2, 6)", *said)
     assert error.value.hint
 
 

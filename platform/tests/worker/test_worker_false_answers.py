@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import EdlError, RefusedError
 from edl.transport import edl_pb2 as pb
@@ -57,7 +58,7 @@ answers = st.builds(
 asked = st.sampled_from([FrameKind.PULL, FrameKind.PULL_ROWS, FrameKind.PUSH, FrameKind.SCAN_ROWS, FrameKind.DECLARE])
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked, answers)
 def test_what_comes_through_is_an_answer_of_the_right_size(
     server: FalseServer, kind: FrameKind, answer: OutgoingFrame

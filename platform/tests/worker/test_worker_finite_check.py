@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -52,7 +52,7 @@ def step(slab_at: int | None = None, table: str = "", value: float = np.nan, los
 def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: tuple[str, ...], value: float) -> None:
     bad = step(**where, value=value)
     assert not is_finite(bad)
-    assert not unsaid(find_nonfinite_gradient(NETWORK, bad), *named)
+    assert not missing_keys(find_nonfinite_gradient(NETWORK, bad), *named)
 
 
 def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
@@ -64,7 +64,7 @@ def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
 def test_the_message_says_what_where_and_what_to_do() -> None:
     with pytest.raises(NotFiniteError) as caught:
         report_not_finite(TASK, 1, 0.5, 1, skip=False, gradient="the gradient of 'head/bias' []")
-    assert not unsaid(
+    assert not missing_keys(
         str(caught.value), "part-0.recordio", "gradient of 'head/bias' []", "loss 0.5", "records 96 to 99"
     )
     assert "\n  " in str(caught.value), "there is a hint"
@@ -76,5 +76,5 @@ def test_a_step_that_is_left_out_is_told_with_its_records(caplog: pytest.LogCapt
     report_not_finite(TASK, 1, 0.5, 1, skip=True, gradient="the gradient of 'head/bias' []")
     report_not_finite(TASK, 0, float("nan"), 2, skip=True)
     first, second = caplog.messages
-    assert not unsaid(first, "part-0.recordio", "records 96 to 99", "gradient of 'head/bias' []", "loss 0.5", "1")
-    assert not unsaid(second, "part-0.recordio", "records 64 to 95", "loss nan", "2")
+    assert not missing_keys(first, "part-0.recordio", "records 96 to 99", "gradient of 'head/bias' []", "loss 0.5", "1")
+    assert not missing_keys(second, "part-0.recordio", "records 64 to 95", "loss nan", "2")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.core import shuffle
 from edl.jobfile.event_json import parse_event_line
@@ -133,7 +133,7 @@ def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
 ) -> None:
     run, code = local().run(minibatch_size=51)
     assert code == 2
-    assert not unsaid(capsys.readouterr().err, "train.minibatch_size", "51", "data.training", "50 records")
+    assert not missing_keys(capsys.readouterr().err, "train.minibatch_size", "51", "data.training", "50 records")
     assert not newest_intact_checkpoint(run.checkpoints)
 
 
@@ -161,7 +161,7 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     run, code = local().run(max_steps=13)
     assert code == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert not unsaid(summary["reason"], "13 steps", "max_steps")
+    assert not missing_keys(summary["reason"], "13 steps", "max_steps")
     assert (summary["records_done"], summary["records_total"]) == (50, 52), "an epoch ends with a short step"
     assert summary["logs"] == str(run.logs)
     run, _ = local().run(max_steps=1000)
@@ -478,6 +478,7 @@ def test_what_callbacks_have_seen_survives_a_stop_in_between(
     assert any(name.startswith("best/") for name in arrays(whole))
 
 
+@pytest.mark.thorough
 def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
     """Ends at evaluations; with ``restore_best_weights`` a run that ended goes on from the best weights instead."""
     job = local(deciding(tmp_path, restore=False))

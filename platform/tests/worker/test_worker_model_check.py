@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 from worker.loop_harness import LEASE, TOKEN, ScriptedMaster, Servers
 
 from edl.api.cluster_port import Role
@@ -213,8 +213,8 @@ def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: 
     model, training, evaluation = result["lines"]
     assert model.startswith("model: Functional, ")
     assert ("served: emb/embeddings 50 x 4" in model) == (spec is SERVED)
-    assert not unsaid(training, "minibatch", "records 0 to 7", "data.csv", "loss")
-    assert not unsaid(evaluation, "evaluation", "records 0 to 7", "data.csv")
+    assert not missing_keys(training, "minibatch", "records 0 to 7", "data.csv", "loss")
+    assert not missing_keys(evaluation, "evaluation", "records 0 to 7", "data.csv")
     assert " mae " in evaluation
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "data.csv",
@@ -251,7 +251,7 @@ def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
 def test_a_job_that_only_predicts_is_tried_as_well(checked: Any) -> None:
     result = checked(data={"prediction": "data.csv", "reader": {"header": False}})
     assert result["failure"] == ""
-    assert not unsaid(result["lines"][-1], "prediction", "records 0 to 7", "data.csv", "ok")
+    assert not missing_keys(result["lines"][-1], "prediction", "records 0 to 7", "data.csv", "ok")
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
@@ -339,7 +339,7 @@ def test_what_the_first_minibatch_shows_is_found_under_every_strategy(
 def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(checked: Any, spec: Any) -> None:
     """A run of shuffled records meets others first."""
     result = checked("def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)", **spec)
-    assert not unsaid(result["failure"], "loss nan", "records 0 to 7")
+    assert not missing_keys(result["failure"], "loss nan", "records 0 to 7")
     assert result["exit_code"] == 1
 
 
@@ -347,7 +347,7 @@ def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(checked: Any,
 @pytest.mark.parametrize("wrong", [50, -1])
 def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, spec: Any, wrong: int) -> None:
     result = checked(ids=[wrong, *range(39)], **spec)
-    assert not unsaid(result["failure"].splitlines()[0], "data.csv", "records 0 to 7", f"id {wrong}", "embedding")
+    assert not missing_keys(result["failure"].splitlines()[0], "data.csv", "records 0 to 7", f"id {wrong}", "embedding")
     assert result["exit_code"] == 2
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from worker.loop_harness import (
     LEASE,
     MINIBATCH,
@@ -307,7 +308,7 @@ class FaultyClient(BulkClient):
 FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "first lost", "second lost", "cut", "told to go"])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(faults=st.dictionaries(st.integers(0, 30), FAULTS, max_size=6), ps=st.integers(1, 2))
 def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults: dict[int, str], ps: int) -> None:
     stage = Stage(ps=ps)

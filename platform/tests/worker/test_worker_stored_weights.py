@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
@@ -107,10 +107,10 @@ def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Its rows would be initial values, and the predictions worth nothing."""
     directory = written(tmp_path, rows("users", 5) | rows("tags"), tables=(USERS, TAGS))
     said = refusal(directory, [USERS, replace(USERS, name="buyers", rows=3000)])
-    assert not unsaid(said.message, "'buyers' [3000, 2]", "'tags' [any id, 2]", "'users' [10, 2]")
+    assert not missing_keys(said.message, "'buyers' [3000, 2]", "'tags' [any id, 2]", "'users' [10, 2]")
     assert "name=" in str(said.hint)
     nothing = written(tmp_path / "other", {"dense/w": floats(1)}, tables=())
-    assert not unsaid(refusal(nothing, [USERS]).message, "'users' [10, 2]", "'w' [1]")
+    assert not missing_keys(refusal(nothing, [USERS]).message, "'users' [10, 2]", "'w' [1]")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: TableSpec, said: str) -> None:
-    assert not unsaid(refusal(written(tmp_path, rows("users", 5)), [table]).message, "'users'", said, "[10, 2]")
+    assert not missing_keys(refusal(written(tmp_path, rows("users", 5)), [table]).message, "'users'", said, "[10, 2]")
 
 
 @pytest.mark.parametrize("table", [replace(USERS, dim=3), replace(USERS, rows=11), replace(USERS, rows=0)])

@@ -16,7 +16,7 @@ import pytest
 import urllib3
 from cluster.kubernetes.byte_server import STAY, ByteServer, chunked, reply
 from cluster.kubernetes.keepalive_options import assert_keeps_alive
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError
 from edl.cluster.kubernetes import kubeconfig as connection
@@ -246,7 +246,7 @@ def test_nobody_listens() -> None:
     host = f"http://127.0.0.1:{port}"
     with pytest.raises(NoResponseError, match="Failed to establish") as away:
         KubeClient(KubeConnection(host, urllib3.PoolManager(), dict, "team", "lab")).get(PODS, "w")
-    assert not unsaid(away.value.hint or "", host, "context lab", "--context")
+    assert not missing_keys(away.value.hint or "", host, "context lab", "--context")
 
 
 # ---------------------------------------------------------------------- retries

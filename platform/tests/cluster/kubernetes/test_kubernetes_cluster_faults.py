@@ -361,6 +361,7 @@ class _Counted:
         self._pace.hold(seconds)
 
 
+@pytest.mark.thorough
 def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a master in a pod has it, with the pace that it gives itself."""
     clock, moments = _Clock(), list[float]()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.in_memory_cluster import SmallCluster
 from support.job_objects import put_job
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names, status_publisher
@@ -42,7 +42,7 @@ def test_a_wish_survives_the_way(desired: DesiredState) -> None:
 def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
     found = status_publisher.parse_desired_state(text)
     assert (found.min, found.max, found.stop) == (None, None, False)
-    assert not unsaid(found.unreadable, names.DESIRED_ANNOTATION, "ignored", *why)
+    assert not missing_keys(found.unreadable, names.DESIRED_ANNOTATION, "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:

@@ -16,6 +16,7 @@ from cluster.kubernetes.cluster_jobs import MNIST, fit_jobs
 from cluster.kubernetes.restricted_standard import violations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.job_spec import JobSpec, WorkerSpec
@@ -33,7 +34,7 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import pod_storage_path
 
-_PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+_PATIENT = settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 
 TOKEN = "0123456789abcdef"
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from cluster.kubernetes.lease_server import LeaseServer
-from support.text_keys import unsaid
+from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NoResponseError, RbacDeniedError
@@ -182,5 +182,5 @@ def test_one_line_says_that_it_stays_and_what_removes_it(
     server.before = refuse
     assert leave(server, over=True) is settled
     (message,) = caplog.messages
-    assert not unsaid(message, "edl-digits-token", why)
-    assert not unsaid(message, "`edl delete digits`", "`kubectl delete secret edl-digits-token`")
+    assert not missing_keys(message, "edl-digits-token", why)
+    assert not missing_keys(message, "`edl delete digits`", "`kubectl delete secret edl-digits-token`")

@@ -10,7 +10,8 @@ import pytest
 from cluster.kubernetes.cluster_jobs import MNIST
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.text_keys import unsaid
+from support.examples import examples
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.job_spec import DataSpec, ExportSpec, JobSpec
@@ -106,7 +107,7 @@ def told(spec: JobSpec) -> list[tuple[str, str]]:
 )
 def test_problems(changed: dict[str, Any], path: str, keys: tuple[str, ...]) -> None:
     ((where, message),) = told(replace(MNIST, **changed))
-    assert (where, unsaid(message, *keys)) == (path, [])
+    assert (where, missing_keys(message, *keys)) == (path, [])
 
 
 @pytest.mark.parametrize("path", ["/model_zoo/data/train", "/database/x", "/data/../etc"])
@@ -114,7 +115,7 @@ def test_data_that_the_image_may_hold_is_no_mistake_and_is_worth_a_word(path: st
     spec = replace(MNIST, data=DataSpec(training=("/data/x",), validation=(path,)))
     assert told(spec) == []
     (note,) = find_spec_warnings(spec)
-    assert not unsaid(note, "data.validation", path, "volume", "image", "pod.overrides")
+    assert not missing_keys(note, "data.validation", path, "volume", "image", "pod.overrides")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +180,12 @@ pod:
     lines = str(caught.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[::2]] == ["job.yaml:1", "job.yaml:4", "job.yaml:6", "job.yaml:8"]
     image, data, claim, label = zip(lines[::2], lines[1::2], strict=True)
-    assert not unsaid(image[0] + image[1], "image", "missing", "edl zoo build")
-    assert not unsaid(
+    assert not missing_keys(image[0] + image[1], "image", "missing", "edl zoo build")
+    assert not missing_keys(
         data[0] + data[1], "data.training", "'./train'", "absolute", "volumes: [{claim: NAME, mount: /data}]"
     )
-    assert not unsaid(claim[0] + claim[1], "volumes[0].claim", "missing", "PersistentVolumeClaim", "edl data cp")
-    assert not unsaid(label[0], "pod.labels.edl.dev/job", "'edl.dev/job'")
+    assert not missing_keys(claim[0] + claim[1], "volumes[0].claim", "missing", "PersistentVolumeClaim", "edl data cp")
+    assert not missing_keys(label[0], "pod.labels.edl.dev/job", "'edl.dev/job'")
 
 
 def test_notes_say_what_it_costs() -> None:
@@ -193,7 +194,7 @@ def test_notes_say_what_it_costs() -> None:
     assert "volumes[0].host_path" in kept
     assert "uid 1000" in kept
     (lost,) = find_spec_warnings(replace(MNIST, export=ExportSpec("/tmp/model")))
-    assert not unsaid(lost, "/tmp/model", "volume")
+    assert not missing_keys(lost, "/tmp/model", "volume")
 
 
 _FIELDS = st.sampled_from(
@@ -209,7 +210,7 @@ _OVERRIDES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(overrides=_OVERRIDES | st.dictionaries(_FIELDS, _ANYTHING, max_size=2))
 def test_overrides_are_refused_or_leave_the_pod_its_identity(overrides: dict[str, Any]) -> None:
     spec = replace(MNIST, pod=PodSpec(overrides=overrides))
