@@ -290,7 +290,7 @@ def test_what_a_callback_raises_before_the_first_update_is_found(refused: Any, s
         f"    return [Mine()]",
         **spec,
     )
-    assert not unsaid(result["failure"], method, "RuntimeError", "mine")
+    assert not missing_keys(result["failure"], method, "RuntimeError", "mine")
     assert result["exit_code"] == 2
 
 
