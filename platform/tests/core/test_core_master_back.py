@@ -187,3 +187,12 @@ def test_nobody_is_replaced_before_every_pod_has_been_seen() -> None:
     assert [type(wish) for wish in wishes] == [AttachPs], "asked again"
     assert gone(masters, alive(Role.WORKER, 0), PodsSynced()) == []
     assert gone(masters, PsAttached("ps-0", True, 17)) == ["ps-0", "worker-0"]
+
+
+def test_a_ps_that_listens_is_not_asked_again_however_often_it_registers() -> None:
+    masters = Masters()
+    masters.train()
+    assert [x for x in masters.state.handle(PsRegistered("ps-0"), 1000.0) if isinstance(x, AttachPs)] == []
+    masters.restart()
+    masters.see(alive(Role.PS, 0))
+    assert [x for x in masters.state.handle(PsRegistered("ps-0"), 0.0) if isinstance(x, AttachPs)] != []

@@ -77,3 +77,29 @@ def test_a_field_far_inside_is_named() -> None:
 def test_more_tables_than_are_told_of_are_refused() -> None:
     with pytest.raises(PeerRefusedError, match="257 elements"):
         check_message(pb.PsFigures(tables=[pb.TableUse()] * 257))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        lambda text: pb.RegisterRequest(member=pb.Member(uid=text)),
+        lambda text: pb.RegisterRequest(control_address=text),
+        lambda text: pb.RegisterReply(placement=pb.Placement(ps=[pb.PsAddress(bulk_address=text)])),
+    ],
+)
+@pytest.mark.parametrize("text", ["worker\x1b[31m", "worker\n", "worker\x9b31m", "w" * 4097])
+def test_names_and_addresses_have_no_control_characters_and_an_end(whole: Any, text: str) -> None:
+    with pytest.raises(PeerRefusedError):
+        check_message(whole(text))
+    check_message(whole("größer/worker-0 (1)"))
+
+
+def test_a_file_may_be_called_anything_that_a_file_system_takes() -> None:
+    check_message(pb.Task(source="two\nlines\t.csv"))
+    for name in ("half\0", "x" * 4097):
+        with pytest.raises(PeerRefusedError):
+            check_message(pb.Task(source=name))
+
+
+def test_words_for_people_may_have_lines() -> None:
+    check_message(pb.FailRequest(message="first\nsecond", detail="x" * 10_000))
