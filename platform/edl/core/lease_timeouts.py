@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from edl.api.journal_entries import LeaseReturned
 from edl.core.ledger import Lease, RecordRange
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
@@ -190,29 +191,14 @@ class LeaseRevocation:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSettlement:
-    """What becomes of one lease: ``through`` steps are in, ``repeated`` records after them are worked on again.
-
-    Attributes:
-        partial: steps that some PS applied and others did not.
-        extra: of those, how many each PS let in, by uid.
-    """
-
-    lease: int
-    through: int
-    partial: int
-    repeated: int
-    extra: Mapping[str, int] = field(default_factory=dict)
-
-
-def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseSettlement]:
-    """Decide about every lease of a revocation that nobody is waited for any more, oldest lease first.
+def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseReturned]:
+    """The entries with which the leases of a revocation come back that nobody is waited for any more, oldest first.
 
     What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
     counts as done only if all PS, also such a one, have applied it.
     """
     settlements = []
+    # One minibatch at most was in the worker's hands: that of the first lease that is not done.
     in_flight = revocation.in_flight
     for number in sorted(revocation.leases):
         lease = leases.get(number)
@@ -226,7 +212,9 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
         if low < lease.steps and (in_flight or high > low):
             repeated = lease.position(max(high, low + 1)) - lease.position(low)
             in_flight = False
-        settlements.append(LeaseSettlement(number, low, high - low, repeated, revocation.let_in(number, low)))
+        # Steps that only some PS let in are pushed again under another number; each of them counts them twice then.
+        extra = revocation.let_in(number, low) or None
+        settlements.append(LeaseReturned(lease=number, through=low, partial=high - low, repeated=repeated, extra=extra))
     return settlements
 
 

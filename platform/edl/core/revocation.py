@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import snapshots
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
-from edl.core.lease_timeouts import LeaseHolder, LeaseRevocation, LeaseSettlement, settle_leases
+from edl.core.lease_timeouts import LeaseHolder, LeaseRevocation, settle_leases
 from edl.core.ledger import TRAINING, RecordRange
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, describe_ranges
 from edl.core.state import JobState
@@ -76,7 +77,12 @@ def revoke_leases(
             _tell_returned(state, lease.work, worker, reason)
         close_lease(state, worker, lease.number, now)
     if training:
-        _begin_revocation(state, LeaseRevocation(worker, tuple(sorted(training)), reason, in_flight, crashed), now)
+        leases = tuple(sorted(training))
+        _begin_revocation(
+            state,
+            RevocationStarted(worker=worker, leases=leases, reason=reason, in_flight=in_flight, crashed=crashed),
+            now,
+        )
 
 
 def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
@@ -91,21 +97,13 @@ def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str)
     state.emit(RecordsRequeued(start=work.start, end=work.end, source=source, worker=index, reason=reason))
 
 
-def _begin_revocation(state: JobState, revocation: LeaseRevocation, now: float) -> None:
+def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float) -> None:
     if state.cut is not None and state.cut.holds:
         # A step that one PS has may never reach the others now: they would wait for it.
         snapshots.abort_cut(
             state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
         )
-    state.record(
-        RevocationStarted(
-            worker=revocation.worker,
-            leases=revocation.leases,
-            reason=revocation.reason,
-            in_flight=revocation.in_flight,
-            crashed=revocation.crashed,
-        )
-    )
+    state.record(revocation)
     for number in revocation.leases:
         work = state.ledgers[TRAINING].leases[number].work
         state.emit(
@@ -150,9 +148,7 @@ def settle_revocations(state: JobState, now: float) -> None:
             _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))
 
 
-def _requeue_records(
-    state: JobState, revocation: LeaseRevocation, settlement: LeaseSettlement, quarantine: int
-) -> None:
+def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: LeaseReturned, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[settlement.lease]
     rest = lease.work.split(lease.position(settlement.through))[1]
     records = None
@@ -160,24 +156,12 @@ def _requeue_records(
         # Positions mean nothing to people, nor to a program that looks at the files.
         at = min(rest.end, rest.start + quarantine)
         records = state.order.epoch(rest.epoch).record_ranges(rest.start, at)
-    state.record(
-        LeaseReturned(
-            lease=settlement.lease,
-            through=settlement.through,
-            partial=settlement.partial,
-            repeated=settlement.repeated,
-            extra=dict(settlement.extra) or None,
-            quarantine=quarantine or None,
-            records=records,
-        )
-    )
+    state.record(replace(settlement, quarantine=quarantine or None, records=records))
     if rest.records:
         _tell_returned(state, rest, revocation.worker, revocation.reason)
 
 
-def _judge_crash(
-    state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseSettlement]
-) -> dict[int, int]:
+def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseReturned]) -> dict[int, int]:
     """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
     leases = state.ledgers[TRAINING].leases
     held = [(leases[s.lease], s.through) for s in settlements]
