@@ -23,8 +23,8 @@ from figures import Figure, Result
 from mnist_job import ZOO
 from script import main, say
 
-from edl.core.ledger import Ledger, RecordRange, shuffled_ledger
-from edl.core.shuffle import RecordSource, ShardPlan, choose_window
+from edl.core.ledger import Ledger, shuffled_ledger
+from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, choose_window
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
 from edl.data.recordio.writer import Writer

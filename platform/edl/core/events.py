@@ -16,8 +16,7 @@ from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.evaluation import CallbackSpec
-from edl.core.ledger import RecordRange
-from edl.core.shuffle import BlockLayout
+from edl.core.shuffle import BlockLayout, RecordRange
 
 # ------------------------------------------------------------------------------------------------ events
 

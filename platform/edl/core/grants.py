@@ -32,10 +32,16 @@ from edl.core.ledger import (
     STEPWISE_KINDS,
     TRAINING,
     Lease,
-    RecordRange,
 )
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
-from edl.core.shuffle import SHUFFLED_SOURCE_NAME, BlockLayout, ShuffleOrder, choose_window, minibatch_size_error
+from edl.core.shuffle import (
+    SHUFFLED_SOURCE_NAME,
+    BlockLayout,
+    RecordRange,
+    ShuffleOrder,
+    choose_window,
+    minibatch_size_error,
+)
 from edl.core.snapshots import is_ledger_frozen, steps_before_pause
 from edl.core.state import JobState
 from edl.core.task_results import find_result_error

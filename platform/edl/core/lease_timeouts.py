@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any
 
 from edl.api.journal_entries import LeaseReturned
-from edl.core.ledger import Lease, RecordRange
+from edl.core.ledger import Lease
+from edl.core.shuffle import RecordRange
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
 STARTING_SILENCE = 30.0

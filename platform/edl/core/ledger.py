@@ -16,29 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.shuffle import SHUFFLED_SOURCE, RecordSource, ShardPlan, ShuffleOrder
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRange:
-    """Records ``[start, end)`` of a source in one epoch; of ``shuffle.SHUFFLED_SOURCE``.
-
-    Positions of the epoch's order.
-    """
-
-    epoch: int
-    source: str
-    start: int
-    end: int
-
-    @property
-    def records(self) -> int:
-        """How many records it covers."""
-        return self.end - self.start
-
-    def split(self, at: int) -> tuple[RecordRange, RecordRange]:
-        """Cut at record ``at``; either part may be empty."""
-        return RecordRange(self.epoch, self.source, self.start, at), RecordRange(self.epoch, self.source, at, self.end)
+from edl.core.shuffle import SHUFFLED_SOURCE, RecordRange, RecordSource, ShardPlan, ShuffleOrder
 
 
 @dataclass(slots=True)
@@ -169,8 +147,7 @@ class Ledger:
         return self._current_shard() if self.epoch < self.epochs else None
 
     def _current_shard(self) -> RecordRange:
-        shard = self.plan.shard(self.epoch, self.index)
-        return RecordRange(self.epoch, shard.source, shard.start, shard.end)
+        return self.plan.shard(self.epoch, self.index)
 
     def lease(self, number: int, work: RecordRange, worker: str) -> Lease:
         """Hand out ``work``, which must be what ``next`` says or the head of it.
@@ -266,7 +243,7 @@ class Ledger:
     def _count_reached_records(self) -> int:
         """Records of the epoch that is being handed out that were handed out."""
         shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
-        return sum(shard.end - shard.start for shard in shards)
+        return sum(shard.records for shard in shards)
 
     def open_ranges(self) -> Iterator[tuple[str, RecordRange]]:
         """Every range that is not planned and not done, with the place it is in."""

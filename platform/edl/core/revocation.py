@@ -11,8 +11,8 @@ from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import snapshots
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
 from edl.core.lease_timeouts import LeaseHolder, LeaseRevocation, settle_leases
-from edl.core.ledger import TRAINING, RecordRange
-from edl.core.shuffle import SHUFFLED_SOURCE_NAME, describe_ranges
+from edl.core.ledger import TRAINING
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
 from edl.core.state import JobState
 
 

@@ -40,12 +40,22 @@ class RecordSource:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordShard:
-    """Records ``[start, end)`` of a source."""
+class RecordRange:
+    """Records ``[start, end)`` of a source in one epoch; of ``SHUFFLED_SOURCE``: positions of the epoch's order."""
 
+    epoch: int
     source: str
     start: int
     end: int
+
+    @property
+    def records(self) -> int:
+        """How many records it covers."""
+        return self.end - self.start
+
+    def split(self, at: int) -> tuple[RecordRange, RecordRange]:
+        """Cut at record ``at``; either part may be empty."""
+        return RecordRange(self.epoch, self.source, self.start, at), RecordRange(self.epoch, self.source, at, self.end)
 
 
 def permute_index(index: int, count: int, key: int) -> int:
@@ -106,17 +116,17 @@ class ShardPlan:
         """Records an epoch."""
         return sum(source.records for source in self.sources)
 
-    def shard(self, epoch: int, index: int) -> RecordShard:
+    def shard(self, epoch: int, index: int) -> RecordRange:
         """The ``index``-th shard to be worked on in an epoch."""
         if self.seed is not None:
             index = permute_index(index, self.count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
         at = bisect_right(self._ends, index)
         source = self.sources[at]
         start = (index - (self._ends[at - 1] if at else 0)) * self.size
-        return RecordShard(source.name, start, min(start + self.size, source.records))
+        return RecordRange(epoch, source.name, start, min(start + self.size, source.records))
 
 
-def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> Iterator[RecordShard]:
+def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> Iterator[RecordRange]:
     """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
     whole = ShardPlan(tuple(sources), size, seed)
     return (whole.shard(epoch, index) for index in range(whole.count))

@@ -63,12 +63,11 @@ from edl.core.ledger import (
     TRAINING,
     Lease,
     Ledger,
-    RecordRange,
     shuffled_ledger,
     single_task_ledger,
 )
 from edl.core.pod_lifecycle import MemoryRaise
-from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder
+from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, ShuffleOrder
 from edl.core.task_results import parse_export
 
 __all__ = [

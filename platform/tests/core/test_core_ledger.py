@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edl.core.ledger import Lease, Ledger, RecordRange
-from edl.core.shuffle import RecordSource, ShardPlan
+from edl.core.ledger import Lease, Ledger
+from edl.core.shuffle import RecordRange, RecordSource, ShardPlan
 
 Record = tuple[int, str, int]
 

@@ -23,7 +23,8 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.lease_timeouts import LeaseRevocation, settle_leases
-from edl.core.ledger import Lease, RecordRange
+from edl.core.ledger import Lease
+from edl.core.shuffle import RecordRange
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1

@@ -11,8 +11,9 @@ from ps.conftest import Ps
 
 from edl.api.variables import VariableSpec
 from edl.core.lease_timeouts import LeaseRevocation, settle_leases
-from edl.core.ledger import Lease, RecordRange
+from edl.core.ledger import Lease
 from edl.core.partition import initial_placement
+from edl.core.shuffle import RecordRange
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps.bulk_handler import BulkRequestHandler
