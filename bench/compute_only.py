@@ -52,7 +52,7 @@ class Limit:
         self._network = KerasNetwork.build(
             module, seed=0, embedding_threshold=2 << 20, ps_of_variable=lambda _: 0, ps_count=1, sample=None
         )
-        self._batch, self._slab = batch, _as_pulled(self._network.initial())
+        self._batch, self._slab = batch, _as_pulled(self._network.initial_values())
         self._feeder = FeedFunction(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
         self._windows = [RecordWindow(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
@@ -63,7 +63,7 @@ class Limit:
         self._rows = [
             {
                 name: RowBatch(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
-                for name, ids in self._network.ids(made.features).items()
+                for name, ids in self._network.unique_ids(made.features).items()
             }
             for made in self._made
         ]

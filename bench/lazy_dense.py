@@ -98,7 +98,7 @@ def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense:
             whole = np.zeros((ROWS, DIM), np.float32)
             np.add.at(whole, ids, gradients)
             ids, gradients = EVERY, whole
-        store.apply(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, gradients)}, rate, 1.0), step)
+        store.apply_gradients(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, gradients)}, rate, 1.0), step)
     return store.read_rows(TABLE.name, EVERY)
 
 

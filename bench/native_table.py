@@ -50,7 +50,7 @@ def filled(rows: int, optimizer: str) -> NativeTable:
     table = NativeTable(TableSpec("emb", rows, DIM, UNIFORM, 1), OptimizerSpec(optimizer))
     for start in range(0, rows, BATCH):
         ids = scattered(np.arange(start, min(start + BATCH, rows)))
-        table.apply(ids, np.zeros((len(ids), DIM), np.float32), 0.1, 1)
+        table.apply_gradients(ids, np.zeros((len(ids), DIM), np.float32), 0.1, 1)
     return table
 
 
@@ -90,7 +90,7 @@ def looking_up(rows: int, rounds: int, batches: int) -> list[Rates]:
 
 
 def applies(table: NativeTable, ids: Sequence[np.ndarray], gradients: np.ndarray) -> Work:
-    return lambda i: table.apply(ids[i], gradients, 0.01, 1)
+    return lambda i: table.apply_gradients(ids[i], gradients, 0.01, 1)
 
 
 def gives(operation: Callable[[np.ndarray], object], batches: Sequence[np.ndarray]) -> Work:
@@ -150,14 +150,14 @@ def insertion(rows: int) -> dict[str, float]:
     before, begun = status("VmRSS"), time.perf_counter()
     for start in range(0, rows, batch):
         count = min(batch, rows - start)
-        table.apply(scattered(numbers[:count] + start), gradients[:count], 0.1, 1)
+        table.apply_gradients(scattered(numbers[:count] + start), gradients[:count], 0.1, 1)
     seconds, after = time.perf_counter() - begun, status("VmRSS") - before
     return {
         "rows": len(table),
         "bytes_a_row_beyond_values": after / rows - 4 * dim,
         "peak_of_final": (status("VmHWM") - before) / after,
         "ids_per_second": rows / seconds,
-        "reported": table.memory.resident / after,
+        "reported": table.memory_usage.resident / after,
     }
 
 
@@ -190,7 +190,7 @@ def measured(arguments: argparse.Namespace) -> Result:
 
 
 def _isa() -> str:
-    return NativeTable(TableSpec("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).isa
+    return NativeTable(TableSpec("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).instruction_set
 
 
 def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[Figure]:

@@ -77,8 +77,8 @@ class PodStatus:
         message: the cluster's own words: why a pod is pending, what the kubelet says of its end.
         node: where it runs; empty while it has no place.
         elevated: it has the higher class of a divided priority.
-        unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does, or it has no node.
-            The process may live all the same.
+        unreachable_since: since when the cluster has not heard of its node, in unix seconds; 0: it does, or it has no
+            node. The process may live all the same.
     """
 
     uid: str
@@ -93,10 +93,10 @@ class PodStatus:
     message: str = ""
     node: str = ""
     elevated: bool = False
-    unreachable: float = 0.0
+    unreachable_since: float = 0.0
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the pod runs no more and never will again."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 

@@ -134,7 +134,7 @@ def export(
             checkpoint_export.write_export(output, columns, strings, advance)
     many = pluralize(len(contents.variables), "variable")
     if contents.tables:
-        rows = pluralize(sum(table.rows for table in contents.tables), "row")
+        rows = pluralize(sum(table.row_count for table in contents.tables), "row")
         many += f", {pluralize(len(contents.tables), 'table')} with {rows}"
     print(f"Checkpoint {manifest.cut}: {many} in {output}")
 

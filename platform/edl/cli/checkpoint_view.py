@@ -47,13 +47,13 @@ def inspect_checkpoint(
     from edl.storage.checkpoint_export import compute_statistics
 
     variables = {each.spec.name: compute_statistics([each.values], on_read) for each in contents.variables}
-    tables = {each.name: compute_statistics([part.values for part in each.parts], on_read) for each in contents.tables}
+    tables = {each.name: compute_statistics([part.values for part in each.shards], on_read) for each in contents.tables}
     return CheckpointInspection(manifest, contents, variables, tables)
 
 
 def bytes_to_read(contents: CheckpointContents) -> int:
     """Bytes that ``inspect_checkpoint`` looks at."""
-    parts = [part.values for each in contents.tables for part in each.parts]
+    parts = [part.values for each in contents.tables for part in each.shards]
     return sum(array.nbytes for array in (*(each.values for each in contents.variables), *parts))
 
 
@@ -83,17 +83,17 @@ def inspection_json(inspection: CheckpointInspection) -> dict[str, Any]:
         "tables": [
             {
                 "name": each.name,
-                "rows": each.rows,
+                "rows": each.row_count,
                 "vocabulary": None if each.spec is None else each.spec.rows,
                 "width": each.width,
-                "dtype": each.parts[0].values.dtype,
+                "dtype": each.shards[0].values.dtype,
                 "slots": list(each.slots),
                 "initializer": each.described_initializer,
                 **_statistics_json(inspection.tables[each.name]),
             }
             for each in contents.tables
         ],
-        "others": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in contents.others],
+        "others": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in contents.other_arrays],
     }
 
 
@@ -111,8 +111,8 @@ def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> 
             [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_STATISTICS_COLUMNS], *_table_rows(inspection)],
             right=(1, 2, 3, *range(6, 10)),
         )
-    if inspection.contents.others:
-        many = len(inspection.contents.others)
+    if inspection.contents.other_arrays:
+        many = len(inspection.contents.other_arrays)
         yield f"\nand {many} arrays of strategy Local: its optimizer's variables (slot/…), random generators (state/…)."
 
 
@@ -180,10 +180,10 @@ def _variable_lines(inspection: CheckpointInspection) -> Sequence[str]:
 
 def _table_rows(inspection: CheckpointInspection) -> Iterator[list[str]]:
     for each in inspection.contents.tables:
-        kind = [str(each.width), each.parts[0].values.dtype, ", ".join(each.slots) or "-"]
+        kind = [str(each.width), each.shards[0].values.dtype, ", ".join(each.slots) or "-"]
         yield [
             each.name,
-            f"{each.rows:,}",
+            f"{each.row_count:,}",
             _vocabulary_text(each),
             *kind,
             *_statistics_cells(inspection.tables[each.name]),
@@ -196,7 +196,10 @@ def _vocabulary_text(table: StoredTable) -> str:
 
 def _statistics_cells(found: ArrayStatistics) -> list[str]:
     values = ["-" if value is None else f"{value:.4g}" for value in (found.minimum, found.mean, found.maximum)]
-    return [*values, f"{found.nan:,}" + (f" and {found.infinite:,} infinite" if found.infinite else "")]
+    return [
+        *values,
+        f"{found.nan_count:,}" + (f" and {found.infinite_count:,} infinite" if found.infinite_count else ""),
+    ]
 
 
 def _statistics_json(found: ArrayStatistics) -> dict[str, Any]:
@@ -204,6 +207,6 @@ def _statistics_json(found: ArrayStatistics) -> dict[str, Any]:
         "min": found.minimum,
         "mean": found.mean,
         "max": found.maximum,
-        "nan": found.nan,
-        "infinite": found.infinite,
+        "nan": found.nan_count,
+        "infinite": found.infinite_count,
     }

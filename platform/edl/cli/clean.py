@@ -50,7 +50,7 @@ def clean(
             f"{run.name}/{run.uid}",
             run.phase,
             _model_kind(run) or "-",
-            format_bytes(_directory_size(run.run.path)),
+            format_bytes(_directory_size(run.run_dir.path)),
             format_age(now - run.created),
         ]
         for run in surplus_runs
@@ -78,7 +78,7 @@ def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
         for job in dict.fromkeys(run.name for run in ended_runs)
         for run in _find_surplus_runs(job, ended_runs, keep)
     ]
-    return [*named_runs, *(run for run in surplus_runs if run.run not in [each.run for each in named_runs])]
+    return [*named_runs, *(run for run in surplus_runs if run.run_dir not in [each.run_dir for each in named_runs])]
 
 
 def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
@@ -103,10 +103,10 @@ def _newest_runs(runs: Sequence[LocalRun], count: int) -> Sequence[LocalRun]:
 
 def _model_kind(run: LocalRun) -> str:
     """What a run has of a trained model: ``export``, ``checkpoint`` or nothing."""
-    if run.run.export.is_dir() and any(run.run.export.iterdir()):
+    if run.run_dir.export.is_dir() and any(run.run_dir.export.iterdir()):
         return "export"
     trained = run.status is not None and run.status.step > 0
-    return "checkpoint" if trained and any(run.run.checkpoints.glob("*/manifest.json")) else ""
+    return "checkpoint" if trained and any(run.run_dir.checkpoints.glob("*/manifest.json")) else ""
 
 
 def _directory_size(folder: Path) -> int:
@@ -119,9 +119,9 @@ def _remove_run(run: LocalRun) -> None:
     Raises:
         StorageError: it cannot be removed.
     """
-    hidden = run.run.path.with_name(f".removed-{run.uid}")
+    hidden = run.run_dir.path.with_name(f".removed-{run.uid}")
     try:
-        run.run.path.rename(hidden)
+        run.run_dir.path.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
-        raise StorageError(f"cannot be removed: {error.strerror}", where=str(run.run.path)) from error
+        raise StorageError(f"cannot be removed: {error.strerror}", where=str(run.run_dir.path)) from error

@@ -67,7 +67,7 @@ def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iter
     yield from examine_cluster(api, classes)
     for image in images:
         with StatusLine() as ticker:
-            found = check_image_pull(api, image, classes, ticker.say)
+            found = check_image_pull(api, image, classes, ticker.show_text)
         yield found
     if not images:
         image = image_from_environment() or "IMAGE"

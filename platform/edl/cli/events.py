@@ -31,22 +31,22 @@ class EventLine:
 
     Attributes:
         time: unix seconds.
-        by: ``job`` or ``cluster``.
+        origin: ``job`` or ``cluster``.
         text: for people.
-        value: for programs.
+        json_value: for programs.
         key: of two looks at the same event, the same.
     """
 
     time: float
-    by: str
+    origin: str
     text: str
-    value: dict[str, Any]
+    json_value: dict[str, Any]
     key: str
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """The line, with local date and time."""
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(self.time))
-        return f"{moment}  {self.by:<7}  {to_single_line(self.text)}"
+        return f"{moment}  {self.origin:<7}  {to_single_line(self.text)}"
 
 
 @app.command()
@@ -72,7 +72,7 @@ def events(
         for each in merge_events(job_view, kubernetes_events):
             if each.key not in shown_keys:
                 shown_keys.add(each.key)
-                print(json.dumps(each.value) if as_json else each.line(), flush=True)
+                print(json.dumps(each.json_value) if as_json else each.format_line(), flush=True)
         if not follow or job_view.ended:
             break
     if not shown_keys and not as_json:

@@ -48,17 +48,17 @@ class LocalRun(JobView):
     """One run of this machine at one moment.
 
     Attributes:
-        run: its directory.
+        run_dir: its directory.
         alive: a process runs it.
     """
 
-    run: RunDirectory = RunDirectory(Path())  # noqa: RUF009  a value: RunDirectory is frozen
+    run_dir: RunDirectory = RunDirectory(Path())  # noqa: RUF009  a value: RunDirectory is frozen
     alive: bool = False
 
     @property
     def uid(self) -> str:
         """The run's id."""
-        return self.run.run_id
+        return self.run_dir.run_id
 
     @property
     def here(self) -> bool:
@@ -68,7 +68,7 @@ class LocalRun(JobView):
     @property
     def place(self) -> str:
         """Where it is and what its age counts from."""
-        return f"run {self.run.run_id} on this machine, started"
+        return f"run {self.run_dir.run_id} on this machine, started"
 
     @property
     def created(self) -> float:
@@ -77,7 +77,7 @@ class LocalRun(JobView):
         if starts:
             return starts[-1]
         with suppress(OSError):  # removed meanwhile
-            return self.run.path.stat().st_mtime
+            return self.run_dir.path.stat().st_mtime
         return 0.0
 
     @property
@@ -119,7 +119,7 @@ def find_local_run(job: str) -> LocalRun:
     chosen = [run for run in run_dirs if run_id in ("", run.run_id)]
     if chosen:
         return read_local_run(chosen[-1])
-    known = [f"{each.name}/{each.run.run_id}" for each in list_local_runs()]
+    known = [f"{each.name}/{each.run_dir.run_id}" for each in list_local_runs()]
     hint = f"There are: {', '.join(known)}." if known else "None were started in this folder; edl run starts one."
     raise UnknownJobError(f"there is no run {job} below {DEFAULT_STORAGE_DIR}", hint=hint)
 
@@ -162,7 +162,7 @@ def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | N
     """
     local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
     if local_run is not None:
-        run = local_run.run
+        run = local_run.run_dir
         return lambda: read_local_run(run)
     from edl.cli.options import connect_api
     from edl.ops import job_view
@@ -284,7 +284,9 @@ def read_run_logs(
         lines = text.splitlines()
         yield from _with_role_name(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
     while follow:
-        alive = read_local_run(local_run.run).alive  # before the files: what was written before the end is shown below
+        alive = read_local_run(
+            local_run.run_dir
+        ).alive  # before the files: what was written before the end is shown below
         for file in _select_log_files(local_run, role, index):
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))
@@ -304,7 +306,7 @@ def _with_role_name(lines: list[bytes], file: Path, several: bool) -> Iterator[t
 
 
 def _select_log_files(local_run: LocalRun, role: str, index: int | None) -> list[Path]:
-    logs = local_run.run.logs
+    logs = local_run.run_dir.logs
     found = [
         (match[1], int(match[2]), file) for file in logs.glob("*.log") if (match := _LOG_NAME.fullmatch(file.name))
     ]

@@ -56,7 +56,7 @@ def predict(
         for line in weights.skipped_lines():
             print(line, file=sys.stderr)
         directory = create_run(folder)
-        lock.describe(directory.run_id)
+        lock.describe_run(directory.run_id)
         plan = LocalRunPlan(
             spec,
             RunArguments(job, settings or (), workers),

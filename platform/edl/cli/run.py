@@ -66,7 +66,7 @@ def run(
     order = RunArguments(job, settings or (), workers, ps)
     with JobLock(folder) as lock, _explain_damaged_journal(folder, resume, order):
         directory, changes, restart = _open_run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
-        lock.describe(directory.run_id)
+        lock.describe_run(directory.run_id)
         plan = LocalRunPlan(
             spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart
         )

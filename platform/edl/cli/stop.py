@@ -77,7 +77,7 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
         def look() -> JobView:
             seen = job_view.find_job(api, job)
             if not seen.ended:
-                ticker.say(f"{job} is {seen.phase}, and stops")
+                ticker.show_text(f"{job} is {seen.phase}, and stops")
             return seen
 
         code, said = wait_for_goal(look, ENDED_GOAL, seconds)

@@ -40,11 +40,11 @@ class SubmissionPlan:
         manifests: what will be created.
         forecast: how much of it finds room; of ``edl submit --dry-run=client`` only what is asked for.
         quotas: name, what is left and what is allowed, of each; None when they may not be listed.
-        replaced: the ended job of that name, which is removed first.
-        run: the run that is gone on with.
+        replaced_job: the ended job of that name, which is removed first.
+        resumed_run: the run that is gone on with.
         changes: what differs from the job file that it had, in words.
         warnings: sentences.
-        asked: whether a cluster was asked at all.
+        cluster_asked: whether a cluster was asked at all.
     """
 
     spec: JobSpec
@@ -54,24 +54,24 @@ class SubmissionPlan:
     manifests: Sequence[Manifest]
     forecast: JobForecast
     quotas: Sequence[tuple[str, ResourceAmounts, ResourceAmounts]] | None = None
-    replaced: JobView | None = None
-    run: str | None = None
+    replaced_job: JobView | None = None
+    resumed_run: str | None = None
     changes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    asked: bool = True
+    cluster_asked: bool = True
 
     @property
     def job(self) -> str:
         """The job's name."""
         return self.spec.name
 
-    def lines(self, width: int = 80) -> list[str]:
+    def plan_lines(self, width: int = 80) -> list[str]:
         """The plan, for people."""
         lines = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
-        for label, text in self._rows():
+        for label, text in self._plan_rows():
             lines += wrap_labelled(label, text, width)
         lines += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
-        for label, text in self._room():
+        for label, text in self._capacity_rows():
             lines += wrap_labelled(label, text, width)
         for warning in [*forecast_warnings(self.forecast), *self.warnings]:
             lines += wrap_text(f"warning: {warning}", width, first_indent="  ", next_indent="    ")
@@ -85,9 +85,9 @@ class SubmissionPlan:
             "context": self.context,
             "image": self.spec.image,
             "creates": [{"kind": one["kind"], "name": one["metadata"]["name"]} for one in self.manifests],
-            "resumes": self.run,
+            "resumes": self.resumed_run,
             "changes": [*self.changes],
-            "replaces": self.replaced.uid if self.replaced else None,
+            "replaces": self.replaced_job.uid if self.replaced_job else None,
             "pods": [forecast_json(fit) for fit in self.forecast.placements],
             "requested": amounts_json(self.forecast.requested),
             "free": None if self.forecast.free is None else amounts_json(self.forecast.free),
@@ -102,18 +102,19 @@ class SubmissionPlan:
         place = f"namespace {self.namespace}" if self.namespace else "the context's namespace"
         return place + (f" of context {self.context}" if self.context else "")
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
+    def _plan_rows(self) -> Iterator[tuple[str, str]]:
         yield "image", str(self.spec.image)
-        if self.replaced:
+        if self.replaced_job:
             yield (
                 "removes",
-                f"the job of that name of {_submitted_at(self.replaced)}, which has ended ({self.replaced.phase})",
+                f"the job of that name of {_submitted_at(self.replaced_job)}, "
+                f"which has ended ({self.replaced_job.phase})",
             )
         yield "creates", _created_text(self.manifests)
-        if self.run:
-            run = self.run.removesuffix(CHECKPOINT_SUFFIX)
+        if self.resumed_run:
+            run = self.resumed_run.removesuffix(CHECKPOINT_SUFFIX)
             yield "goes on", "with the newest run" if run == LATEST_RUN else f"with run {run}"
-            if run != self.run:
+            if run != self.resumed_run:
                 yield (
                     "goes back",
                     "to its newest intact checkpoint, without its journal; what was done since is repeated",
@@ -126,9 +127,9 @@ class SubmissionPlan:
             pod_storage_path(self.spec) + on if has_shared_storage(self.spec) else "none: gone with the master's pod",
         )
 
-    def _room(self) -> Iterator[tuple[str, str]]:
+    def _capacity_rows(self) -> Iterator[tuple[str, str]]:
         yield "asks for", format_amounts(self.forecast.requested)
-        if not self.asked:
+        if not self.cluster_asked:
             return
         if self.forecast.free is None or self.forecast.nodes is None:
             yield "free now", "not known: you may not list nodes and all pods; compared with the quota only"
@@ -279,43 +280,43 @@ MAX_WIDTH = 120
 class SubmissionReporter(Protocol):
     """What a submission has to say."""
 
-    def planned(self, plan: SubmissionPlan) -> None:
+    def report_plan(self, plan: SubmissionPlan) -> None:
         """What will be done."""
 
     def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         """Something was done, or is known now: in words, and as facts."""
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         """For people only."""
 
-    def failed(self, error: EdlError) -> None:
+    def report_failure(self, error: EdlError) -> None:
         """It came to nothing; the command prints the error itself on standard error."""
 
 
 class TextReporter:
     """Lines on standard output."""
 
-    def planned(self, plan: SubmissionPlan) -> None:
+    def report_plan(self, plan: SubmissionPlan) -> None:
         """The plan, as wide as the terminal."""
         width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
-        print("\n".join(plan.lines(width)), flush=True)
+        print("\n".join(plan.plan_lines(width)), flush=True)
 
     def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         """A line."""
         print(text, flush=True)
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         """A line."""
         print(text, flush=True)
 
-    def failed(self, error: EdlError) -> None:
+    def report_failure(self, error: EdlError) -> None:
         """Nothing: what standard error says is for people."""
 
 
 class JsonReporter:
     """JSON on standard output; what is for people only goes to standard error."""
 
-    def planned(self, plan: SubmissionPlan) -> None:
+    def report_plan(self, plan: SubmissionPlan) -> None:
         """One object."""
         self._write_object({"event": "plan", **plan.to_json()})
 
@@ -323,11 +324,11 @@ class JsonReporter:
         """One object."""
         self._write_object({"event": event, **facts})
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         """Standard error."""
         print(text, file=sys.stderr, flush=True)
 
-    def failed(self, error: EdlError) -> None:
+    def report_failure(self, error: EdlError) -> None:
         """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
         fields = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
         self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **fields})

@@ -53,23 +53,23 @@ class SubmitOptions:
     from_checkpoint: bool = False
 
     @property
-    def run(self) -> str | None:
+    def resumed_run(self) -> str | None:
         """The run that the Job is to go on with, as its annotation says it."""
         return self.resume + CHECKPOINT_SUFFIX if self.resume is not None and self.from_checkpoint else self.resume
 
-    def command(self, verb: str, job: str) -> str:
+    def followup_command(self, verb: str, job: str) -> str:
         """Another command about the job, with the same cluster and namespace."""
         return f"edl {verb} {command_arguments(job, self.context, self.namespace)}"
 
-    def again(self) -> str:
+    def resume_command(self) -> str:
         """This submission, to be gone on with: a run id may follow."""
         return (
             f"edl submit {command_arguments(str(self.job_file), self.context, self.namespace, self.settings)} --resume"
         )
 
-    def rendered(self) -> str:
+    def render_command(self) -> str:
         """The command that prints the manifests of this submission; it asks no cluster, and so names none."""
-        run = f" --resume {self.run}" if self.run else ""
+        run = f" --resume {self.resumed_run}" if self.resumed_run else ""
         return f"edl render {command_arguments(str(self.job_file), None, self.namespace, self.settings)}{run}"
 
 
@@ -83,7 +83,7 @@ class JobStateUnknownError(JobFailedError):
 
 def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPlan:
     """The plan as far as it is known without a cluster."""
-    request = build_request(spec, namespace=options.namespace, run=options.run)
+    request = build_request(spec, namespace=options.namespace, run=options.resumed_run)
     pods_forecast = forecast_job(request.pod_groups, None, NamespaceQuotas(()))
     named = (options.job_file, options.namespace, options.context)
     return SubmissionPlan(
@@ -91,9 +91,9 @@ def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPla
         *named,
         request.manifests,
         pods_forecast,
-        run=options.run,
+        resumed_run=options.resumed_run,
         warnings=tuple(find_spec_warnings(spec)),
-        asked=False,
+        cluster_asked=False,
     )
 
 
@@ -112,16 +112,16 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
         JobStateUnknownError: it refuses, or is away, when the master was asked for already.
     """
     api = connect_api(options.context, options.namespace)
-    request = build_request(spec, namespace=api.namespace, token=new_job_token(), run=options.run)
+    request = build_request(spec, namespace=api.namespace, token=new_job_token(), run=options.resumed_run)
     plan = plan_submission(api, spec, options, request)
-    reporter.planned(plan)
+    reporter.report_plan(plan)
     if dry_run:
-        reporter.note("The cluster would accept all of it. Nothing was created.")
+        reporter.report_note("The cluster would accept all of it. Nothing was created.")
         return 0
     if not options.yes and options.as_json:
         raise BadInputError("--json asks nobody", where="edl submit", hint="Say so beforehand: --yes.")
     if not confirm_action(f"Submit {spec.name}?", yes=options.yes, command="edl submit"):
-        reporter.note("Nothing was created.")
+        reporter.report_note("Nothing was created.")
         return DECLINED
     return _create_job(api, options, request, plan, reporter)
 
@@ -139,7 +139,7 @@ def plan_submission(
     from edl.ops.preflight import run_preflight
 
     with StatusLine() as ticker:
-        ticker.say(f"asking {api.host} …", permanent=False)
+        ticker.show_text(f"asking {api.host} …", permanent=False)
         answers = run_preflight(api, request)
     resume_check = ResumeCheck()
     if options.resume is not None:
@@ -155,7 +155,7 @@ def plan_submission(
         _forecast_pods(api, request, answers, quotas),
         quota_left,
         find_existing_job(answers.there),
-        options.run,
+        options.resumed_run,
         resume_check.changes,
         (*resume_check.warnings, *find_spec_warnings(spec), *answers.remarks),
     )
@@ -183,9 +183,9 @@ def _create_job(
 ) -> int:
     from edl.ops.job_submission import submit_job
 
-    if plan.replaced is not None:
+    if plan.replaced_job is not None:
         remove_job(api, request.job)
-        reporter.note(f"The ended job {request.job} was removed.")
+        reporter.report_note(f"The ended job {request.job} was removed.")
     submitted_job = submit_job(api, request.job, request.manifests, uuid.uuid4().hex)
     facts = {
         "job": submitted_job.name,
@@ -199,12 +199,13 @@ def _create_job(
     try:
         return _wait_for_start(api, options, submitted_job, reporter)
     except KeyboardInterrupt:
-        reporter.note(
-            f"The job goes on without this command. Remove it with: {options.command('delete', submitted_job.name)}"
+        reporter.report_note(
+            "The job goes on without this command. "
+            f"Remove it with: {options.followup_command('delete', submitted_job.name)}"
         )
         return INTERRUPTED_EXIT
     except ApiError as error:
-        hint = f"The job goes on without this command: {options.command('status', submitted_job.name)}"
+        hint = f"The job goes on without this command: {options.followup_command('status', submitted_job.name)}"
         raise JobStateUnknownError(error.message, where=error.where, hint=hint) from error
 
 
@@ -217,7 +218,7 @@ def _wait_for_start(
     with StatusLine() as ticker:
         lookout = MasterStatusReader(api, submitted_job.name, submitted_job.uid)
         master_status = wait_for_start(
-            lookout.look, lambda seen: ticker.say(master_status_text(seen)), time.monotonic, time.sleep
+            lookout.look, lambda seen: ticker.show_text(master_status_text(seen)), time.monotonic, time.sleep
         )
     if master_status.stage is MasterStage.FAILED:
         raise start_error(submitted_job.name, master_status, _remove_failed_job(api, options, submitted_job.name))
@@ -240,9 +241,11 @@ def _wait_for_start(
     if options.watch:
         from edl.ops.job_following import WatchedJob, follow_job
 
-        watched = WatchedJob(submitted_job.name, run, options.again(), options.command("delete", submitted_job.name))
+        watched = WatchedJob(
+            submitted_job.name, run, options.resume_command(), options.followup_command("delete", submitted_job.name)
+        )
         return follow_job(api, watched, submitted_job.uid, as_json=options.as_json)
-    reporter.note("\n".join(next_step_lines(options, submitted_job.name, started=master_status.started)))
+    reporter.report_note("\n".join(next_step_lines(options, submitted_job.name, started=master_status.started)))
     return 0
 
 
@@ -279,7 +282,7 @@ def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str
     try:
         remove_job(api, job)
     except EdlError as error:
-        return f"Not all of it could be removed ({error.message}): {options.command('delete', job)}"
+        return f"Not all of it could be removed ({error.message}): {options.followup_command('delete', job)}"
     return "Everything was removed."
 
 
@@ -307,12 +310,12 @@ def _start_remedy(sight: MasterPodStatus) -> str:
 
 def next_step_lines(options: SubmitOptions, job: str, *, started: bool) -> Sequence[str]:
     """What people do next."""
-    first = [] if started else [f"  Why:     {options.command('why', job)}"]
+    first = [] if started else [f"  Why:     {options.followup_command('why', job)}"]
     return [
         *first,
-        f"  Watch:   {options.command('status', job)}",
-        f"  Logs:    {options.command('logs', job)} -f",
-        f"  Remove:  {options.command('delete', job)}",
+        f"  Watch:   {options.followup_command('status', job)}",
+        f"  Logs:    {options.followup_command('logs', job)} -f",
+        f"  Remove:  {options.followup_command('delete', job)}",
     ]
 
 

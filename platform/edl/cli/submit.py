@@ -95,7 +95,7 @@ def submit(
     try:
         _load_and_submit(options, reporter, dry_run)
     except EdlError as error:
-        reporter.failed(error)
+        reporter.report_failure(error)
         raise
 
 
@@ -104,8 +104,8 @@ def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_r
     spec = load_job_file(job, options.settings, required_datasets=("training",), extra_rules=find_spec_problems)
     _check_resume_option(spec, job, options.resume)
     if dry_run is DryRunMode.CLIENT:
-        reporter.planned(plan_without_cluster(spec, options))
-        reporter.note(f"No cluster was asked. The manifests: {options.rendered()}")
+        reporter.report_plan(plan_without_cluster(spec, options))
+        reporter.report_note(f"No cluster was asked. The manifests: {options.render_command()}")
         return
     raise typer.Exit(plan_and_submit(spec, options, reporter, dry_run=dry_run is DryRunMode.SERVER))
 

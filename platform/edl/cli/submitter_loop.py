@@ -97,7 +97,7 @@ class ReleaseSubmitter:
         self._options = SubmitOptions(source, resume=identity.resume, namespace=api.namespace, yes=True, watch=True)
         self._cleanup = ReleaseCleanup(api, spec.name)
         self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
-        self._reporter, self._decision_line, self._progress = (
+        self._reporter, self._decision_line, self._progress_line = (
             TextReporter(),
             StatusLine(sys.stdout),
             StatusLine(sys.stdout),
@@ -116,11 +116,11 @@ class ReleaseSubmitter:
                 decision = decide_step(read_release_view(self._api, self._identity))
                 if decision.step is SubmitterStep.DELETED:
                     raise JobFailedError(decision.reason, where=f"release {self._identity.release}")
-                self._decision_line.say(f"release {self._identity.release}: {decision.reason}")
+                self._decision_line.show_text(f"release {self._identity.release}: {decision.reason}")
                 if decision.step is SubmitterStep.REPLACED:
                     return 0
                 if decision.step is SubmitterStep.FOLLOW:
-                    return self._follow(decision.masters[0])
+                    return self._follow_job(decision.masters[0])
                 self._take_step(decision)
                 self._failure_timeout.reset()
             except JobVanishedError:
@@ -131,7 +131,7 @@ class ReleaseSubmitter:
     def _wait_or_raise(self, error: EdlError) -> None:
         """Wait a little before the next look; raises the error when it has lasted."""
         if self._failure_timeout.may_retry(error, self._clock.clock()):
-            self._progress.say(f"{error.message.splitlines()[0]}; trying again")
+            self._progress_line.show_text(f"{error.message.splitlines()[0]}; trying again")
             self._clock.sleep(POLL_SECONDS)
             return
         if not isinstance(error, RetryableError):
@@ -164,7 +164,7 @@ class ReleaseSubmitter:
                 hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
             )
         if left:
-            self._progress.say(f"an earlier job is {leftovers_text(left)}")
+            self._progress_line.show_text(f"an earlier job is {leftovers_text(left)}")
         return bool(left)
 
     def _build_request(self) -> SubmissionRequest:
@@ -177,7 +177,7 @@ class ReleaseSubmitter:
         """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
         request = self._build_request()
         plan = plan_submission(self._api, self._spec, self._options, request)
-        self._reporter.planned(plan)
+        self._reporter.report_plan(plan)
         create_suspended_job(self._api, request.job, request.manifests[-1], self._identity.submission_id)
 
     def _complete_job(self, own: MasterJob) -> None:
@@ -186,9 +186,9 @@ class ReleaseSubmitter:
         create_dependents(self._api, made, parts)
         mark_submitted(self._api, self._identity, own.uid)
         unsuspend_job(self._api, made)
-        self._reporter.note(f"Job {made.name} submitted to namespace {made.namespace}.")
+        self._reporter.report_note(f"Job {made.name} submitted to namespace {made.namespace}.")
 
-    def _follow(self, own: MasterJob) -> int:
+    def _follow_job(self, own: MasterJob) -> int:
         """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
         release, where = self._identity.release, f"-n {self._api.namespace}"
         resume_command = f"helm upgrade {release} … {where} --set resume=latest"
@@ -226,7 +226,7 @@ class ReleaseSubmitter:
             if seen.status is not None or seen.ended:
                 return
             sight = lookout.look()
-            self._progress.say(master_status_text(sight))
+            self._progress_line.show_text(master_status_text(sight))
             if patience.has_expired(sight, self._clock.clock()):
                 self._cleanup.round([own])
                 raise start_error(own.job, sight, "Its objects are being removed.")

@@ -28,12 +28,12 @@ class WaitGoal:
     """What is waited for.
 
     Attributes:
-        reached: whether a job is there.
+        is_reached: whether a job is there.
         name: as the command line has it.
     """
 
     name: str
-    reached: Callable[[JobView], bool]
+    is_reached: Callable[[JobView], bool]
 
 
 def parse_goal(text: str) -> WaitGoal:
@@ -87,7 +87,7 @@ def wait_for_goal(
     began, job_view = clock(), None
     try:
         for job_view in poll_repeatedly(look, clock=clock, sleep=sleep):
-            if wait_goal.reached(job_view):
+            if wait_goal.is_reached(job_view):
                 return 0, f"{job_view.name}: {wait_goal.name} after {clock() - began:.0f} s"
             if job_view.ended:
                 return (

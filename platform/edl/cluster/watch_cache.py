@@ -40,7 +40,7 @@ class WatchCache:
         """Return what to yield for one state: the state, or nothing when it says nothing new."""
         if pod.uid in self._ended or self._alive.get(pod.uid) == pod:
             return []
-        if pod.ended:
+        if pod.has_ended:
             self._alive.pop(pod.uid, None)
             self._ended.add(pod.uid)
         else:

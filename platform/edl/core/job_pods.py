@@ -228,7 +228,7 @@ class JobPod:
         self.has_run = self.has_run or status.phase is PodPhase.RUNNING or status.exit_code is not None
         self.pid, self.node = status.pid or self.pid, status.node or self.node
         self.reason, self.exit_code, self.message = status.reason or self.reason, status.exit_code, status.message
-        self.elevated, self.unreachable = self.elevated or status.elevated, status.unreachable
+        self.elevated, self.unreachable = self.elevated or status.elevated, status.unreachable_since
 
     def why(self) -> str:
         """Why it is going or gone, for people."""

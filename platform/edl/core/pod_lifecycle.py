@@ -72,7 +72,7 @@ def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState
         pod: what it said.
         leaving_expected: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
     """
-    if not pod.ended:
+    if not pod.has_ended:
         running = PodState.RUNNING if pod.phase is PodPhase.RUNNING else PodState.PENDING
         return PodState.LEAVING if pod.leaving else running
     # Whoever is told to go when its work is done ends as it should, whatever the cause: 0 comes before the cause.

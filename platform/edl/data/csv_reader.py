@@ -33,8 +33,8 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 class CsvDialect:
     """How the files are written: the separator, and whether the first row names the columns."""
 
-    sep: str = ","
-    header: bool = True
+    separator: str = ","
+    has_header: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class CsvRow:
     Args:
         offset: byte offset of its first line.
         cells: its cells; nothing reliable where there is a fault.
-        fault: why it cannot be read, in one clause.
+        error_reason: why it cannot be read, in one clause.
     """
 
     offset: int
     cells: list[str]
-    fault: str | None
+    error_reason: str | None
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class CsvIndex:
 
     Args:
         header: the first row's cells; without a header line, as many numbers from 0.
-        rows: rows in the file, the header not counted.
+        row_count: rows in the file, the header not counted.
         offsets: byte offset of every 256th row.
-        version: size and modification time (ns) of the file this belongs to.
+        file_version: size and modification time (ns) of the file this belongs to.
     """
 
     header: tuple[str, ...]
-    rows: int
+    row_count: int
     offsets: array[int]
-    version: tuple[int, int]
+    file_version: tuple[int, int]
 
 
 class CsvFile:
@@ -92,29 +92,29 @@ class CsvFile:
 
     def blocks(self) -> BlockSizes:
         """Rows between two entries of the index."""
-        rows = self.index.rows
+        rows = self.index.row_count
         sizes = [min(_ROWS_PER_BLOCK, rows - start) for start in range(0, rows, _ROWS_PER_BLOCK)]
-        return BlockSizes(sizes, _MEMORY_FACTOR * self.index.version[0])
+        return BlockSizes(sizes, _MEMORY_FACTOR * self.index.file_version[0])
 
-    def rows(self, start: int, end: int) -> list[CsvRow]:
+    def read_rows(self, start: int, end: int) -> list[CsvRow]:
         """Rows ``[start, end)``, which must lie within the file."""
         if start >= end:
             return []
         try:
             with self.path.open("rb") as stream:
-                return self._read(stream, start, end)
+                return self._read_rows(stream, start, end)
         except OSError as error:
             raise read_error(self.path, error) from error
 
-    def _read(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
-        if _file_version(stream) != self.index.version:
+    def _read_rows(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
+        if _file_version(stream) != self.index.file_version:
             raise BadInputError(
                 "the file changed while it was in use",
                 where=str(self.path),
                 hint="write new files beside the old ones instead of over them",
             )
         at, offset = self._nearest_known_row(start)
-        parsed = CsvRowStream(stream, offset, self._dialect.sep)
+        parsed = CsvRowStream(stream, offset, self._dialect.separator)
         for _ in range(start - at):
             next(parsed)
         found = [next(parsed) for _ in range(end - start)]
@@ -129,11 +129,11 @@ class CsvFile:
         return resume if indexed[0] < resume[0] <= row else indexed
 
     def _scan_file(self, stream: BinaryIO) -> CsvIndex:
-        parsed = CsvRowStream(stream, 0, self._dialect.sep)
-        header = self._read_header(parsed) if self._dialect.header else None
+        parsed = CsvRowStream(stream, 0, self._dialect.separator)
+        header = self._read_header(parsed) if self._dialect.has_header else None
         offsets, rows = array("Q"), 0
         for row in parsed:
-            if header is None and row.fault is None:
+            if header is None and row.error_reason is None:
                 header = [str(number) for number in range(len(row.cells))]
             if rows % _ROWS_PER_BLOCK == 0:
                 offsets.append(row.offset)
@@ -142,8 +142,8 @@ class CsvFile:
 
     def _read_header(self, parsed: CsvRowStream) -> list[str]:
         row = next(parsed, None)
-        if row is None or row.fault or len(set(row.cells)) != len(row.cells):
-            fault = "the file is empty" if row is None else row.fault or "a column name appears twice"
+        if row is None or row.error_reason or len(set(row.cells)) != len(row.cells):
+            fault = "the file is empty" if row is None else row.error_reason or "a column name appears twice"
             raise BadInputError(
                 f"the first row must name the columns: {fault}",
                 where=str(self.path),
@@ -162,7 +162,7 @@ class CsvRowStream(Iterator[CsvRow]):
         self.offset = offset
         self._stream = stream
         self._has_invalid_utf8 = False
-        self._parser = csv.reader(self._lines(), delimiter=sep, strict=True)
+        self._parser = csv.reader(self._decoded_lines(), delimiter=sep, strict=True)
 
     def __next__(self) -> CsvRow:
         while True:
@@ -177,7 +177,7 @@ class CsvRowStream(Iterator[CsvRow]):
             if cells or fault:
                 return CsvRow(offset, cells, fault)
 
-    def _lines(self) -> Iterator[str]:
+    def _decoded_lines(self) -> Iterator[str]:
         for line in self._stream:
             text = line.removeprefix(_UTF8_BOM) if self.offset == 0 else line
             self.offset += len(line)
@@ -213,7 +213,7 @@ class CsvReader:
         chosen = ReaderOptions(options, allowed_names=("sep", "header", "columns"))
         default = "\t" if all(file.suffix.lower() == ".tsv" for file in files) else ","
         dialect = CsvDialect(chosen.get_character("sep", default), chosen.get_boolean("header", default=True))
-        return cls(files, dialect, chosen.names("columns"))
+        return cls(files, dialect, chosen.get_names("columns"))
 
     @cached_property
     def metadata(self) -> Metadata:
@@ -224,16 +224,16 @@ class CsvReader:
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) and row count of each file."""
         _ = self._column_positions  # files that do not fit together are refused before any is counted in
-        return tuple(Source(name, file.index.rows) for name, file in self._files.items())
+        return tuple(Source(name, file.index.row_count) for name, file in self._files.items())
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[list[str]]:
         """Rows ``[start, end)`` of one file; see the port. A row is corrupt if its cells are not one for a column."""
         file = self._source_file(source)
-        if not 0 <= start <= end <= file.index.rows:
-            raise BadInputError(f"rows {start} to {end} of {file.index.rows} were asked for", where=source)
+        if not 0 <= start <= end <= file.index.row_count:
+            raise BadInputError(f"rows {start} to {end} of {file.index.row_count} were asked for", where=source)
         rows = []
-        for number, row in enumerate(file.rows(start, end), start):
-            fault = row.fault or self._cell_count_error(row.cells)
+        for number, row in enumerate(file.read_rows(start, end), start):
+            fault = row.error_reason or self._cell_count_error(row.cells)
             if fault is None:
                 rows.append(self._select_columns(row.cells))
             elif on_corrupt is None:
@@ -278,7 +278,7 @@ class CsvReader:
     def _column_positions(self) -> list[int] | None:
         """Positions of the chosen columns; None means all, as they are."""
         header = self._common_header
-        if not self._dialect.header:
+        if not self._dialect.has_header:
             if self._columns and header and len(self._columns) != len(header):
                 raise self._column_error(f"{len(self._columns)} names for {len(header)} columns")
             return None

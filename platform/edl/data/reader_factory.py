@@ -68,7 +68,7 @@ class ReaderOptions:
     """
 
     def __init__(self, values_by_name: Mapping[str, object], *, allowed_names: Sequence[str]) -> None:
-        self._given = values_by_name
+        self._values_by_name = values_by_name
         for name in values_by_name:
             if name not in allowed_names:
                 near = get_close_matches(name, allowed_names, n=1)
@@ -79,28 +79,28 @@ class ReaderOptions:
 
     def get_choice(self, name: str, values: Sequence[str]) -> str:
         """One of ``values``; the first is the default."""
-        value = self._given.get(name, values[0])
+        value = self._values_by_name.get(name, values[0])
         if not isinstance(value, str) or value not in values:
             raise self._invalid_option_error(name, value, f"one of {', '.join(values)}")
         return value
 
     def get_boolean(self, name: str, *, default: bool) -> bool:
         """A yes or no."""
-        value = self._given.get(name, default)
+        value = self._values_by_name.get(name, default)
         if not isinstance(value, bool):
             raise self._invalid_option_error(name, value, "true or false")
         return value
 
     def get_character(self, name: str, default: str) -> str:
         """A text of one character."""
-        value = self._given.get(name, default)
+        value = self._values_by_name.get(name, default)
         if not isinstance(value, str) or len(value) != 1:
             raise self._invalid_option_error(name, value, "one character")
         return value
 
-    def names(self, name: str) -> tuple[str, ...]:
+    def get_names(self, name: str) -> tuple[str, ...]:
         """A list of names without repetition; empty when absent."""
-        value = self._given.get(name, ())
+        value = self._values_by_name.get(name, ())
         if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
             raise self._invalid_option_error(name, value, "a list of names")
         if len(set(value)) != len(value):

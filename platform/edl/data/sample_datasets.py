@@ -40,7 +40,7 @@ class DigitImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, order: npt.NDArray[np.int64]) -> DigitImages:
+    def select_images(self, order: npt.NDArray[np.int64]) -> DigitImages:
         """These images, in this order."""
         return DigitImages(self.images[order], self.labels[order])
 
@@ -74,7 +74,7 @@ def split_digits(
     """Shuffle, and hold back this share (rounded) for validation: ``(training, validation)``."""
     order = rng.permutation(len(digits))
     count = round(len(digits) * validation_share)
-    return digits.take(order[count:]), digits.take(order[:count])
+    return digits.select_images(order[count:]), digits.select_images(order[:count])
 
 
 def enlarge_digits(digits: DigitImages, records: int, rng: np.random.Generator) -> DigitImages:
@@ -85,7 +85,7 @@ def enlarge_digits(digits: DigitImages, records: int, rng: np.random.Generator) 
     source = np.arange(records) % len(digits)
     images, copies = digits.images[source], slice(len(digits), None)
     images[copies] = _add_noise(_shift_images(images[copies], rng), rng)
-    return DigitImages(images, digits.labels[source]).take(rng.permutation(records))
+    return DigitImages(images, digits.labels[source]).select_images(rng.permutation(records))
 
 
 def _shift_images(images: ImageArray, rng: np.random.Generator) -> ImageArray:
@@ -290,7 +290,7 @@ def _load_digit_parts(
     if source != "digits":
         try:
             training, test = load_mnist()
-            return training.take(rng.permutation(len(training))), test, "MNIST, through keras.datasets"
+            return training.select_images(rng.permutation(len(training))), test, "MNIST, through keras.datasets"
         except MnistUnavailableError as error:
             if source == "keras":
                 raise
@@ -329,13 +329,13 @@ def make_click_dataset(law: ClickModel, *, records: int, validation_share: float
     count = round(records * validation_share)
     if not 0 < count < records:
         raise BadInputError(f"{records} records, of which {validation_share:g} are held back", hint="take more records")
-    training, validation = ClickTable(law, records - count, part=0), ClickTable(law, count, part=1)
-    best = validation.best()
+    training, validation = ClickTable(law, records - count, part_number=0), ClickTable(law, count, part_number=1)
+    best = validation.best_scores()
     origin = (
         f"a planted model over {NUMBER_FEATURES} numbers and {ID_FEATURES} ids; the best AUC on test/ is"
         f" {best['auc']:.4f}"
     )
-    return GeneratedDataset(training, validation, origin, {"law": law.told(), "test": best})
+    return GeneratedDataset(training, validation, origin, {"law": law.to_json(), "test": best})
 
 
 def _check_validation_share(held_back: float) -> None:

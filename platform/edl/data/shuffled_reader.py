@@ -138,7 +138,7 @@ class ShuffledReader:
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
         self._blocks: tuple[RecordBlock, ...] = ()
-        self._held: dict[int, Sequence[Any]] = {}
+        self._cached_blocks: dict[int, Sequence[Any]] = {}
         self._damaged_blocks: set[int] = set()
 
     def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
@@ -155,24 +155,26 @@ class ShuffledReader:
             piece = self._lookup_piece(epoch, start)
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
-            self._enter(epoch, start)
-            self._take(records, piece.unmixed[part], on_corrupt)
+            self._enter_window(epoch, start)
+            self._append_records(records, piece.unmixed[part], on_corrupt)
             start = until
         return records
 
-    def name(self, epoch: int, start: int, end: int) -> str:
+    def describe_positions(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
         return describe_ranges(self.order.epoch(epoch).record_ranges(start, end))
 
-    def _take(self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
-        cached_blocks, window = self._held, self._packed_window
+    def _append_records(
+        self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
+    ) -> None:
+        cached_blocks, window = self._cached_blocks, self._packed_window
         if len(cached_blocks) == window.blocks == len(window.held):
             collected += window.take(unmixed)
             return
         numbers = np.searchsorted(self._end_records, unmixed, side="right")
         blocks = numbers.tolist()
         for number in set(blocks).difference(cached_blocks):
-            self._hold(number, self._load_block(number, on_corrupt))
+            self._cache_block(number, self._load_block(number, on_corrupt))
         if len(window.held) == len(cached_blocks):
             collected += window.take(unmixed)
             return
@@ -187,8 +189,8 @@ class ShuffledReader:
             elif on_corrupt is not None:
                 on_corrupt(one)
 
-    def _hold(self, number: int, records: Sequence[Any]) -> None:
-        self._held[number] = records
+    def _cache_block(self, number: int, records: Sequence[Any]) -> None:
+        self._cached_blocks[number] = records
         if isinstance(records, PackedRecords):
             self._packed_window.put(number, int(self._first_records[number]), records)
 
@@ -216,25 +218,25 @@ class ShuffledReader:
             _single_corrupt_record(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)
         ]
 
-    def _enter(self, epoch: int, position: int) -> None:
+    def _enter_window(self, epoch: int, position: int) -> None:
         """Forget the blocks that the window of a position does not have."""
-        order = self._of(epoch)
+        order = self._epoch_order(epoch)
         start, size, _ = order.window_at(position)
         if self._window == (epoch, start):
             return
         # The block that the last window ended in is the first of the next one; a small data set is one window, and its
         # blocks are those of the next epoch too.
-        cached_records = {self._blocks[number]: records for number, records in self._held.items()}
+        cached_records = {self._blocks[number]: records for number, records in self._cached_blocks.items()}
         damaged = {self._blocks[number] for number in self._damaged_blocks}
         self._blocks = order.blocks
         numbers = order.block_range(start, start + size)
         self._window = (epoch, start)
-        self._held, self._damaged_blocks = {}, set()
+        self._cached_blocks, self._damaged_blocks = {}, set()
         self._packed_window = _PackedWindow(int(self._first_records[numbers[0]]), order.ends[numbers[-1]], numbers)
         for number in numbers:
             block = order.blocks[number]
             if block in cached_records:
-                self._hold(number, cached_records[block])
+                self._cache_block(number, cached_records[block])
             if block in damaged:
                 self._damaged_blocks.add(number)
 
@@ -243,14 +245,14 @@ class ShuffledReader:
         piece = self._piece
         if piece.epoch == epoch and piece.start <= position < piece.end:
             return piece
-        order = self._of(epoch)
+        order = self._epoch_order(epoch)
         start, size, key = order.window_at(position)
         end = min(position + _LOOKUP_POSITIONS, start + size)
         unmixed = _PERMUTED_RANGE(position - start, end - start, size, key) + start
         self._piece = _PositionPiece(epoch, position, end, unmixed)
         return self._piece
 
-    def _of(self, epoch: int) -> EpochOrder:
+    def _epoch_order(self, epoch: int) -> EpochOrder:
         if self._epoch[0] != epoch:
             order = self.order.epoch(epoch)
             self._end_records = np.array(order.ends, np.int64)

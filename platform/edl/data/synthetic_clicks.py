@@ -58,29 +58,29 @@ class ClickModel:
         if not 0 < self.exponent < 10:
             raise BadInputError(f"--exponent {self.exponent:g}", hint="above 0 and below 10; logs have about 1")
 
-    def told(self) -> Mapping[str, Any]:
+    def to_json(self) -> Mapping[str, Any]:
         """The law in JSON."""
         return {"numbers": NUMBER_FEATURES, "categories": ID_FEATURES, **asdict(self)}
 
     @property
-    def share(self) -> int:
+    def ids_per_feature(self) -> int:
         """Ids of one feature: those of feature f are ``f * share`` to ``(f + 1) * share``."""
         return self.vocabulary // ID_FEATURES
 
     @cached_property
     def _cumulative_frequency(self) -> FloatArray:
         """Cumulated frequency of the ids of a feature, the most frequent first; the last is 1."""
-        total = np.cumsum(np.arange(1, self.share + 1, dtype=np.float64) ** -self.exponent)
+        total = np.cumsum(np.arange(1, self.ids_per_feature + 1, dtype=np.float64) ** -self.exponent)
         reach: FloatArray = total / total[-1]
         return reach
 
     @cached_property
     def _id_of_rank(self) -> IdArray:
         """Which id has which rank: frequent ids do not lie beside each other."""
-        return np.random.default_rng([self.seed, 1]).permutation(self.share).astype(np.int64)
+        return np.random.default_rng([self.seed, 1]).permutation(self.ids_per_feature).astype(np.int64)
 
     @cached_property
-    def _weights(self) -> FloatArray:
+    def _number_weights(self) -> FloatArray:
         weights = np.random.default_rng([self.seed, 2]).normal(size=NUMBER_FEATURES)
         scaled: FloatArray = weights * (_NUMBERS_SD / np.linalg.norm(weights))
         return scaled
@@ -88,10 +88,13 @@ class ClickModel:
     def draw_ids(self, count: int, rng: np.random.Generator) -> IdArray:
         """``[count, IDS]``."""
         ranks = np.searchsorted(self._cumulative_frequency, rng.random((count, ID_FEATURES)), side="right")
-        ids: IdArray = self._id_of_rank[np.minimum(ranks, self.share - 1)] + np.arange(ID_FEATURES) * self.share
+        ids: IdArray = (
+            self._id_of_rank[np.minimum(ranks, self.ids_per_feature - 1)]
+            + np.arange(ID_FEATURES) * self.ids_per_feature
+        )
         return ids
 
-    def chances(self, numbers: npt.NDArray[np.float32], ids: IdArray) -> FloatArray:
+    def click_probabilities(self, numbers: npt.NDArray[np.float32], ids: IdArray) -> FloatArray:
         """Of a click, for numbers ``[n, NUMBERS]`` and ids ``[n, IDS]``."""
         hashes = splitmix64(ids.astype(np.uint64) ^ np.uint64(splitmix64(self.seed)))
         effects, *vectors = (
@@ -99,7 +102,7 @@ class ClickModel:
             *(_PAIR * _to_unit_interval(hashes >> (_BITS * i)) for i in (1, 2)),
         )
         pairs = sum((np.square(v.sum(1)) - np.square(v).sum(1)) / 2 for v in vectors)
-        chances: FloatArray = 1 / (1 + np.exp(-(_BIAS + numbers @ self._weights + effects.sum(1) + pairs)))
+        chances: FloatArray = 1 / (1 + np.exp(-(_BIAS + numbers @ self._number_weights + effects.sum(1) + pairs)))
         return chances
 
 
@@ -115,7 +118,7 @@ class ClickBatch:
     numbers: npt.NDArray[np.float32]
     ids: IdArray
     labels: IdArray
-    chances: FloatArray
+    probabilities: FloatArray
 
 
 @dataclass(frozen=True)
@@ -123,14 +126,14 @@ class ClickTable:
     """A part of a log, drawn anew each time it is gone through; no more than a batch is in memory.
 
     Args:
-        law: of chances and ids.
+        click_model: of chances and ids.
         records: how many.
-        part: tells two parts of one law apart, such as training and test.
+        part_number: tells two parts of one law apart, such as training and test.
     """
 
-    law: ClickModel
+    click_model: ClickModel
     records: int
-    part: int
+    part_number: int
     columns: Sequence[str] = (
         "label",
         *(f"i{n}" for n in range(1, NUMBER_FEATURES + 1)),
@@ -143,11 +146,11 @@ class ClickTable:
     def batches(self) -> Iterator[ClickBatch]:
         """All records in order."""
         for number, start in enumerate(range(0, self.records, BATCH_RECORDS)):
-            rng = np.random.default_rng([self.law.seed, 3, self.part, number])
+            rng = np.random.default_rng([self.click_model.seed, 3, self.part_number, number])
             count = min(BATCH_RECORDS, self.records - start)
             numbers = rng.standard_normal((count, NUMBER_FEATURES), np.float32)
-            ids = self.law.draw_ids(count, rng)
-            chances = self.law.chances(numbers, ids)
+            ids = self.click_model.draw_ids(count, rng)
+            chances = self.click_model.click_probabilities(numbers, ids)
             yield ClickBatch(numbers, ids, (rng.random(count) < chances).astype(np.int64), chances)
 
     def features(self) -> Iterator[dict[str, FeatureValue]]:
@@ -162,7 +165,7 @@ class ClickTable:
             for numbers, ids, label in _iter_lists(batch):
                 yield [label, *numbers, *ids]
 
-    def best(self) -> Mapping[str, Any]:
+    def best_scores(self) -> Mapping[str, Any]:
         """What a model that knew the chances would reach here, in JSON.
 
         ``roc_auc`` is with the labels as they are; ``auc_expected`` its mean over all labels that could have been
@@ -170,7 +173,7 @@ class ClickTable:
         """
         batches = list(self.batches())
         labels = np.concatenate([batch.labels for batch in batches])
-        chances = np.concatenate([batch.chances for batch in batches])
+        chances = np.concatenate([batch.probabilities for batch in batches])
         return {
             "records": self.records,
             "clicked": float(labels.mean()),

@@ -94,10 +94,10 @@ class _MetricEntry:
     weighted: bool = False
 
     @property
-    def additive(self) -> bool:
+    def is_additive(self) -> bool:
         return not hasattr(self.metric, "merge_state")
 
-    def given(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
+    def select_inputs(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
         """What of a minibatch the metric is given."""
         if self.output is not None:
             labels, weights = self._output_part(labels), self._output_part(weights)
@@ -183,7 +183,7 @@ class EvaluationMetrics:
         self._make_entries = make_entries
         self._module = module
         self.states_verified = all(
-            not entry.additive or type(entry.metric) in (_AveragedFunction, _AccuracyByShape) for entry in entries
+            not entry.is_additive or type(entry.metric) in (_AveragedFunction, _AccuracyByShape) for entry in entries
         )
         self._not_finite_warned = False
         self._initial_shapes = {entry.name: variable_shapes(entry.metric) for entry in entries}
@@ -191,7 +191,7 @@ class EvaluationMetrics:
         """Of what each metric was given, those that have been updated."""
 
     @classmethod
-    def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> EvaluationMetrics:
+    def from_module(cls, module: ModelModule, outputs: Sequence[str] = ()) -> EvaluationMetrics:
         """The metrics of a module.
 
         Args:
@@ -238,10 +238,10 @@ class EvaluationMetrics:
         halves = [_minibatch_half(labels, predictions, weights, half) for half in (0, 1)]
         undecided_entry = None
         for first, second, both in zip(self._make_entries(), self._make_entries(), self._make_entries(), strict=True):
-            if not first.additive:
+            if not first.is_additive:
                 continue
             for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
-                self._update(entry, *halves[half])
+                self._update_entry(entry, *halves[half])
             if not _states_add_up(first, second, both):
                 undecided_entry = both
         self.states_verified = undecided_entry is None
@@ -261,31 +261,31 @@ class EvaluationMetrics:
         self._loss_metric._total.assign_add(loss * records)
         self._loss_metric._records.assign_add(records)
         for entry in self._entries:
-            self._update(entry, labels, predictions, weights)
+            self._update_entry(entry, labels, predictions, weights)
 
     def reset(self) -> None:
         """Begin anew."""
         for entry in self._all_entries():
             entry.metric.reset_state()
 
-    def states(self) -> dict[str, Any]:
+    def collect_states(self) -> dict[str, Any]:
         """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``.
 
         A metric that this worker has never updated may have no variables yet, and gives no states. One that got its
         variables from records says from which, as ``given``.
         """
-        return {entry.name: self._state(entry) for entry in self._all_entries()}
+        return {entry.name: self._metric_state(entry) for entry in self._all_entries()}
 
-    def _state(self, entry: _MetricEntry) -> dict[str, Any]:
+    def _metric_state(self, entry: _MetricEntry) -> dict[str, Any]:
         if entry.metric is not self._loss_metric and entry.name not in self._input_descriptions:
-            return {"additive": entry.additive, "states": []}
-        found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
+            return {"additive": entry.is_additive, "states": []}
+        found = {"additive": entry.is_additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
         shapes_changed = variable_shapes(entry.metric) != self._initial_shapes.get(
             entry.name, variable_shapes(entry.metric)
         )
         return found | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
 
-    def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
+    def compute_values(self, merged: Mapping[str, Any]) -> dict[str, float]:
         """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
 
         Raises:
@@ -302,9 +302,9 @@ class EvaluationMetrics:
                 values_by_name |= _named_numbers(entry.name, entry.metric.result())
         return values_by_name
 
-    def _update(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
+    def _update_entry(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
         with self._user_metric_code(entry):
-            inputs = entry.given(labels, predictions, weights)
+            inputs = entry.select_inputs(labels, predictions, weights)
             update_metric(entry.metric, inputs)
         self._input_descriptions[entry.name] = describe_inputs(inputs)
 
@@ -468,13 +468,13 @@ def _assign_states(entry: _MetricEntry, merged: Mapping[str, Any]) -> None:
         BadInputError: the states are of other variables.
     """
     metric = entry.metric
-    sets = [states for states in ([merged["states"]] if entry.additive else merged["states"]) if states]
+    sets = [states for states in ([merged["states"]] if entry.is_additive else merged["states"]) if states]
     if not sets:
         return
     if merged.get("given"):
         create_variables(metric, merged["given"])
     arrays = [_reshape_states(entry, states) for states in sets]
-    if not entry.additive:
+    if not entry.is_additive:
         metric.merge_state(arrays)
         return
     for variable, value in zip(metric.variables, arrays[0], strict=True):

@@ -48,7 +48,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
         keras.utils.clear_session(free_memory=False)
         keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
         keras.utils.set_random_seed(seed)
-        model = module.model()
+        model = module.make_model()
         if sample is not None and not _is_functional(model):
             with user_code(module.zoo, "the model, called on features of feed,"):
                 model(sample, training=False)
@@ -95,17 +95,17 @@ class ModelVariables:
     Attributes:
         specs: what is in the slab.
         weights: the Keras variable of each.
-        slices: the slab slice of each part.
-        local: what stays with this worker: states of random generators and constants of other types.
+        ps_slices: the slab slice of each part.
+        local_variables: what stays with this worker: states of random generators and constants of other types.
     """
 
     specs: tuple[VariableSpec, ...]
     weights: tuple[Any, ...]
-    slices: tuple[slice, ...]
-    local: tuple[Any, ...]
+    ps_slices: tuple[slice, ...]
+    local_variables: tuple[Any, ...]
 
     @classmethod
-    def of(
+    def from_model(
         cls, model: Any, ps_of_variable: Callable[[str], int], ps_count: int, *, trained_by_ps: bool = True
     ) -> ModelVariables:
         """The variables of a built model.
@@ -133,12 +133,12 @@ class ModelVariables:
         return cls(
             specs=tuple(spec for spec, _ in order),
             weights=tuple(weight for _, weight in order),
-            slices=tuple(slice(start, stop) for start, stop in pairwise(bounds)),
-            local=tuple(v for v in model.non_trainable_variables if id(v) not in included_ids),
+            ps_slices=tuple(slice(start, stop) for start, stop in pairwise(bounds)),
+            local_variables=tuple(v for v in model.non_trainable_variables if id(v) not in included_ids),
         )
 
     @property
-    def trained(self) -> tuple[int, ...]:
+    def trained_positions(self) -> tuple[int, ...]:
         """Positions of the variables that gradients train."""
         return tuple(index for index, spec in enumerate(self.specs) if not spec.statistic)
 
@@ -147,12 +147,12 @@ class ModelVariables:
         """The slab slice of each variable."""
         return tuple(slice(a, b) for a, b in pairwise(accumulate((s.size for s in self.specs), initial=0)))
 
-    def values(self) -> NDArray[np.float32]:
+    def read_values(self) -> NDArray[np.float32]:
         """The present values of the Keras variables as a new slab."""
         flat = [np.asarray(weight, np.float32).ravel() for weight in self.weights]
         return np.concatenate([np.empty(0, np.float32), *flat])
 
-    def assign(self, flat_values: NDArray[np.float32]) -> None:
+    def assign_values(self, flat_values: NDArray[np.float32]) -> None:
         """Give the Keras variables the slab's values."""
         for weight, spec, place in zip(self.weights, self.specs, self.offsets, strict=True):
             weight.assign(flat_values[place].reshape(spec.shape))

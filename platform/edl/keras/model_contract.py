@@ -220,8 +220,8 @@ class ModelModule:
 
     Attributes:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
-        model: makes a new Keras model; raises UserCodeError when the user's code does, BadInputError when it returns
-            something else, or a model that says itself how it is trained.
+        make_model: makes a new Keras model; raises UserCodeError when the user's code does, BadInputError when it
+            returns something else, or a model that says itself how it is trained.
         loss: ``loss(labels, predictions)``; or what ``compile(loss=...)`` takes, see ``edl.keras.model_loss``.
         optimizer: makes the Keras optimizer.
         eval_metrics_fn: makes the metrics.
@@ -232,7 +232,7 @@ class ModelModule:
     """
 
     zoo: Path
-    model: Callable[[], Any]
+    make_model: Callable[[], Any]
     loss: Any
     optimizer: Callable[[], Any]
     eval_metrics_fn: Callable[[], Mapping[str, Any]]
@@ -271,7 +271,7 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
         functions[_METRICS_FUNCTION] = dict  # the loss is all there is
     return ModelModule(
         zoo=zoo,
-        model=_model_factory(zoo, module, zoo_module, choice.params),
+        make_model=_model_factory(zoo, module, zoo_module, choice.params),
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
         loss_weights=getattr(module, "loss_weights", None),

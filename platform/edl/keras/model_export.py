@@ -64,12 +64,12 @@ class CustomObject:
     Attributes:
         module: that defines it.
         name: of it in there.
-        registered: whether importing the module suffices.
+        is_registered: whether importing the module suffices.
     """
 
     module: str
     name: str
-    registered: bool
+    is_registered: bool
 
 
 def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
@@ -89,8 +89,8 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     lines = []
     if any(_is_in_zoo(zoo, own.module) for own in sorted_objects):
         lines += ["import sys", f"sys.path[:0] = {json.dumps([str(zoo), str(zoo.parent)])}"]
-    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in sorted_objects if own.registered)]
-    unregistered = [own for own in sorted_objects if not own.registered]
+    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in sorted_objects if own.is_registered)]
+    unregistered = [own for own in sorted_objects if not own.is_registered]
     by_module = {own.module: [each.name for each in unregistered if each.module == own.module] for own in unregistered}
     lines += [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
     arguments = [json.dumps(str(path))]
@@ -354,7 +354,7 @@ def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: R
         model = build_model(network.module, seed=0, sample=network.sample)
     variable_slices = zip(network.variables, network.offsets, strict=True)
     values = full_tables | {spec.name: flat_values[place].reshape(spec.shape) for spec, place in variable_slices}
-    export_variables = ModelVariables.of(model, lambda name: 0, 1, trained_by_ps=False)
+    export_variables = ModelVariables.from_model(model, lambda name: 0, 1, trained_by_ps=False)
     check_same_model(
         trained={name: array.shape for name, array in values.items()}
         | {n: k.rows.shape for n, k in known_rows_by_table.items()},

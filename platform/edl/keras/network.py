@@ -63,14 +63,14 @@ class StepResult:
 
     Attributes:
         loss: of the minibatch, with the model's own losses; may be NaN.
-        slab: gradients of trained variables, clipped; new - old of statistics. Not to be written to.
-        rows: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped. Not to
-            be written to.
+        flat_gradients: gradients of trained variables, clipped; new - old of statistics. Not to be written to.
+        row_gradients: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped.
+            Not to be written to.
     """
 
     loss: float
-    slab: Floats
-    rows: Mapping[str, Floats]
+    flat_gradients: Floats
+    row_gradients: Mapping[str, Floats]
 
 
 class KerasNetwork:
@@ -98,24 +98,24 @@ class KerasNetwork:
         self.model = model
         self.keras_optimizer = keras_optimizer
         trained_names = {
-            variables.specs[at].name: keras_variable_name(variables.weights[at]) for at in variables.trained
+            variables.specs[at].name: keras_variable_name(variables.weights[at]) for at in variables.trained_positions
         }
         tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in ps_embeddings}
         self.optimizer: TranslatedOptimizer = translate_optimizer(keras_optimizer, trained_names | tables, module.zoo)
-        refuse_partitioned_lamb(self.optimizer.spec, list(tables), len(variables.slices))
+        refuse_partitioned_lamb(self.optimizer.spec, list(tables), len(variables.ps_slices))
         self.sample = sample
         self._variables = variables
         self._ps_embeddings = ps_embeddings
-        self._initial_values = variables.values()
+        self._initial_values = variables.read_values()
         outputs = output_names(model)
-        self._metrics = EvaluationMetrics.of(module, outputs)
+        self._metrics = EvaluationMetrics.from_module(module, outputs)
         self._model_loss = ModelLoss(module, outputs)
         self._traced_train = TracedFunction(self._train_graph)
         self._traced_evaluate = TracedFunction(self._evaluate_graph)
         self._traced_predict = TracedFunction(self._predict_graph)
         self._id_tracer = IdTracer(self._ids_graph)
         self._unique_id_finder = UniqueIdFinder()
-        self._told: set[str] = set()
+        self._warned_variables: set[str] = set()
 
     @classmethod
     def build(
@@ -152,12 +152,12 @@ class KerasNetwork:
                 check_table_shape(table)
             with user_code(module.zoo, "the model"):
                 check_id_dependencies(model, ps_embeddings, derive_feature_spec(model, sample))
-        variables = ModelVariables.of(model, ps_of_variable, ps_count)
-        if not variables.trained and not ps_embeddings:
+        variables = ModelVariables.from_model(model, ps_of_variable, ps_count)
+        if not variables.trained_positions and not ps_embeddings:
             raise BadInputError("the model has no trained variable")
         network = cls(module, model, variables, ps_embeddings, module.optimizer(), sample)
         warn_if_loss_unscaled(model, network.keras_optimizer, trains_locally=False)
-        seed_worker_randomness(variables.local, seed, worker_index)
+        seed_worker_randomness(variables.local_variables, seed, worker_index)
         return network
 
     @property
@@ -171,9 +171,9 @@ class KerasNetwork:
         return self._metrics.directions
 
     @property
-    def slices(self) -> tuple[slice, ...]:
+    def ps_slices(self) -> tuple[slice, ...]:
         """The slab slice of each part."""
-        return self._variables.slices
+        return self._variables.ps_slices
 
     @property
     def offsets(self) -> tuple[slice, ...]:
@@ -193,13 +193,13 @@ class KerasNetwork:
     @property
     def trace_count(self) -> int:
         """How often the training step was traced."""
-        return self._traced_train.count
+        return self._traced_train.trace_count
 
-    def initial(self) -> Floats:
+    def initial_values(self) -> Floats:
         """Initial values: a new slab."""
         return self._initial_values.copy()
 
-    def load(self, path: Path) -> Floats:
+    def load_weights_file(self, path: Path) -> Floats:
         """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
 
         Raises:
@@ -216,20 +216,20 @@ class KerasNetwork:
             )
         try:
             self.model.load_weights(path)
-            return self._variables.values()
+            return self._variables.read_values()
         except Exception as error:  # Keras, HDF5 and zipfile raise what they like, and it is always the file
             raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
         finally:
-            self._variables.assign(self._initial_values)
+            self._variables.assign_values(self._initial_values)
 
-    def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
+    def unique_ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
         """The ids of each served table that a minibatch needs, each once; may be called while another thread trains.
 
         Raises:
             BadInputError: an id is outside of its table.
             UserCodeError: the model raised.
         """
-        return dict(self._wanted(features))
+        return dict(self._find_unique_ids(features))
 
     def train(
         self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None
@@ -238,7 +238,7 @@ class KerasNetwork:
 
         Args:
             slab: values of the dense variables; read only.
-            rows: of each served table, with the ids as :meth:`ids` gave them.
+            rows: of each served table, with the ids as :meth:`unique_ids` gave them.
             features: as ``feed`` gave them.
             labels: as ``feed`` gave them.
             weights: of the records, as ``feed`` gave them.
@@ -263,7 +263,7 @@ class KerasNetwork:
             {table.name: read_tensor(gradient) for table, gradient in gradients_by_table},
         )
         if self.optimizer.clip is not None:
-            self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
+            self.optimizer.clip([*self._trained_views(step.flat_gradients), *step.row_gradients.values()])
         return step
 
     def evaluate(self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
@@ -291,12 +291,12 @@ class KerasNetwork:
 
     def metric_states(self) -> dict[str, Any]:
         """JSON: by metric, whether its states add up, and the states."""
-        return self._metrics.states()
+        return self._metrics.collect_states()
 
     def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
         """Values of merged states (``edl.core.evaluation.merge_metric_states``), in JSON."""
         with user_code(self.module.zoo, "eval_metrics_fn()"):
-            return self._metrics.values(states)
+            return self._metrics.compute_values(states)
 
     def predict(self, flat_values: Floats, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
@@ -304,7 +304,7 @@ class KerasNetwork:
             found = self._traced_predict(flat_values, self._bind_rows(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
-    def _wanted(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
+    def _find_unique_ids(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
         if not self._ps_embeddings:
             return
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
@@ -316,17 +316,17 @@ class KerasNetwork:
         """For each table, where each look-up finds its row, and the rows."""
         pulled_rows = {table.name: rows[table.name] for table in self.tables}
         known_ids = {name: ids for name, (ids, _) in pulled_rows.items() if isinstance(ids, UniqueIds)}
-        unique_ids = known_ids if len(known_ids) == len(pulled_rows) else dict(self._wanted(features))
+        unique_ids = known_ids if len(known_ids) == len(pulled_rows) else dict(self._find_unique_ids(features))
         return tuple((positions_in(ids, unique_ids[name]), values) for name, (ids, values) in pulled_rows.items())
 
     def _trained_views(self, flat_values: Floats) -> list[Floats]:
-        return [flat_values[self._variables.offsets[index]] for index in self._variables.trained]
+        return [flat_values[self._variables.offsets[index]] for index in self._variables.trained_positions]
 
     # ------------------------------------------------------------------ what is traced
 
     def _train_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
-        values = self._cut(flat_values)
-        trained = [values[index] for index in self._variables.trained]
+        values = self._split_flat_values(flat_values)
+        trained = [values[index] for index in self._variables.trained_positions]
         row_values = [values for _, values in rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([trained, row_values])
@@ -334,7 +334,7 @@ class KerasNetwork:
         self._refuse_untrainable_uses(loss.graph, scope, values, row_values)
         gradients_or_none, row_gradients_or_none = tape.gradient(loss, [trained, row_values])
         self._check_missing_gradients(
-            gradients_or_none, [self.variables[index].name for index in self._variables.trained]
+            gradients_or_none, [self.variables[index].name for index in self._variables.trained_positions]
         )
         is_looked_up = [values.consumers() for values in row_values]  # what no call looks up is not pushed
         self._check_missing_gradients(
@@ -346,7 +346,7 @@ class KerasNetwork:
         )
         self._update_local_variables(scope)
         # What a parameter server gets for a statistic is how far it moved: the server adds up the deltas of all workers
-        by_position = dict(zip(self._variables.trained, gradients, strict=True))
+        by_position = dict(zip(self._variables.trained_positions, gradients, strict=True))
         pieces = [
             by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
             for index, weight in enumerate(self._variables.weights)
@@ -355,7 +355,7 @@ class KerasNetwork:
         return loss, tf.concat([tf.zeros([0]), *flat], 0), [tf.convert_to_tensor(g) for g in row_gradients]
 
     def _compute_loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
-        with self._given(values, rows) as scope:
+        with self._value_scope(values, rows) as scope:
             predictions = self.model(features, training=True)
             model_losses = self.model.losses
         return self._model_loss(labels, predictions, weights, model_losses, training=True), scope
@@ -367,7 +367,7 @@ class KerasNetwork:
         values_by_name = dict(zip(weights, values, strict=True))
         tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, row_values, strict=True)}
         refuse_unsupported_uses(graph, values_by_name | tables, weights)
-        for index in self._variables.trained:
+        for index in self._variables.trained_positions:
             if scope.get_current_value(self._variables.weights[index]) is not values[index]:
                 raise BadInputError(
                     f"{_quote_variable(self.variables[index].name)} is trained, and the model itself assigns to it "
@@ -387,13 +387,13 @@ class KerasNetwork:
                     where=MODEL_LOCATION,
                     hint="set trainable = False for its layer",
                 )
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned_variables:
+                self._warned_variables.add(name)
                 _LOG.warning("the loss has no gradient for '%s', which stays as it is", name)
 
     def _update_local_variables(self, scope: Any) -> None:
         """Random generators go on; another local variable that training changes would be lost."""
-        for variable in self._variables.local:
+        for variable in self._variables.local_variables:
             value = scope.get_current_value(variable)
             if value is None:
                 continue
@@ -406,28 +406,28 @@ class KerasNetwork:
             variable.assign(value)
 
     def _evaluate_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
-        with self._given(self._cut(flat_values), rows):
+        with self._value_scope(self._split_flat_values(flat_values), rows):
             predictions = self.model(features, training=False)
             model_losses = self.model.losses
         loss = self._model_loss(labels, predictions, weights, model_losses, training=False)
         self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, flat_values: Any, rows: Any, features: Any) -> Any:
-        with self._given(self._cut(flat_values), rows):
+        with self._value_scope(self._split_flat_values(flat_values), rows):
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
         recording = LookupRecording(self._ps_embeddings)
         with using_row_provider(recording), keras.StatelessScope(collect_losses=True):
             self.model(features, training=False)
-        return [recording.calls[layer] for layer in self._ps_embeddings]
+        return [recording.ids_by_layer[layer] for layer in self._ps_embeddings]
 
-    def _cut(self, flat_values: Any) -> list[Any]:
+    def _split_flat_values(self, flat_values: Any) -> list[Any]:
         specs = self._variables.specs
         flat = tf.split(flat_values, [spec.size for spec in specs]) if specs else []
         return [tf.reshape(piece, spec.shape) for piece, spec in zip(flat, specs, strict=True)]
 
-    def _given(self, values: Any, rows: Any) -> Any:
+    def _value_scope(self, values: Any, rows: Any) -> Any:
         """A scope in which the model's variables have these values and served layers these rows."""
         bound_rows = BoundRows(dict(zip(self._ps_embeddings, rows, strict=True)))
         return _ValueScope(zip(self._variables.weights, values, strict=True), bound_rows)

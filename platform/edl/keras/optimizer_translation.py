@@ -40,7 +40,7 @@ class GradientClipping:
     global_norm: float | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> GradientClipping | None:
+    def from_config(cls, config: Mapping[str, Any]) -> GradientClipping | None:
         """What an optimizer's configuration asks for; like Keras, a limit of 0 or less means none."""
         limits = [config[name] for name in ("clipnorm", "clipvalue", "global_clipnorm")]
         clipping = cls(*(float(limit) if limit and limit > 0 else None for limit in limits))
@@ -105,7 +105,7 @@ class LearningRate:
             BadInputError: the rate is NaN or infinite.
         """
         with user_code(self._zoo, "the learning rate"):
-            rate = self._rate(step)
+            rate = self._compute_rate(step)
         if not math.isfinite(rate):
             raise BadInputError(
                 f"the learning rate of step {step} is {rate}",
@@ -113,7 +113,7 @@ class LearningRate:
             )
         return rate
 
-    def _rate(self, step: int) -> float:
+    def _compute_rate(self, step: int) -> float:
         import keras
 
         rate_or_schedule = self._optimizer._learning_rate
@@ -139,21 +139,21 @@ class JobLearningRate:
         self, optimizer: Any, own_rate: Callable[[int], float], decided_rate: Callable[[], float | None]
     ) -> None:
         self._optimizer = optimizer
-        self._own = own_rate
+        self._own_rate = own_rate
         self._decided_rate = decided_rate
         self._assigned_rate: float | None = None
-        self._before: float | None = None
+        self._original_rate: float | None = None
 
     def __call__(self, step: int) -> float:
         """The rate at ``step``; as :class:`LearningRate`."""
         decided_rate = self._decided_rate()
         if decided_rate != self._assigned_rate:
-            if self._before is None:
-                self._before = float(self._optimizer.learning_rate)
-            self._optimizer.learning_rate = self._before if decided_rate is None else decided_rate
+            if self._original_rate is None:
+                self._original_rate = float(self._optimizer.learning_rate)
+            self._optimizer.learning_rate = self._original_rate if decided_rate is None else decided_rate
             self._assigned_rate = decided_rate
             _LOG.info("the learning rate is %.6g from step %d on", float(self._optimizer.learning_rate), step)
-        return self._own(step)
+        return self._own_rate(step)
 
 
 def _trace_schedule(schedule: Any) -> Callable[[int], float]:
@@ -226,7 +226,7 @@ class TranslatedOptimizer:
         """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
         if self.spec.name == "ftrl":
             return "Ftrl"
-        return "weight_decay" if self.spec.decay_of(name) else None
+        return "weight_decay" if self.spec.weight_decay_for(name) else None
 
 
 def translate_optimizer(
@@ -247,9 +247,9 @@ def translate_optimizer(
     config = _optimizer_config(optimizer, zoo)
     _refuse_arguments(kind, config)
     spec = _make_spec(kind, config)
-    if spec.number("weight_decay"):
+    if spec.get_number("weight_decay"):
         spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed_names(optimizer, keras_names))
-    return TranslatedOptimizer(spec, LearningRate(optimizer, zoo), GradientClipping.of(config))
+    return TranslatedOptimizer(spec, LearningRate(optimizer, zoo), GradientClipping.from_config(config))
 
 
 def keras_variable_name(variable: Any) -> str:

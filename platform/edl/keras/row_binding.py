@@ -69,7 +69,7 @@ def describe_embedding(layer: Any) -> str:
 class RowProvider(Protocol):
     """Gives rows to look-ups."""
 
-    def rows(self, layer: Any, ids: Any) -> Any:
+    def provide_rows(self, layer: Any, ids: Any) -> Any:
         """The rows ``[n, dim]`` of flat int64 ids ``[n]``, for a call of a layer."""
 
 
@@ -91,7 +91,7 @@ def using_row_provider(provider: RowProvider) -> Iterator[None]:
 def look_up_rows(layer: Any, ids: Any) -> Any:
     """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
     provider = _ROW_PROVIDER.get()
-    return _zero_rows(layer, ids) if provider is None else provider.rows(layer, ids)
+    return _zero_rows(layer, ids) if provider is None else provider.provide_rows(layer, ids)
 
 
 def _zero_rows(layer: Any, ids: Any) -> Any:
@@ -102,21 +102,21 @@ class LookupRecording:
     """Gives zeros, and keeps the ids of every call in the graph in which it was made.
 
     Attributes:
-        calls: by layer, the ids of its calls in their order.
-        given: the operations that made the zeros.
-        refused: what was raised, which a tf.function that is called by the model hides in errors of its own.
+        ids_by_layer: by layer, the ids of its calls in their order.
+        zero_operations: the operations that made the zeros.
+        refusal: what was raised, which a tf.function that is called by the model hides in errors of its own.
 
     Args:
         layers: the model's served layers.
     """
 
     def __init__(self, layers: Iterable[Any]) -> None:
-        self.calls: dict[Any, list[Any]] = {layer: [] for layer in layers}
-        self.given: set[Any] = set()
-        self.refused: UnsupportedEmbeddingError | None = None
+        self.ids_by_layer: dict[Any, list[Any]] = {layer: [] for layer in layers}
+        self.zero_operations: set[Any] = set()
+        self.refusal: UnsupportedEmbeddingError | None = None
         self._graph = tf.compat.v1.get_default_graph()
 
-    def rows(self, layer: Any, ids: Any) -> Any:
+    def provide_rows(self, layer: Any, ids: Any) -> Any:
         """As :class:`Source`.
 
         Raises:
@@ -125,15 +125,15 @@ class LookupRecording:
         """
         refusal_text = self._unsupported_context(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
         if refusal_text:
-            self.refused = unsupported_embedding_error(layer, *refusal_text)
-            raise self.refused
-        self.calls[layer].append(ids)
+            self.refusal = unsupported_embedding_error(layer, *refusal_text)
+            raise self.refusal
+        self.ids_by_layer[layer].append(ids)
         zeros = _zero_rows(layer, ids)
-        self.given.add(zeros.op)
+        self.zero_operations.add(zeros.op)
         return zeros
 
     def _unsupported_context(self, layer: Any) -> tuple[str, ...] | None:
-        if layer not in self.calls:
+        if layer not in self.ids_by_layer:
             return (_UNTRACKED_LAYER,)
         if tf.compat.v1.get_default_graph() is not self._graph:
             return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
@@ -167,9 +167,9 @@ class BoundRows:
 
     def __init__(self, pulled_rows: Mapping[Any, tuple[Any, Any]]) -> None:
         self._pulled_rows = pulled_rows
-        self._next: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
+        self._next_position: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
 
-    def rows(self, layer: Any, ids: Any) -> Any:
+    def provide_rows(self, layer: Any, ids: Any) -> Any:
         """As :class:`Source`; of the ids only the number counts.
 
         Raises:
@@ -178,8 +178,8 @@ class BoundRows:
         if layer not in self._pulled_rows:
             raise unsupported_embedding_error(layer, _UNTRACKED_LAYER)
         positions, values = self._pulled_rows[layer]
-        start = self._next[layer]
-        self._next[layer] = end = start + tf.size(ids)
+        start = self._next_position[layer]
+        self._next_position[layer] = end = start + tf.size(ids)
         return tf.gather(values, positions[start:end])
 
 
@@ -210,7 +210,7 @@ class IdTracer:
 
     def __call__(self, features: Any) -> list[Ids]:
         """For each table the ids of all calls, one behind the other, ``[lookups]``."""
-        trace, leaves = self._traced_ids.find(features)
+        trace, leaves = self._traced_ids.find_trace(features)
         if trace not in self._argument_indices:
             self._argument_indices[trace] = _find_argument_indices(trace)
         argument_indices = self._argument_indices[trace]
@@ -279,8 +279,8 @@ def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> N
     evaluation, training = (_IdTrace(model, layers, features, training=mode) for mode in (False, True))
     for layer in layers:
         for trace in (evaluation, training):
-            for ids in trace.recording.calls[layer]:
-                _check_dependencies(layer, ids, trace.recording.given)
+            for ids in trace.recording.ids_by_layer[layer]:
+                _check_dependencies(layer, ids, trace.recording.zero_operations)
         if evaluation.id_origins(layer) != training.id_origins(layer):
             raise unsupported_embedding_error(layer, "it looks up other ids in training than in evaluation")
 
@@ -299,15 +299,15 @@ class _IdTrace:
         try:
             self._traced_function = tf.function(record, autograph=False).get_concrete_function(features)
         except Exception as error:
-            if self.recording.refused is None:
+            if self.recording.refusal is None:
                 raise
-            raise self.recording.refused from error
+            raise self.recording.refusal from error
         captures = self._traced_function.graph.captures
         self._origin_cache: dict[Any, Any] = {inner.op: ("captured", id(outer)) for outer, inner in captures}
 
     def id_origins(self, layer: Any) -> list[Any]:
         """What the ids of each call are made of: equal for two traces in which they are computed alike."""
-        return [self._tensor_origin(ids) for ids in self.recording.calls[layer]]
+        return [self._tensor_origin(ids) for ids in self.recording.ids_by_layer[layer]]
 
     def _tensor_origin(self, tensor: Any) -> Any:
         operation = tensor.op

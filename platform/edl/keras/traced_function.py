@@ -38,17 +38,17 @@ class TracedFunction:
         self._traces: dict[Any, Callable[..., Any]] = {}
 
     @property
-    def count(self) -> int:
+    def trace_count(self) -> int:
         """How often the function was traced."""
         return int(self._tf_function.experimental_get_tracing_count())
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
-        trace, leaves = self.find(*arguments)
+        trace, leaves = self.find_trace(*arguments)
         flat = tf.nest.flatten(leaves, expand_composites=True)
         return trace._call_flat(flat, trace.captured_inputs)  # what a call does once it has compared signatures
 
-    def find(self, *arguments: Any) -> tuple[Any, list[Any]]:
+    def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """The trace for these types and shapes, made if there is none, and the arguments' leaves as tensors."""
         leaves = [_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_signature_key(leaf) for leaf in leaves)

@@ -128,7 +128,7 @@ MonitorCheck = Callable[[list[Any]], None]
 class NoCallbacks:
     """For modules without ``callbacks()``: costs nothing."""
 
-    declared: tuple[CallbackSpec, ...] = ()
+    master_callbacks: tuple[CallbackSpec, ...] = ()
     """What the master is to decide."""
     stop_reason = ""
     """Why a callback ended training."""
@@ -139,7 +139,7 @@ class NoCallbacks:
     def end_step(self, step: int, loss: float) -> None:
         """A minibatch is in, or with overlap on its way."""
 
-    def begin(self) -> None:
+    def begin_training(self) -> None:
         """Training begins, if it has not."""
 
     def begin_first_step(self) -> None:
@@ -154,10 +154,10 @@ class NoCallbacks:
     def end_test(self) -> None:
         """An evaluation task ends."""
 
-    def end(self) -> None:
+    def end_training(self) -> None:
         """No more training."""
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         """The values of an evaluation; returns which callbacks decided what, for people."""
         return []
 
@@ -230,9 +230,11 @@ class KerasCallbacks:
             other_callbacks = [each for each in other_callbacks if not monitor_callbacks.is_monitor(each)]
             refuse_unsupported_callbacks(other_callbacks, trains_locally=trains_locally)
             check_monitors(deciding_callbacks)
-            self.declared = () if trains_locally else monitor_callbacks.declare_callbacks(deciding_callbacks, optimizer)
-            if self.declared:
-                monitor_callbacks.refuse_conflicting_rates(other_callbacks, self.declared)
+            self.master_callbacks = (
+                () if trains_locally else monitor_callbacks.declare_callbacks(deciding_callbacks, optimizer)
+            )
+            if self.master_callbacks:
+                monitor_callbacks.refuse_conflicting_rates(other_callbacks, self.master_callbacks)
             if worker_index is not None:
                 _separate_output_files(other_callbacks, worker_index)
             warn_of_uncalled_methods(other_callbacks, deciding_callbacks)
@@ -268,7 +270,7 @@ class KerasCallbacks:
         with self._calling_user_code("on_train_batch_end"):
             self._callback_list.on_train_batch_end(step, {"loss": loss})
 
-    def begin(self) -> None:
+    def begin_training(self) -> None:
         """Training begins, if it has not: the first task of an epoch does it otherwise."""
         if self._training_begun:
             return
@@ -290,19 +292,19 @@ class KerasCallbacks:
         """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""
         if epoch == self._epoch:
             return
-        self.begin()
+        self.begin_training()
         if self._epoch is not None:
             self._end_epoch(self._epoch)
         self._epoch = epoch
         with self._calling_user_code("on_epoch_begin"):
             if self._scheduled_rates is not None:
                 self._scheduled_rates.assign_epoch_rate(epoch)
-            rate = self._rate() if epoch == self._resumed_epoch else None
+            rate = self._current_rate() if epoch == self._resumed_epoch else None
             self._callback_list.on_epoch_begin(epoch)
             if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
-                self._scheduled_rates.note(epoch)
+                self._scheduled_rates.record_next_rate(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
         logs = {"loss": self._epoch_loss_sum / self._epoch_steps} if self._epoch_steps else {}
@@ -320,7 +322,7 @@ class KerasCallbacks:
         with self._calling_user_code("on_test_end"):
             self._callback_list.on_test_end()
 
-    def end(self) -> None:
+    def end_training(self) -> None:
         """No more training."""
         if not self._training_begun:
             return
@@ -331,7 +333,7 @@ class KerasCallbacks:
 
     # ------------------------------------------------------------------ what decides by evaluations, in this process
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         """The values of an evaluation; returns which callbacks decided what, for people."""
         if not self._monitors or step <= self._last_evaluated_step:
             return []
@@ -344,18 +346,18 @@ class KerasCallbacks:
         }
         decisions = []
         for callback in self._monitors:
-            rate, stopped = self._rate(), self.stop_reason
+            rate, stopped = self._current_rate(), self.stop_reason
             with self._calling_user_code(f"on_epoch_end of {type(callback).__name__}"):
                 callback.on_epoch_begin(self._evaluation_count)
                 callback.on_epoch_end(self._evaluation_count, dict(logs))
-            if self._rate() != rate:
-                decisions.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
+            if self._current_rate() != rate:
+                decisions.append((type(callback).__name__, f"the learning rate is {self._current_rate():.6g} now"))
             if self.stop_reason != stopped:
                 decisions.append((type(callback).__name__, self.stop_reason))
         self._evaluation_count, self._last_evaluated_step = self._evaluation_count + 1, step
         return decisions
 
-    def _rate(self) -> float | None:
+    def _current_rate(self) -> float | None:
         """The optimizer's rate, if it is a number that can be set."""
         import keras
 
@@ -463,24 +465,24 @@ class _EpochRates:
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
         self._schedules = [] if has_schedule else schedules  # Keras lets nobody assign a rate then, and says so
         self._optimizer = optimizer
-        self._before = [float(optimizer.learning_rate)] if self._schedules else []
+        self._rate_by_epoch = [float(optimizer.learning_rate)] if self._schedules else []
         """By epoch, as far as they are known."""
 
     def assign_epoch_rate(self, epoch: int) -> None:
         """Give the optimizer the rate with which an epoch begins, before the callbacks hear of it."""
         if not self._schedules:
             return
-        while len(self._before) <= epoch:
-            self._optimizer.learning_rate = self._before[-1]
+        while len(self._rate_by_epoch) <= epoch:
+            self._optimizer.learning_rate = self._rate_by_epoch[-1]
             for schedule in self._schedules:
-                schedule.on_epoch_begin(len(self._before) - 1)
-            self._before.append(float(self._optimizer.learning_rate))
-        self._optimizer.learning_rate = self._before[epoch]
+                schedule.on_epoch_begin(len(self._rate_by_epoch) - 1)
+            self._rate_by_epoch.append(float(self._optimizer.learning_rate))
+        self._optimizer.learning_rate = self._rate_by_epoch[epoch]
 
-    def note(self, epoch: int) -> None:
+    def record_next_rate(self, epoch: int) -> None:
         """The callbacks have begun an epoch: with what they made of the rate the next one begins."""
-        if self._schedules and len(self._before) == epoch + 1:
-            self._before.append(float(self._optimizer.learning_rate))
+        if self._schedules and len(self._rate_by_epoch) == epoch + 1:
+            self._rate_by_epoch.append(float(self._optimizer.learning_rate))
 
 
 def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:

@@ -98,22 +98,22 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
             return self._call_sparse(inputs, weights)
         if isinstance(inputs, tf.RaggedTensor):
             return self._call_ragged(inputs, weights)
-        rows = self._rows(inputs)
+        rows = self._look_up_rows(inputs)
         return rows if self.combiner is None else self._combine_rows(inputs, rows, weights, sum_columns)
 
     def _call_sparse(self, ids: Any, weights: Any) -> Any:
         if self.combiner is None:
             raise ValueError("sparse ids need a combiner: what is absent has no row")
         total = make_segment_sum(ids.indices[:, 0], ids.dense_shape[0])
-        return self._combine_rows(ids.values, self._rows(ids.values), weights, total)
+        return self._combine_rows(ids.values, self._look_up_rows(ids.values), weights, total)
 
     def _call_ragged(self, ids: Any, weights: Any) -> Any:
-        rows = self._rows(ids.flat_values)
+        rows = self._look_up_rows(ids.flat_values)
         if self.combiner is None:
             return ids.with_flat_values(rows)
         return self._combine_rows(ids.flat_values, rows, weights, make_segment_sum(ids.value_rowids(), ids.nrows()))
 
-    def _rows(self, ids: Any) -> Any:
+    def _look_up_rows(self, ids: Any) -> Any:
         if self.ids is not None:
             ids = row_positions(self.ids, ids)
         elif self.input_dim is not None and self.served_table is None:

@@ -37,7 +37,7 @@ from edl.transport.control_methods import PsControlMethods
 log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
-_RETRY = RetryPolicy(within=30.0)
+_RETRY = RetryPolicy(timeout_seconds=30.0)
 
 
 class CheckpointCoordinator:

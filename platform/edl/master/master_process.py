@@ -425,7 +425,7 @@ class MasterProcess:
         if is_leaving():  # the next master is told again
             return
         self.shell.handle(event)
-        if isinstance(event, PodChanged) and event.pod.ended:
+        if isinstance(event, PodChanged) and event.pod.has_ended:
             self._servers.ended(event.pod.uid)
         elif isinstance(event, PodsSynced):
             known = {pod.uid for pod in live_pods(self.shell, Role.PS)}

@@ -226,7 +226,7 @@ class MasterShell:
         self._stopping = False
         self._speaking_workers: Counter[str] = Counter()
         self._lsn = 0
-        self._outbox = CommandOutbox(journal.wait, self._do)
+        self._outbox = CommandOutbox(journal.wait_until_durable, self._do)
         guarded_threads.start_guarded_thread("outbox", self._outbox.run, self.fail)
 
     # ------------------------------------------------------------------ events
@@ -253,7 +253,7 @@ class MasterShell:
             loop = asyncio.get_running_loop()
             synced: asyncio.Future[None] = loop.create_future()
             # The event loop serves hundreds of workers: it must not wait for a disk, so the journal calls back.
-            if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set_future, synced)):
+            if lsn and self.journal.call_when_durable(lsn, lambda: loop.call_soon_threadsafe(_set_future, synced)):
                 await synced
             self._wait_durable(lsn)
         return answer
@@ -315,7 +315,7 @@ class MasterShell:
     def _wait_durable(self, lsn: int) -> None:
         with self._fail_on_error():
             if lsn:
-                self.journal.wait(lsn)
+                self.journal.wait_until_durable(lsn)
 
     @contextmanager
     def _fail_on_error(self) -> Iterator[None]:

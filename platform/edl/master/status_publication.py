@@ -171,7 +171,9 @@ class PeriodicReports:
         self._begin("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
         self._begin("progress", progress_log.PERIOD_SECONDS, ProgressLogger().tell)
         self._begin(
-            "history", training_history.HISTORY_PERIOD_SECONDS, training_history.TrainingHistory(self._run).tell
+            "history",
+            training_history.HISTORY_PERIOD_SECONDS,
+            training_history.TrainingHistory(self._run).record_status,
         )
         if (publisher := self._publisher) is not None:
             self._begin("board", PERIOD_SECONDS, publisher.tell)

@@ -25,11 +25,11 @@ class EmbeddingTable(Protocol):
         """Rows that were dropped so far because no push named them for too long."""
 
     @property
-    def bound(self) -> int | None:
+    def row_limit(self) -> int | None:
         """Rows that it may hold; None for no bound."""
 
     @property
-    def occupied(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of memory that it occupies.
 
         May be asked while others use the table: they may wait meanwhile, for some ten milliseconds where it is large.
@@ -47,7 +47,7 @@ class EmbeddingTable(Protocol):
             MemoryError: the same; a table that can get the memory of new rows beforehand does it here.
         """
 
-    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Drop what is due; sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others.
 
         Raises:
@@ -60,7 +60,7 @@ class EmbeddingTable(Protocol):
         A row is at one position as long as it is stored; that of one that was dropped may become another's.
         """
 
-    def snapshot(self) -> TableSnapshot:
+    def take_snapshot(self) -> TableSnapshot:
         """The stored rows as they are now, while the table goes on."""
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
@@ -86,35 +86,35 @@ class RowRetention:
         evict_after_steps: a row that no push named for so many steps is dropped: its initial value, with new slot
             variables, is what comes back. None keeps all. Steps are updates of this server; reading a row does not
             count.
-        servers: among which the rows of a table are spread evenly.
+        server_count: among which the rows of a table are spread evenly.
     """
 
     max_rows: int | None = None
     evict_after_steps: int | None = None
-    servers: int = 1
+    server_count: int = 1
 
     @property
-    def share(self) -> int | None:
+    def row_limit(self) -> int | None:
         """Rows of a table that one server may hold."""
-        return None if self.max_rows is None else -(-self.max_rows // self.servers)
+        return None if self.max_rows is None else -(-self.max_rows // self.server_count)
 
-    def check(self, table: TableSpec, stored_rows: int, new_rows: int) -> None:
+    def check_capacity(self, table: TableSpec, stored_rows: int, new_rows: int) -> None:
         """Refuse a push that would store ``new_rows`` more rows on this server where that is too many.
 
         Raises:
             TableFullError: it is.
         """
-        if not new_rows or self.share is None or stored_rows + new_rows <= self.share:
+        if not new_rows or self.row_limit is None or stored_rows + new_rows <= self.row_limit:
             return
         limit_source = "as ps.max_rows says"
-        if self.servers > 1:
-            limit_source = f"its part of ps.max_rows {self.max_rows} on {self.servers} parameter servers"
+        if self.server_count > 1:
+            limit_source = f"its part of ps.max_rows {self.max_rows} on {self.server_count} parameter servers"
         eviction_hint = "set ps.evict_after_steps, so that rows which are not used any more make room"
         if self.evict_after_steps is not None:
             eviction_hint = f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has gone unused for so long"
         raise TableFullError(
             f"{table.described} holds {stored_rows} rows on this parameter server, {new_rows} more do "
             "not fit: it may hold "
-            f"{self.share}, {limit_source}",
+            f"{self.row_limit}, {limit_source}",
             hint=f"raise ps.max_rows or ps.count, or {eviction_hint}; then go on with --resume",
         )

@@ -25,22 +25,22 @@ def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> Pus
         return None
     if len(parts) == 1:
         single = parts[0]
-        return PushGradients(single.slab, single.rows, learning_rate, single.weight)
+        return PushGradients(single.flat, single.rows, learning_rate, single.record_weight)
     factors = _record_weights(parts)
-    slab = parts[0].slab * factors[0]
+    slab = parts[0].flat * factors[0]
     scratch = np.empty_like(slab)
     for part, factor in zip(parts[1:], factors[1:], strict=True):
-        slab += np.multiply(part.slab, factor, out=scratch)
+        slab += np.multiply(part.flat, factor, out=scratch)
     tables = sorted({table for part in parts for table in part.rows})
     rows = {table: _merge_rows(table, parts, factors) for table in tables}
-    return PushGradients(slab, rows, learning_rate, sum(part.weight for part in parts) / len(parts))
+    return PushGradients(slab, rows, learning_rate, sum(part.record_weight for part in parts) / len(parts))
 
 
 def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
-    total = sum(part.weight for part in parts)
+    total = sum(part.record_weight for part in parts)
     if not total > 0:
         return [np.float32(1 / len(parts))] * len(parts)
-    return [np.float32(part.weight / total) for part in parts]
+    return [np.float32(part.record_weight / total) for part in parts]
 
 
 def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np.float32]) -> RowBatch:

@@ -59,7 +59,7 @@ class ModelDeclaration:
     """All of it.
 
     Attributes:
-        dense: the variables that this PS owns, in slab order: those that are trained before statistics.
+        variables: the variables that this PS owns, in slab order: those that are trained before statistics.
         tables: all served tables, in the order in which their rows follow the slab in a push.
         optimizer: applied to trained variables and rows.
         fingerprint: of the whole model, equal on all PS.
@@ -68,41 +68,41 @@ class ModelDeclaration:
         BadInputError: a variable or table that no PS can hold, a name twice, a statistic before a trained variable.
     """
 
-    dense: tuple[VariableSpec, ...]
+    variables: tuple[VariableSpec, ...]
     tables: tuple[TableSpec, ...]
     optimizer: OptimizerSpec
     fingerprint: str
 
     def __post_init__(self) -> None:
-        for variable in self.dense:
+        for variable in self.variables:
             _check_shape(variable)
         for table in self.tables:
             check_table_shape(table)
-        for names in ([v.name for v in self.dense], [t.name for t in self.tables]):
+        for names in ([v.name for v in self.variables], [t.name for t in self.tables]):
             if len(set(names)) != len(names):
                 raise BadInputError(f"a name is declared twice: {sorted(names)}")
-        for before, after in pairwise(self.dense):
+        for before, after in pairwise(self.variables):
             if before.statistic and not after.statistic:
                 raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
 
     @cached_property
-    def size(self) -> int:
+    def flat_size(self) -> int:
         """Elements of the slab."""
-        return sum(variable.size for variable in self.dense)
+        return sum(variable.size for variable in self.variables)
 
     @cached_property
-    def trained(self) -> int:
+    def trained_size(self) -> int:
         """Elements of the slab that the optimizer moves: the first ones."""
-        return sum(variable.size for variable in self.dense if not variable.statistic)
+        return sum(variable.size for variable in self.variables if not variable.statistic)
 
-    def places(self) -> Iterator[tuple[VariableSpec, slice]]:
+    def variable_slices(self) -> Iterator[tuple[VariableSpec, slice]]:
         """Every dense variable with its part of the slab."""
         start = 0
-        for variable in self.dense:
+        for variable in self.variables:
             yield variable, slice(start, start + variable.size)
             start += variable.size
 
-    def table(self, name: str) -> TableSpec:
+    def get_table(self, name: str) -> TableSpec:
         """A table by name; raises BadInputError if there is none."""
         table = self._tables_by_name.get(name)
         if table is None:
@@ -120,25 +120,32 @@ class ModelDeclaration:
                 f"the optimizer is {_describe_optimizer(other.optimizer)}, this PS applies"
                 f" {_describe_optimizer(self.optimizer)}"
             )
-        if (self.fingerprint, set(self.dense), self.tables) != (other.fingerprint, set(other.dense), other.tables):
+        if (self.fingerprint, set(self.variables), self.tables) != (
+            other.fingerprint,
+            set(other.variables),
+            other.tables,
+        ):
             return "the model is another one: " + (
                 _first_difference("table", _comparable_fields(other.tables), _comparable_fields(self.tables))
-                or _first_difference("variable", _comparable_fields(other.dense), _comparable_fields(self.dense))
+                or _first_difference(
+                    "variable", _comparable_fields(other.variables), _comparable_fields(self.variables)
+                )
                 or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
             )
-        return None if self.dense == other.dense else "the variables are in another order than this PS holds"
+        return None if self.variables == other.variables else "the variables are in another order than this PS holds"
 
     def equals_ignoring_order(self, other: ModelDeclaration) -> bool:
         """Whether nothing but the order of the dense variables tells them apart."""
         return (
-            set(self.dense) == set(other.dense) and self.describe_difference(replace(other, dense=self.dense)) is None
+            set(self.variables) == set(other.variables)
+            and self.describe_difference(replace(other, variables=self.variables)) is None
         )
 
     def to_json(self) -> str:
         """As text, such that from_json gives it back."""
         return json.dumps(
             {
-                "dense": [variable.to_json() for variable in self.dense],
+                "dense": [variable.to_json() for variable in self.variables],
                 "tables": [table.to_json() for table in self.tables],
                 "optimizer": self.optimizer.to_json(),
                 "fingerprint": self.fingerprint,

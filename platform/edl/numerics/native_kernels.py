@@ -46,18 +46,18 @@ def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
         case "adam" if optimizer.get_flag("amsgrad"):
             return kinds.amsgrad
         case "rmsprop" if optimizer.get_flag("centered"):
-            return kinds.centered_momentum if optimizer.number("momentum") else kinds.centered
-        case "rmsprop" if optimizer.number("momentum"):
+            return kinds.centered_momentum if optimizer.get_number("momentum") else kinds.centered
+        case "rmsprop" if optimizer.get_number("momentum"):
             return kinds.rmsprop_momentum
-        case "ftrl" if FtrlStrengths.of(optimizer).power != SQUARE_ROOT_POWER:
+        case "ftrl" if FtrlStrengths.from_optimizer(optimizer).power != SQUARE_ROOT_POWER:
             return kinds.ftrl_power
     return kinds[optimizer.name]
 
 
 def make_step_factory(optimizer: OptimizerSpec, table: TableSpec) -> KernelStepFactory:
     """What makes the argument of each push to a table."""
-    group = float(FtrlStrengths.of(optimizer).limit(table.dim)) if optimizer.name == "ftrl" else 0.0
-    return _make_step_factory(optimizer, optimizer.decay_of(table.name), group)
+    group = float(FtrlStrengths.from_optimizer(optimizer).lasso_limit(table.dim)) if optimizer.name == "ftrl" else 0.0
+    return _make_step_factory(optimizer, optimizer.weight_decay_for(table.name), group)
 
 
 def make_flat_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
@@ -75,7 +75,7 @@ def make_flat_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
     chosen, step = select_kernel(optimizer), _make_step_factory(optimizer, decay, group=0.0)
 
     def move(values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays) -> None:
-        now = step(update.learning_rate, update.step)
+        now = step(update.learning_rate, update.update_number)
         _native.move(chosen, now, values, slots, update.gradient, "")
 
     return move
@@ -95,7 +95,7 @@ def _sgd_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNum
 
 
 def _momentum_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
-    return {"rate": rate, "momentum": optimizer.number("momentum")}
+    return {"rate": rate, "momentum": optimizer.get_number("momentum")}
 
 
 def _lion_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
@@ -110,15 +110,15 @@ def _lion_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNu
 
 
 def _adagrad_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
-    return {"rate": rate, "epsilon": optimizer.number("epsilon")}
+    return {"rate": rate, "epsilon": optimizer.get_number("epsilon")}
 
 
 def _rmsprop_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
-    return {**_adadelta_numbers(optimizer, rate, count), "momentum": optimizer.number("momentum")}
+    return {**_adadelta_numbers(optimizer, rate, count), "momentum": optimizer.get_number("momentum")}
 
 
 def _adadelta_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
-    rho = optimizer.number("rho")
+    rho = optimizer.get_number("rho")
     return {**_adagrad_numbers(optimizer, rate, count), "second_keep": rho, "second_weight": 1 - rho}
 
 
@@ -126,7 +126,7 @@ def _adam_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNu
     first, second = _moment_decays(optimizer)
     return {
         "rate": float(corrected_rate(first, second, rate, count)),
-        "epsilon": optimizer.number("epsilon"),
+        "epsilon": optimizer.get_number("epsilon"),
         "first_weight": 1 - first,
         "second_weight": 1 - second,
     }
@@ -136,7 +136,7 @@ def _adamax_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> Kernel
     first, second = _moment_decays(optimizer)
     return {
         "rate": float(first_moment_rate(first, rate, count)),
-        "epsilon": optimizer.number("epsilon"),
+        "epsilon": optimizer.get_number("epsilon"),
         "first_weight": 1 - first,
         "second_keep": second,
     }
@@ -147,7 +147,7 @@ def _nadam_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelN
     of_moment, of_gradient = nadam_factors(first, count)
     return {
         "rate": rate,
-        "epsilon": optimizer.number("epsilon"),
+        "epsilon": optimizer.get_number("epsilon"),
         "first_weight": one_minus_float32(first),
         "second_weight": one_minus_float32(second),
         "momentum": of_moment,
@@ -157,7 +157,7 @@ def _nadam_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelN
 
 
 def _ftrl_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNumbers:
-    strengths = FtrlStrengths.of(optimizer)
+    strengths = FtrlStrengths.from_optimizer(optimizer)
     return {
         "rate": rate,
         "shrinkage": 2 * strengths.shrinkage,
@@ -168,7 +168,7 @@ def _ftrl_numbers(optimizer: OptimizerSpec, rate: float, count: int) -> KernelNu
 
 
 def _moment_decays(optimizer: OptimizerSpec) -> tuple[float, float]:
-    return optimizer.number("beta_1"), optimizer.number("beta_2")
+    return optimizer.get_number("beta_1"), optimizer.get_number("beta_2")
 
 
 _KERNEL_NUMBERS: Mapping[str, Callable[[OptimizerSpec, float, int], KernelNumbers]] = {

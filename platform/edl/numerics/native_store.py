@@ -38,9 +38,9 @@ class NativeParameterStore(TableParameterStore):
         self._threads = threads
         super().__init__(declaration, initial_values, retention)
 
-    def _made(self, table: TableSpec) -> EmbeddingTable:
+    def _make_table(self, table: TableSpec) -> EmbeddingTable:
         return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)
 
     @staticmethod
-    def _rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+    def _make_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
         return make_flat_rule(optimizer, decay)

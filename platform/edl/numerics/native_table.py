@@ -46,16 +46,16 @@ class NativeTableSnapshot:
 
     def __init__(self, table: _native.Table, dim: int, slot_names: tuple[str, ...], *, has_last_steps: bool) -> None:
         self._snapshot = _native.Snapshot(table)
-        self._count = len(self._snapshot)
+        self._row_count = len(self._snapshot)
         self._position_limit = self._snapshot.extent
         self._dim = dim
-        self._slots = slot_names
+        self._slot_names = slot_names
         self._has_last_steps = has_last_steps
         self._holder_count = 1
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._count
+        return self._row_count
 
     @property
     def position_limit(self) -> int:
@@ -76,25 +76,25 @@ class NativeTableSnapshot:
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """As the protocol says."""
-        rows = RowArrays.empty(count_positions(start, limit, self._position_limit), self._dim)
+        rows = RowArrays.allocate(count_positions(start, limit, self._position_limit), self._dim)
         return self._copy_rows(min(start, self._position_limit), rows, pass_by=False)
 
     def iter_chunks(self) -> Iterator[RowArrays]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
-        chunk_rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
-        buffer = self._room(
+        chunk_rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slot_names))))
+        buffer = self._allocate_rows(
             min(chunk_rows, self._position_limit)
         )  # once: new memory for each piece costs as much as its rows
         for start, end in pairwise([*range(0, self._position_limit, chunk_rows), self._position_limit]):
-            chunk = self._copy_rows(start, buffer.first(end - start), pass_by=self._holder_count == 1)
+            chunk = self._copy_rows(start, buffer.first_rows(end - start), pass_by=self._holder_count == 1)
             if len(chunk):
                 yield chunk
 
-    def whole(self) -> RowArrays:
+    def read_all(self) -> RowArrays:
         """As the protocol says."""
-        return self._copy_rows(0, self._room(self._position_limit), pass_by=False)
+        return self._copy_rows(0, self._allocate_rows(self._position_limit), pass_by=False)
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """As the protocol says."""
         with self._lock:
             self._holder_count += 1
@@ -107,14 +107,16 @@ class NativeTableSnapshot:
                 return
         self._snapshot.release()
 
-    def _room(self, row_count: int) -> RowArrays:
-        return RowArrays.empty(row_count, self._dim, self._slots, with_last_steps=self._has_last_steps)
+    def _allocate_rows(self, row_count: int) -> RowArrays:
+        return RowArrays.allocate(row_count, self._dim, self._slot_names, with_last_steps=self._has_last_steps)
 
     def _copy_rows(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
         """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
         slots = [*rows.slots.values()]
         with _translate_released():
-            return rows.first(self._snapshot.scan(start, rows.ids, rows.values, slots, rows.seen, pass_by=pass_by))
+            return rows.first_rows(
+                self._snapshot.scan(start, rows.ids, rows.values, slots, rows.last_steps, pass_by=pass_by)
+            )
 
 
 def count_positions(start: int, limit: int, position_limit: int) -> int:
@@ -159,14 +161,14 @@ class NativeTable:
         retention: RowRetention | None = None,
         salt: int | None = None,
     ) -> None:
-        selected_kernel, slot_starts = select_kernel(optimizer), list(optimizer.slots.values())
+        selected_kernel, slot_starts = select_kernel(optimizer), list(optimizer.slot_starts.values())
         self._table_spec = table_spec
         self._retention = retention or RowRetention()
         self._evicts_rows = self._retention.evict_after_steps is not None
         self._evicted_count = 0
         self._dim = table_spec.dim
-        self._slots = tuple(optimizer.slots)
-        self._step = make_step_factory(optimizer, table_spec)
+        self._slot_names = tuple(optimizer.slot_starts)
+        self._make_kernel_step = make_step_factory(optimizer, table_spec)
         self._table = _native.Table(
             table_spec.dim,
             slot_starts,
@@ -187,14 +189,14 @@ class NativeTable:
         return self._evicted_count
 
     @property
-    def bound(self) -> int | None:
+    def row_limit(self) -> int | None:
         """As the port says."""
-        return self._retention.share
+        return self._retention.row_limit
 
     @property
-    def occupied(self) -> int:
+    def memory_bytes(self) -> int:
         """As the port says: what the kernel has given, for rows, index, pushes and snapshots."""
-        return self.memory.resident
+        return self.memory_usage.resident
 
     @property
     def position_limit(self) -> int:
@@ -202,18 +204,18 @@ class NativeTable:
         return self._table.extent
 
     @property
-    def isa(self) -> str:
+    def instruction_set(self) -> str:
         """The instruction set that its kernels use."""
         return self._table.isa
 
     @property
-    def memory(self) -> _native.Memory:
+    def memory_usage(self) -> _native.Memory:
         """Bytes that it occupies now, as the kernel counts them."""
         return self._table.memory()
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
-        out = self._rows(len(ids))
+        out = self._allocate_rows(len(ids))
         self._table.read(ids, out)
         return out
 
@@ -224,31 +226,31 @@ class NativeTable:
     def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
         self._evict_rows(step)
-        row_limit = self._retention.share
+        row_limit = self._retention.row_limit
         if row_limit is not None and len(self) + len(ids) > row_limit:
-            self._retention.check(self._table_spec, len(self), self._table.missing(ids))
+            self._retention.check_capacity(self._table_spec, len(self), self._table.missing(ids))
 
-    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Sum the gradients of equal ids, in their order, and update those rows, and no others.
 
         Raises:
             MemoryError: a part of the rows was updated.
         """
         self._evict_rows(step)
-        self._table.apply(ids, gradients, self._step(learning_rate, step), step)
+        self._table.apply(ids, gradients, self._make_kernel_step(learning_rate, step), step)
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """The stored rows from a position, copied, without slot variables."""
-        rows = RowArrays.empty(count_positions(start, limit, self.position_limit), self._dim)
-        return rows.first(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
+        rows = RowArrays.allocate(count_positions(start, limit, self.position_limit), self._dim)
+        return rows.first_rows(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
-    def snapshot(self) -> NativeTableSnapshot:
+    def take_snapshot(self) -> NativeTableSnapshot:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        return NativeTableSnapshot(self._table, self._dim, self._slots, has_last_steps=self._evicts_rows)
+        return NativeTableSnapshot(self._table, self._dim, self._slot_names, has_last_steps=self._evicts_rows)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
-        self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots], rows.seen, step)
+        self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slot_names], rows.last_steps, step)
 
     def _evict_rows(self, step: int) -> None:
         if self._evicts_rows:
@@ -256,7 +258,7 @@ class NativeTable:
             self._table.drop(step)
             self._evicted_count += rows_before - len(self)
 
-    def _rows(self, count: int) -> Floats:
+    def _allocate_rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)
 
 

@@ -24,11 +24,11 @@ class NativeUniqueFinder:
     """
 
     def __init__(self, salt: int | None = None) -> None:
-        self._found = _distinct.Distinct(secrets.randbits(64) if salt is None else salt)
+        self._native_index = _distinct.Distinct(secrets.randbits(64) if salt is None else salt)
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
         positions = aligned_memory.allocate_aligned(len(ids), dtype=np.int32)
-        unique_ids = np.empty(self._found.take(ids, positions), np.int64)
-        self._found.copy(unique_ids)
+        unique_ids = np.empty(self._native_index.take(ids, positions), np.int64)
+        self._native_index.copy(unique_ids)
         return unique_ids, positions

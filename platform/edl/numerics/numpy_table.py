@@ -49,18 +49,18 @@ class NumpyTable:
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
         self._position_index = np.zeros(table_spec.rows, np.int32) if table_spec.rows else _SparsePositionIndex(salt)
-        self._count = 0
+        self._used_positions = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, table_spec.dim), np.float32)
         self._slots = {name: np.empty_like(self._values) for name in slot_starts}
         # The step that named each row last; 0 where a position is free.
-        self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._last_steps = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free_positions: list[int] = []
         self._evicted_count = 0
-        self._now = 0
+        self._newest_step = 0
 
     def __len__(self) -> int:
-        return self._count - len(self._free_positions)
+        return self._used_positions - len(self._free_positions)
 
     @property
     def evicted_count(self) -> int:
@@ -68,27 +68,27 @@ class NumpyTable:
         return self._evicted_count
 
     @property
-    def bound(self) -> int | None:
+    def row_limit(self) -> int | None:
         """As the port says."""
-        return self._retention.share
+        return self._retention.row_limit
 
     @property
-    def occupied(self) -> int:
+    def memory_bytes(self) -> int:
         """As the port says: the size of its arrays, of which the kernel may have given a part only."""
-        arrays: list[np.ndarray] = [self._ids, self._values, self._seen, *self._slots.values()]
+        arrays: list[np.ndarray] = [self._ids, self._values, self._last_steps, *self._slots.values()]
         return self._position_index.nbytes + sum(array.nbytes for array in arrays)
 
     @property
     def position_limit(self) -> int:
         """As the port says."""
-        return self._count
+        return self._used_positions
 
     def prepare_update(self, ids: Ids, step: int) -> None:
         """As the port says."""
         self._evict_rows(step)
         new_rows = int(np.count_nonzero(self._position_index[np.unique(ids)] == 0))
-        self._retention.check(self._table_spec, len(self), new_rows)
-        self._ensure_capacity(self._count + max(0, new_rows - len(self._free_positions)))
+        self._retention.check_capacity(self._table_spec, len(self), new_rows)
+        self._ensure_capacity(self._used_positions + max(0, new_rows - len(self._free_positions)))
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
@@ -101,7 +101,7 @@ class NumpyTable:
         values[missing] = self._initial_rows(ids[missing])
         return values
 
-    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """As the port says."""
         self._evict_rows(step)
         if not len(ids):
@@ -117,38 +117,38 @@ class NumpyTable:
             ScratchArrays.allocate_like(values),
         )
         self._values[positions] = values
-        self._seen[positions] = max(step, self._now)
+        self._last_steps[positions] = max(step, self._newest_step)
         for name, slot in slots.items():
             self._slots[name][positions] = slot
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """As the port says."""
-        part = start + np.flatnonzero(self._seen[start : min(start + limit, self._count)])
+        part = start + np.flatnonzero(self._last_steps[start : min(start + limit, self._used_positions)])
         return RowArrays(self._ids[part], self._values[part], {})
 
-    def snapshot(self) -> RowArrays:
+    def take_snapshot(self) -> RowArrays:
         """All stored rows with their slot variables, copied."""
-        part = np.flatnonzero(self._seen[: self._count])
+        part = np.flatnonzero(self._last_steps[: self._used_positions])
         slots = {name: slot[part] for name, slot in self._slots.items()}
-        last_steps = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
+        last_steps = None if self._retention.evict_after_steps is None else self._last_steps[part].astype(np.uint32)
         return RowArrays(self._ids[part], self._values[part], slots, last_steps)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
         """As the port says; the rows are not stored yet."""
         positions = self._assign_positions(rows.ids)
         self._values[positions] = rows.values
-        self._seen[positions] = np.maximum(step if rows.seen is None else rows.seen, 1)
-        self._now = max(self._now, step, int(self._seen[positions].max(initial=0)))
+        self._last_steps[positions] = np.maximum(step if rows.last_steps is None else rows.last_steps, 1)
+        self._newest_step = max(self._newest_step, step, int(self._last_steps[positions].max(initial=0)))
         for name, slot in self._slots.items():
             slot[positions] = rows.slots[name]
 
     def _evict_rows(self, step: int) -> None:
         """Free the positions of the rows that no push named for too long."""
         max_unused_steps = self._retention.evict_after_steps
-        if max_unused_steps is None or step <= self._now:
+        if max_unused_steps is None or step <= self._newest_step:
             return
-        self._now = step
-        last_steps = self._seen[: self._count]
+        self._newest_step = step
+        last_steps = self._last_steps[: self._used_positions]
         due_positions = np.flatnonzero((last_steps > 0) & (last_steps + max_unused_steps < step))
         self._position_index[self._ids[due_positions]] = np.zeros(len(due_positions), np.int32)
         last_steps[due_positions] = 0
@@ -167,11 +167,11 @@ class NumpyTable:
 
     def _assign_positions(self, ids: Ids) -> np.ndarray:
         reused_count = min(len(self._free_positions), len(ids))
-        count = self._count + len(ids) - reused_count
+        count = self._used_positions + len(ids) - reused_count
         self._ensure_capacity(count)
         reused = [self._free_positions.pop() for _ in range(reused_count)]
-        positions = np.array([*reused, *range(self._count, count)], np.int32)
-        self._count = count
+        positions = np.array([*reused, *range(self._used_positions, count)], np.int32)
+        self._used_positions = count
         self._ids[positions] = ids
         self._position_index[ids] = positions + 1
         return positions
@@ -183,9 +183,11 @@ class NumpyTable:
         while capacity < count:
             capacity *= 2
         # All of them before one is replaced: memory may run out in between.
-        ids, values, last_steps = (_copy_extended(array, capacity) for array in (self._ids, self._values, self._seen))
+        ids, values, last_steps = (
+            _copy_extended(array, capacity) for array in (self._ids, self._values, self._last_steps)
+        )
         slots = {name: _copy_extended(slot, capacity) for name, slot in self._slots.items()}
-        self._ids, self._values, self._seen, self._slots = ids, values, last_steps, slots
+        self._ids, self._values, self._last_steps, self._slots = ids, values, last_steps, slots
 
     def _initial_rows(self, ids: Ids) -> Floats:
         table = self._table_spec

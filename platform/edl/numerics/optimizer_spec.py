@@ -31,12 +31,12 @@ class ValueBound:
     """What a number may be.
 
     Attributes:
-        words: to stand after "must be".
-        holds: whether a number is inside.
+        description: to stand after "must be".
+        contains: whether a number is inside.
     """
 
-    words: str
-    holds: Callable[[float], bool]
+    description: str
+    contains: Callable[[float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class HyperparameterSpec:
     default: HyperparameterValue
     bound: ValueBound | None = None
 
-    def refusal(self, value: object) -> str | None:
+    def describe_violation(self, value: object) -> str | None:
         """What is allowed, when ``value`` is not."""
         if self.bound is None:
             return None if isinstance(value, bool) else "true or false"
-        inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.holds(float(value))
-        return None if inside else self.bound.words
+        inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.contains(float(value))
+        return None if inside else self.bound.description
 
-    def typed(self, value: HyperparameterValue) -> HyperparameterValue:
+    def convert_value(self, value: HyperparameterValue) -> HyperparameterValue:
         """An allowed value as the type that it is kept as."""
         return bool(value) if self.bound is None else float(value)
 
@@ -63,13 +63,13 @@ class SlotSpec:
     """A slot variable.
 
     Attributes:
-        start: the hyperparameter that every element of it starts at; None starts at zero.
+        start_parameter: the hyperparameter that every element of it starts at; None starts at zero.
         required_parameter: the hyperparameter that must be true, or more than zero, for the slot to be there; None:
             it always is.
         former_name: what checkpoints of earlier versions call it.
     """
 
-    start: str | None = None
+    start_parameter: str | None = None
     required_parameter: str | None = None
     former_name: str | None = None
 
@@ -191,7 +191,7 @@ class OptimizerSpec:
         for name, value in self.hyperparameters.items():
             _check_hyperparameter(self.name, rule, name, value)
         complete = {
-            name: parameter.typed(self.hyperparameters.get(name, parameter.default))
+            name: parameter.convert_value(self.hyperparameters.get(name, parameter.default))
             for name, parameter in rule.parameters.items()
         }
         object.__setattr__(self, "hyperparameters", MappingProxyType(complete))
@@ -203,7 +203,7 @@ class OptimizerSpec:
     def __reduce__(self) -> tuple[type[OptimizerSpec], tuple[str, dict[str, HyperparameterValue], tuple[str, ...]]]:
         return OptimizerSpec, (self.name, dict(self.hyperparameters), self.undecayed)
 
-    def number(self, name: str) -> float:
+    def get_number(self, name: str) -> float:
         """A hyperparameter as a float, such as ``momentum`` or ``epsilon``."""
         return float(self.hyperparameters[name])
 
@@ -211,15 +211,15 @@ class OptimizerSpec:
         """A hyperparameter as a truth value, such as ``nesterov``."""
         return bool(self.hyperparameters[name])
 
-    def decay_of(self, name: str) -> float:
+    def weight_decay_for(self, name: str) -> float:
         """The weight decay of a variable or table by name: the optimizer's, or 0 for one that is left alone."""
-        return 0.0 if name in self.undecayed else self.number("weight_decay")
+        return 0.0 if name in self.undecayed else self.get_number("weight_decay")
 
     @property
-    def slots(self) -> Mapping[str, float]:
+    def slot_starts(self) -> Mapping[str, float]:
         """The slot variables of each parameter by name, with the value that every element of them starts at."""
         return {
-            name: 0.0 if slot.start is None else self.number(slot.start)
+            name: 0.0 if slot.start_parameter is None else self.get_number(slot.start_parameter)
             for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
             if slot.required_parameter is None or self.hyperparameters[slot.required_parameter]
         }
@@ -254,6 +254,6 @@ def _check_hyperparameter(optimizer: str, rule: OptimizerDefinition, name: str, 
     if name not in rule.parameters:
         known = ", ".join(rule.parameters)
         raise BadInputError(f"optimizer {optimizer} has no hyperparameter '{name}'; it has: {known}")
-    allowed = rule.parameters[name].refusal(value)
+    allowed = rule.parameters[name].describe_violation(value)
     if allowed is not None:
         raise BadInputError(f"{name} of optimizer {optimizer} is {value!r}, must be {allowed}")

@@ -31,7 +31,7 @@ class PinError(RefusedError):
 class TableSnapshot(Protocol):
     """The stored rows of a table at one moment. Safe to be used by several threads.
 
-    Who takes them holds them, and everyone who calls :meth:`hold`. With the last :meth:`release` they are gone, and
+    Who takes them holds them, and everyone who calls :meth:`retain`. With the last :meth:`release` they are gone, and
     reading raises PinError.
     """
 
@@ -58,10 +58,10 @@ class TableSnapshot(Protocol):
         A piece may be overwritten when the next one is asked for.
         """
 
-    def whole(self) -> RowArrays:
+    def read_all(self) -> RowArrays:
         """All of them with slot variables."""
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """One more needs them."""
 
     def release(self) -> None:
@@ -76,16 +76,18 @@ class RowArrays:
         ids: ``[n]``, each once, in no order.
         values: ``[n, dim]``.
         slots: by slot variable, ``[n, dim]``.
-        seen: the step that named each last; None where that is not known.
+        last_steps: the step that named each last; None where that is not known.
     """
 
     ids: Ids
     values: Floats
     slots: Mapping[str, Floats]
-    seen: StepNumbers | None = None
+    last_steps: StepNumbers | None = None
 
     @classmethod
-    def empty(cls, row_count: int, dim: int, slot_names: Sequence[str] = (), *, with_last_steps: bool = False) -> Self:
+    def allocate(
+        cls, row_count: int, dim: int, slot_names: Sequence[str] = (), *, with_last_steps: bool = False
+    ) -> Self:
         """Room for so many rows, whatever is in it."""
         ids, values = np.empty(row_count, np.int64), np.empty((row_count, dim), np.float32)
         last_steps = np.empty(row_count, np.uint32) if with_last_steps else None
@@ -95,19 +97,22 @@ class RowArrays:
         """The rows that an index array, a mask or a slice selects."""
         slots = {name: slot[selection] for name, slot in self.slots.items()}
         return RowArrays(
-            self.ids[selection], self.values[selection], slots, None if self.seen is None else self.seen[selection]
+            self.ids[selection],
+            self.values[selection],
+            slots,
+            None if self.last_steps is None else self.last_steps[selection],
         )
 
-    def first(self, count: int) -> RowArrays:
+    def first_rows(self, count: int) -> RowArrays:
         """The first rows; these themselves if that is all of them."""
         return self if count == len(self.ids) else self.select_rows(slice(count))
 
-    def find(self, ids: Ids) -> Ids:
+    def find_positions(self, ids: Ids) -> Ids:
         """Position of each id, -1 where it is not stored."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
-        nearest = np.minimum(np.searchsorted(self.ids, ids, sorter=self._order), len(self.ids) - 1)
-        positions = self._order[nearest]
+        nearest = np.minimum(np.searchsorted(self.ids, ids, sorter=self._id_order), len(self.ids) - 1)
+        positions = self._id_order[nearest]
         return np.where(self.ids[positions] == ids, positions, -1)
 
     def __len__(self) -> int:
@@ -122,11 +127,11 @@ class RowArrays:
     @property
     def has_last_steps(self) -> bool:
         """See TableSnapshot."""
-        return self.seen is not None
+        return self.last_steps is not None
 
     def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
         """See TableSnapshot."""
-        positions = self.find(ids)
+        positions = self.find_positions(ids)
         missing = positions < 0
         values = np.empty((len(ids), table_spec.dim), np.float32)
         values[~missing] = self.values[positions[~missing]]
@@ -143,18 +148,18 @@ class RowArrays:
         """See TableSnapshot: one piece."""
         yield self
 
-    def whole(self) -> RowArrays:
+    def read_all(self) -> RowArrays:
         """See TableSnapshot."""
         return self
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """See TableSnapshot: arrays are gone when nobody refers to them."""
 
     def release(self) -> None:
         """See TableSnapshot."""
 
     @cached_property
-    def _order(self) -> Ids:
+    def _id_order(self) -> Ids:
         return np.argsort(self.ids)
 
 
@@ -164,13 +169,13 @@ class ParameterSnapshot:
 
     Attributes:
         declaration: of the store.
-        dense: the slab, copied.
+        flat_values: the slab, copied.
         slots: by slot variable, one element for each trained element of the slab; copied.
         tables: by table.
     """
 
     declaration: ModelDeclaration
-    dense: Floats
+    flat_values: Floats
     slots: Mapping[str, Floats]
     tables: Mapping[str, TableSnapshot]
 
@@ -184,10 +189,10 @@ class ParameterSnapshot:
         """Release it."""
         self.release()
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """One more needs its tables: see TableSnapshot."""
         for rows in self.tables.values():
-            rows.hold()
+            rows.retain()
 
     def release(self) -> None:
         """One less does."""
@@ -196,24 +201,24 @@ class ParameterSnapshot:
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, initial values for those that are not stored."""
-        return self.tables[table].read(ids, self.declaration.table(table))
+        return self.tables[table].read(ids, self.declaration.get_table(table))
 
     def position_limit(self, table: str) -> int:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.extent`."""
         return self.tables[table].position_limit
 
-    def scan(self, table: str, start: int, limit: int) -> RowArrays:
+    def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
 
     def rearrange(self, variables: Sequence[VariableSpec]) -> ParameterSnapshot:
         """The same values with some of the dense variables, in another order."""
-        declaration = replace(self.declaration, dense=tuple(variables))
-        places = {variable.name: place for variable, place in self.declaration.places()}
+        declaration = replace(self.declaration, variables=tuple(variables))
+        places = {variable.name: place for variable, place in self.declaration.variable_slices()}
         trained = [places[variable.name] for variable in variables if not variable.statistic]
         return ParameterSnapshot(
             declaration,
-            _pick_slices(self.dense, [places[variable.name] for variable in variables]),
+            _pick_slices(self.flat_values, [places[variable.name] for variable in variables]),
             {slot: _pick_slices(values, trained) for slot, values in self.slots.items()},
             self.tables,
         )
@@ -221,7 +226,7 @@ class ParameterSnapshot:
 
 def join_rows(parts: Sequence[RowArrays]) -> RowArrays:
     """The rows of disjoint parts, of which there is at least one."""
-    last_steps = [part.seen for part in parts if part.seen is not None]
+    last_steps = [part.last_steps for part in parts if part.last_steps is not None]
     return RowArrays(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.values for part in parts]),

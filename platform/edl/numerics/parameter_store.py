@@ -29,16 +29,16 @@ class PushGradients:
     """What one push brings.
 
     Attributes:
-        slab: gradients of the trained variables, then deltas of the statistics, in slab order.
+        flat: gradients of the trained variables, then deltas of the statistics, in slab order.
         rows: by table.
         learning_rate: of this step.
-        weight: factor of the deltas: records of this minibatch / records of a full one.
+        record_weight: factor of the deltas: records of this minibatch / records of a full one.
     """
 
-    slab: Floats
+    flat: Floats
     rows: RowsByTable
     learning_rate: float
-    weight: float
+    record_weight: float
 
 
 class ParameterStore(Protocol):
@@ -62,7 +62,7 @@ class ParameterStore(Protocol):
             OutOfMemoryError: for so many.
         """
 
-    def apply(self, gradients: PushGradients, update_number: int) -> None:
+    def apply_gradients(self, gradients: PushGradients, update_number: int) -> None:
         """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
 
         Args:
@@ -78,17 +78,17 @@ class ParameterStore(Protocol):
     def position_limit(self, table: str) -> int:
         """Rows of a table are at positions below this; some of them may be free."""
 
-    def scan(self, table: str, start: int, limit: int) -> RowArrays:
+    def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """The stored rows at positions ``start`` to ``start + limit``; see ``embedding_table.Table.scan``."""
 
-    def make_room(self) -> None:
+    def preallocate_copy(self) -> None:
         """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.
 
         Raises:
             OutOfMemoryError: there is none.
         """
 
-    def snapshot(self) -> ParameterSnapshot:
+    def take_snapshot(self) -> ParameterSnapshot:
         """Everything as it is now: the slab and its slots are copied, tables as they can (``parameter_snapshot``).
 
         Raises:
@@ -121,29 +121,29 @@ class FlatParameters:
     """
 
     def __init__(self, declaration: ModelDeclaration, values: Floats, rule_factory: RuleFactory = make_rule) -> None:
-        optimizer, trained_size = declaration.optimizer, declaration.trained
+        optimizer, trained_size = declaration.optimizer, declaration.trained_size
         self.values: Floats = np.array(values, np.float32)
         self.slots: dict[str, Floats] = {
-            name: np.full(trained_size, start, np.float32) for name, start in optimizer.slots.items()
+            name: np.full(trained_size, start, np.float32) for name, start in optimizer.slot_starts.items()
         }
         self._trained_values, self._statistic_values = self.values[:trained_size], self.values[trained_size:]
         self._blocks = tuple(
             (block, rule_factory(optimizer, block.weight_decay))
-            for block in make_blocks(optimizer, declaration.places())
+            for block in make_blocks(optimizer, declaration.variable_slices())
         )
         self._scratch = ScratchArrays.allocate_like(self._trained_values)
-        self._room: FlatCopy | None = None
+        self._spare_copy: FlatCopy | None = None
 
-    def apply(self, gradients: PushGradients, step: int) -> None:
+    def apply_gradients(self, gradients: PushGradients, step: int) -> None:
         """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
         trained_size = len(self._trained_values)
-        update = ParameterUpdate(gradients.slab[:trained_size], gradients.learning_rate, step)
+        update = ParameterUpdate(gradients.flat[:trained_size], gradients.learning_rate, step)
         for block, block_rule in self._blocks:
-            block.apply(block_rule, self._trained_values, self.slots.values(), update, self._scratch)
+            block.apply_rule(block_rule, self._trained_values, self.slots.values(), update, self._scratch)
         if len(self._statistic_values):
-            self._statistic_values += gradients.slab[trained_size:] * np.float32(gradients.weight)
+            self._statistic_values += gradients.flat[trained_size:] * np.float32(gradients.record_weight)
 
-    def make_room(self) -> None:
+    def preallocate_copy(self) -> None:
         """Touch the memory that the next copy goes to: new pages cost far more than copying.
 
         May run beside anything else that is done with the slab.
@@ -151,11 +151,11 @@ class FlatParameters:
         spare_copy = self._allocate_copy()
         for array in (spare_copy.values, *spare_copy.slots.values()):
             array.fill(0)
-        self._room = spare_copy
+        self._spare_copy = spare_copy
 
-    def copy(self) -> FlatCopy:
+    def copy_values(self) -> FlatCopy:
         """As it is now; quick if room was made before."""
-        copied, self._room = self._room or self._allocate_copy(), None
+        copied, self._spare_copy = self._spare_copy or self._allocate_copy(), None
         np.copyto(copied.values, self.values)
         for name, slot in self.slots.items():
             np.copyto(copied.slots[name], slot)
@@ -182,52 +182,54 @@ class TableParameterStore(ABC):
     ) -> None:
         self._declaration = declaration
         self._retention = retention or RowRetention()
-        self._slab = self._make_flat_parameters(initial_values)
+        self._flat_parameters = self._make_flat_parameters(initial_values)
         self._tables = {table.name: self._make_empty_table(table) for table in declaration.tables}
 
     def _make_flat_parameters(self, initial_values: Floats) -> FlatParameters:
         try:
-            return FlatParameters(self._declaration, initial_values, self._rule)
+            return FlatParameters(self._declaration, initial_values, self._make_rule)
         except MemoryError as error:
-            raise out_of_memory_error(f"{self._dense}, with their slot variables") from error
+            raise out_of_memory_error(f"{self._flat_description}, with their slot variables") from error
 
     def _make_empty_table(self, table: TableSpec) -> EmbeddingTable:
         try:
-            return self._made(table)
+            return self._make_table(table)
         except MemoryError as error:
             raise out_of_memory_error(table.described) from error
 
     @abstractmethod
-    def _made(self, table: TableSpec) -> EmbeddingTable:
+    def _make_table(self, table: TableSpec) -> EmbeddingTable:
         """A declared table, empty."""
 
     @staticmethod
-    def _rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
+    def _make_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
         """What moves the slab."""
         return make_rule(optimizer, decay)
 
     @classmethod
-    def restored(cls, snapshot: ParameterSnapshot) -> Self:
+    def from_snapshot(cls, snapshot: ParameterSnapshot) -> Self:
         """A store that holds what a snapshot holds."""
-        store = cls(snapshot.declaration, snapshot.dense)
-        store.load(snapshot)
+        store = cls(snapshot.declaration, snapshot.flat_values)
+        store.load_snapshot(snapshot)
         return store
 
-    def load(self, snapshot: ParameterSnapshot, version: int = 0) -> None:
+    def load_snapshot(self, snapshot: ParameterSnapshot, version: int = 0) -> None:
         """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet.
 
         Raises:
             OutOfMemoryError: only a part of it is held.
         """
-        np.copyto(self._slab.values, snapshot.dense)
-        for name, slot in self._slab.slots.items():
+        np.copyto(self._flat_parameters.values, snapshot.flat_values)
+        for name, slot in self._flat_parameters.slots.items():
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
             try:
                 for chunk in rows.iter_chunks():
                     self._tables[name].load(chunk, version)
             except MemoryError as error:
-                raise out_of_memory_error(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
+                raise out_of_memory_error(
+                    f"{len(rows)} rows of {self._declaration.get_table(name).described}"
+                ) from error
 
     @property
     def declaration(self) -> ModelDeclaration:
@@ -241,78 +243,80 @@ class TableParameterStore(ABC):
 
     def read_flat(self, out: Floats) -> None:
         """As the port says."""
-        np.copyto(out, self._slab.values)
+        np.copyto(out, self._flat_parameters.values)
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
         """As the port says."""
         try:
             return self._tables[table].read(ids)
         except MemoryError as error:
-            raise out_of_memory_error(self._rows(table, ids)) from error
+            raise out_of_memory_error(self._describe_rows(table, ids)) from error
 
-    def apply(self, gradients: PushGradients, update_number: int) -> None:
+    def apply_gradients(self, gradients: PushGradients, update_number: int) -> None:
         """As the port says."""
         # Whatever can refuse a push is asked before any value changes: a table that is full, and memory for new rows.
         for name, rows in gradients.rows.items():
             try:
                 self._tables[name].prepare_update(rows.ids, update_number)
             except MemoryError as error:
-                raise out_of_memory_error(self._rows(name, rows.ids)) from error
+                raise out_of_memory_error(self._describe_rows(name, rows.ids)) from error
         # From here on memory that runs out leaves values of no step. The dense part has its scratch arrays since the
         # start, and a NumPy table has grown above; a native table grows while it is updated.
         try:
-            self._slab.apply(gradients, update_number)
+            self._flat_parameters.apply_gradients(gradients, update_number)
         except MemoryError as error:
-            raise partial_update_error(self._dense) from error
+            raise partial_update_error(self._flat_description) from error
         for name, rows in gradients.rows.items():
             try:
-                self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, update_number)
+                self._tables[name].apply_gradients(rows.ids, rows.values, gradients.learning_rate, update_number)
             except MemoryError as error:
-                raise partial_update_error(self._rows(name, rows.ids)) from error
+                raise partial_update_error(self._describe_rows(name, rows.ids)) from error
 
     def position_limit(self, table: str) -> int:
         """As the port says."""
         return self._tables[table].position_limit
 
-    def scan(self, table: str, start: int, limit: int) -> RowArrays:
+    def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """As the port says."""
         return self._tables[table].scan(start, limit)
 
-    def snapshot(self) -> ParameterSnapshot:
+    def take_snapshot(self) -> ParameterSnapshot:
         """As the port says."""
         tables: dict[str, TableSnapshot] = {}
         try:
-            flat_copy = self._slab.copy()
+            flat_copy = self._flat_parameters.copy_values()
             for name, table in self._tables.items():
-                tables[name] = table.snapshot()
+                tables[name] = table.take_snapshot()
         except MemoryError as error:
             for rows in tables.values():
                 rows.release()
             raise out_of_memory_error(f"a copy of {self._copy_description}") from error
         return ParameterSnapshot(self._declaration, flat_copy.values, flat_copy.slots, tables)
 
-    def make_room(self) -> None:
+    def preallocate_copy(self) -> None:
         """As the port says."""
         try:
-            self._slab.make_room()
+            self._flat_parameters.preallocate_copy()
         except MemoryError as error:
-            raise out_of_memory_error(f"a copy of {self._dense}") from error
+            raise out_of_memory_error(f"a copy of {self._flat_description}") from error
 
-    def _rows(self, table: str, ids: Ids) -> str:
-        return f"{len(ids)} rows of {self._declaration.table(table).described}"
+    def _describe_rows(self, table: str, ids: Ids) -> str:
+        return f"{len(ids)} rows of {self._declaration.get_table(table).described}"
 
     @property
-    def _dense(self) -> str:
-        return f"the {self._declaration.size} dense values"
+    def _flat_description(self) -> str:
+        return f"the {self._declaration.flat_size} dense values"
 
     @property
     def _copy_description(self) -> str:
-        return ", ".join([self._dense, *(table.described for table in self._declaration.tables)])
+        return ", ".join([self._flat_description, *(table.described for table in self._declaration.tables)])
 
 
 class NumpyParameterStore(TableParameterStore):
     """A store whose tables are NumPy arrays."""
 
-    def _made(self, table: TableSpec) -> EmbeddingTable:
+    def _make_table(self, table: TableSpec) -> EmbeddingTable:
         optimizer = self._declaration.optimizer
-        return NumpyTable(table, optimizer.slots, make_rule(optimizer, optimizer.decay_of(table.name)), self._retention)
+        return NumpyTable(
+            table, optimizer.slot_starts, make_rule(optimizer, optimizer.weight_decay_for(table.name)), self._retention
+        )

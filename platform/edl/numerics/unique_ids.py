@@ -29,7 +29,7 @@ class NumpyUniqueFinder:
     """
 
     def __init__(self) -> None:
-        self._table: Ids = np.empty(0, np.int64)
+        self._slot_table: Ids = np.empty(0, np.int64)
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
@@ -48,7 +48,7 @@ class NumpyUniqueFinder:
         if hash_round == _HASH_ROUNDS:
             _, first_positions, inverse = np.unique(ids, return_index=True, return_inverse=True)
             return np.asarray(first_positions[inverse])
-        slots, table = self._slots(ids, hash_round)
+        slots, table = self._hash_slots(ids, hash_round)
         table[slots[::-1]] = order[::-1]  # of those that meet the first is written last, and stays
         first_positions = table.take(slots)
         colliding = np.flatnonzero(ids.take(first_positions) != ids)
@@ -58,14 +58,14 @@ class NumpyUniqueFinder:
             )
         return first_positions
 
-    def _slots(self, ids: Ids, hash_round: int) -> tuple[Ids, Ids]:
+    def _hash_slots(self, ids: Ids, hash_round: int) -> tuple[Ids, Ids]:
         """The slot of each id, and the hash table, in which anything may stand."""
         bits = max(4, (_SLOTS_PER_ID * len(ids) - 1).bit_length())
-        if len(self._table) < 1 << bits:
-            self._table = np.empty(1 << bits, np.int64)
+        if len(self._slot_table) < 1 << bits:
+            self._slot_table = np.empty(1 << bits, np.int64)
         hashed = ids.view(np.uint64) * _HASH_MULTIPLIERS[hash_round]
         hashed >>= np.uint64(64 - bits)
-        return hashed.view(np.int64), self._table
+        return hashed.view(np.int64), self._slot_table
 
 
 Ids = NDArray[np.int64]
@@ -82,7 +82,7 @@ class UniqueIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
     positions: NDArray[np.int32]
 
     @classmethod
-    def of(cls, ids: Ids, positions: NDArray[np.int32]) -> UniqueIds:
+    def with_positions(cls, ids: Ids, positions: NDArray[np.int32]) -> UniqueIds:
         """Ids ``[n]``, and for each look-up the position of its id, ``[lookups]``."""
         unique_ids = ids.view(cls)
         unique_ids.positions = positions
@@ -127,9 +127,9 @@ class UniqueIdFinder(threading.local):
             prefix = (len(ids), *ids[:1].tolist())
             earlier_result = unique_by_prefix.get(prefix)
             if earlier_result is None or not np.array_equal(earlier_result[0], ids):
-                earlier_result = unique_by_prefix[prefix] = ids, self.of(ids)
+                earlier_result = unique_by_prefix[prefix] = ids, self.find(ids)
             yield earlier_result[1]
 
-    def of(self, ids: Ids) -> UniqueIds:
+    def find(self, ids: Ids) -> UniqueIds:
         """The ids ``[lookups]``, each once, in the order in which they come first."""
-        return UniqueIds.of(*self._find_unique(ids))
+        return UniqueIds.with_positions(*self._find_unique(ids))

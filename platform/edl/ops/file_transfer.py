@@ -137,10 +137,10 @@ class VolumeFiles:
             on_moved(source_stat.size)
             return 0
         with PartialUpload(target, source_stat.size, source_stat.sha256) as incoming:
-            before = incoming.arrived
+            before = incoming.received_bytes
             on_moved(before)
-            self._ask("send", path, offset=incoming.arrived, size=source_stat.size)
-            while incoming.missing:
+            self._ask("send", path, offset=incoming.received_bytes, size=source_stat.size)
+            while incoming.missing_bytes:
                 data = self._receive_frame(DATA_FRAME).payload
                 incoming.write(data)
                 on_moved(len(data))
@@ -157,7 +157,7 @@ class VolumeFiles:
                 self._pipe.write(encode_frame(DATA_FRAME, data))
                 on_moved(len(data))
                 offset += len(data)
-                if self._pipe.waiting():  # it speaks only at the end, unless something is wrong
+                if self._pipe.has_pending_input():  # it speaks only at the end, unless something is wrong
                     self._check_interruption()
 
     def _check_interruption(self) -> None:
@@ -170,7 +170,7 @@ class VolumeFiles:
         self._pipe.write(encode_json_frame(REQUEST_FRAME, {"op": op, "path": path, **more}))
 
     def _answer(self) -> dict[str, Any]:
-        return self._receive_frame(REPLY_FRAME).json()
+        return self._receive_frame(REPLY_FRAME).json_payload()
 
     def _receive_frame(self, kind: bytes) -> CopyFrame:
         while (heard := self._next()).kind == BUSY_FRAME:
@@ -184,13 +184,13 @@ class VolumeFiles:
     def _next(self) -> CopyFrame:
         heard = read_frame(self._pipe.read)
         if heard is None:
-            said = self._pipe.last_words
+            said = self._pipe.stderr_tail
             raise RetryableError(f"The other end has ended{f': {said}' if said else ''}")
         return heard
 
 
 def _error_from_frame(heard: CopyFrame) -> EdlError:
-    said = heard.json()
+    said = heard.json_payload()
     kind = BadInputError if said.get("input") else StorageError
     return kind(str(said.get("message")), where=said.get("where"), hint=said.get("hint"))
 
@@ -399,9 +399,9 @@ def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession
     from edl.ops.helper_pod import run_helper_pod
     from edl.reporting.text_table import StatusLine
 
-    with _exit_on_sigterm(), StatusLine() as ticker, run_helper_pod(api, visit, ticker.say) as pod:
+    with _exit_on_sigterm(), StatusLine() as ticker, run_helper_pod(api, visit, ticker.show_text) as pod:
         if sys.stderr.isatty():
-            ticker.say("")  # its line is the progress bar's now
+            ticker.show_text("")  # its line is the progress bar's now
         yield VolumeSession(api, pod)
 
 

@@ -90,7 +90,7 @@ class WatchedJob:
     logs: str | None = None
     output: str | None = None
 
-    def lines(self) -> list[str]:
+    def plan_lines(self) -> list[str]:
         """Nothing: the plan was shown before the question."""
         return []
 
@@ -119,15 +119,15 @@ class JobFollower:
             return self._unpublished_outcome("Interrupted", DELETED_REASON)
         progress = self.progress or RunProgress(job_view.created)
         for event in new_events(self._shown_events, job_view.told.events):
-            progress = progress.after(event)
+            progress = progress.with_event(event)
             self._renderer.show_event(event, progress)
-        self.progress = progress.at(job_view.told.status) if job_view.told.status else progress
+        self.progress = progress.with_status(job_view.told.status) if job_view.told.status else progress
         self._shown_events, self._told = job_view.told.events, job_view.told
         self._renderer.refresh(self.progress, time.time())
-        if progress.ended is not None:
+        if progress.end_event is not None:
             failure = self._told.failure
             return decide_outcome(
-                progress.ended, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
+                progress.end_event, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
             )
         if job_view.ended:
             return self._unpublished_outcome(job_view.phase, "" if job_view.phase == "Done" else UNEXPLAINED_END)
@@ -157,14 +157,14 @@ def follow_job(
         RetryableError: the API server is away for too long; the job goes on.
     """
     with choose_renderer(as_json=as_json) as renderer:
-        renderer.planned(watched)
+        renderer.show_plan(watched)
         following = JobFollower(renderer)
         looks = poll_repeatedly(
             lambda: _find_job(api, watched.job, uid, observe), server_answered=True
         )  # when the job was made
         ends = (following.see(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
-    renderer.ended(watched, outcome)
+    renderer.show_outcome(watched, outcome)
     return outcome.exit_code
 
 

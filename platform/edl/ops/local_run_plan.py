@@ -97,7 +97,7 @@ class LocalRunPlan:
         """Directory of the run's logs."""
         return str(self.run.logs)
 
-    def lines(self) -> list[str]:
+    def plan_lines(self) -> list[str]:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction_lines(self.weights) if self.weights else self._training()
@@ -133,7 +133,7 @@ class LocalRunPlan:
             found = resume_checkpoint(self.run)
         except JournalDamagedError as error:
             with suppress(BadInputError, StorageError):
-                costs = plan_restart(self.run).lines()
+                costs = plan_restart(self.run).describe_losses()
                 return [
                     *_as_sentences(error.message, *costs),
                     *changed,
@@ -189,7 +189,7 @@ class LocalRunPlan:
         if not self.resumed:
             return
         if self.restart is not None:
-            yield from self.restart.lines()
+            yield from self.restart.describe_losses()
         else:
             found = resume_checkpoint(self.run)
             yield f"from {_checkpoint_text(found)}" if found else "from its start: it has no checkpoint"

@@ -137,7 +137,7 @@ class LocalRunFollower:
                 if exit_code is not None:
                     break
                 self._renderer.refresh(self.progress, time.time())
-                if self._renderer.broken and self._stopped_by is None:
+                if self._renderer.reader_left and self._stopped_by is None:
                     self._stop_supervisor(supervisor, SIGPIPE)
                 for wish in signals.wait(POLL_SECONDS):
                     self._stop_supervisor(supervisor, wish)
@@ -148,10 +148,10 @@ class LocalRunFollower:
     def _read(self) -> None:
         for value in self._events.poll():
             event = _parse_event(value)
-            self.progress = self.progress.after(event)
+            self.progress = self.progress.with_event(event)
             self._renderer.show_event(event, self.progress)
         with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
-            self.progress = self.progress.at(section_type.from_json(Status, read_json(self._run.status)))
+            self.progress = self.progress.with_status(section_type.from_json(Status, read_json(self._run.status)))
 
     def _stop_supervisor(self, supervisor: subprocess.Popen[bytes], stop_signal: Signal) -> None:
         number = SIGINT
@@ -167,7 +167,7 @@ class LocalRunFollower:
             supervisor.send_signal(number)
 
     def _decide_outcome(self, exit_code: int) -> RunOutcome:
-        by_master = self.progress.ended
+        by_master = self.progress.end_event
         ended = by_master or self._write_end(exit_code)
         self._renderer.refresh(self.progress, time.time())
         failure = _read_failure(self._run) if by_master else RunFailure(detail=_log_ends(self._run))
@@ -178,14 +178,14 @@ class LocalRunFollower:
         now, (phase, reason) = time.time(), explain_missing_end(exit_code, self._stopped_by)
         summary = _read_summary(self._run) or self.progress.partial_summary(now, str(self._run.logs))
         ended = JobEnded(phase, reason, summary, time=now)
-        self.progress = self.progress.after(ended)
+        self.progress = self.progress.with_event(ended)
         self._renderer.show_event(ended, self.progress)
         try:
             append_json_line(self._run.events, section_type.to_json(ended))
             write_json(self._run.path / SUMMARY_FILE, section_type.to_json(summary))
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
-                self.progress = self.progress.at(over)
+                self.progress = self.progress.with_status(over)
                 write_json(self._run.status, section_type.to_json(over))
         except StorageError as error:
             self._renderer.show_notice(str(error))
@@ -316,7 +316,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     write_run_spec(run, dump_job_spec(plan.spec))
     with PipeSafeRenderer(choose_renderer(as_json=as_json)) as face:
-        face.planned(plan)
+        face.show_plan(plan)
         if plan.restart is not None:
             restart_journal(plan.restart, f"edl run, process {os.getpid()}")
             reopen_run(run)
@@ -327,7 +327,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
         except OSError as error:
             raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
         outcome = LocalRunFollower(run, face, events, start_time).follow_until_end(supervisor)
-    face.ended(plan, outcome)
+    face.show_outcome(plan, outcome)
     return outcome.exit_code
 
 
@@ -342,7 +342,7 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
     write_run_spec(run, dump_job_spec(plan.spec))
     started = _run_started_event(plan, time.time())
     append_json_line(run.events, to_json(started))
-    print(line(started) if as_json else "\n".join(plan.lines()), flush=True)
+    print(line(started) if as_json else "\n".join(plan.plan_lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _MASTER_VARIABLES}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
     environment["EDL_GO_ON"] = plan.order.command("run", "--resume", plan.run_id)
@@ -350,5 +350,5 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
 
 
 def _run_started_event(plan: LocalRunPlan, moment: float) -> RunStarted:
-    changed = (*(plan.restart.lines() if plan.restart else ()), *map(format_change, plan.changes))
+    changed = (*(plan.restart.describe_losses() if plan.restart else ()), *map(format_change, plan.changes))
     return RunStarted(plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed, time=moment)

@@ -33,7 +33,7 @@ def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:
 
     with StatusLine() as ticker:
         JobDeletion(api, job).finish(
-            lambda there: ticker.say(leftovers_text(there)),
+            lambda there: ticker.show_text(leftovers_text(there)),
             time.monotonic,
             time.sleep,
             seconds or DELETION_TIMEOUT_SECONDS,

@@ -60,15 +60,15 @@ class FileServer:
     def serve(self) -> None:
         """Answer until the other end has ended."""
         while (request := read_frame(self._source.read)) is not None:
-            value = request.json()
+            value = request.json_payload()
             try:
-                self._answer(value)
+                self._handle_request(value)
             except EdlError as error:
-                self._write_frame(encode_json_frame(ERROR_FRAME, self._told(error)))
+                self._write_frame(encode_json_frame(ERROR_FRAME, self._error_payload(error)))
                 if value.get("op") == "receive":
                     return
 
-    def _told(self, error: EdlError) -> dict[str, Any]:
+    def _error_payload(self, error: EdlError) -> dict[str, Any]:
         """An error as the other end is told it: paths as its user knows them, and whom this process runs as."""
         where = None if error.where is None else error.where.removeprefix(str(self._root)) or "/"
         told = {"message": error.message, "where": where, "hint": error.hint, "input": isinstance(error, BadInputError)}
@@ -77,7 +77,7 @@ class FileServer:
             told |= {"hint": f"This was tried as {who}; --uid and --gid choose others.", "input": True}
         return told
 
-    def _answer(self, value: dict[str, Any]) -> None:
+    def _handle_request(self, value: dict[str, Any]) -> None:
         path = self._resolve_path(str(value.get("path", "")))
         match value.get("op"):
             case "list":
@@ -91,9 +91,9 @@ class FileServer:
                     path.mkdir(parents=True, exist_ok=True)
                 self._write_frame(encode_json_frame(REPLY_FRAME, {}))
             case "receive":
-                self._receive(path, int(value["size"]), str(value["sha256"]))
+                self._receive_file(path, int(value["size"]), str(value["sha256"]))
             case "send":
-                self._send(path, int(value["offset"]), int(value["size"]))
+                self._send_file(path, int(value["offset"]), int(value["size"]))
             case other:
                 raise BadInputError(f"no request is called {other!r}", hint="The image is of another version of EDL.")
 
@@ -121,18 +121,18 @@ class FileServer:
                 return {"kind": "missing", "size": 0}
         answer: dict[str, Any] = {"kind": _file_kind(found.st_mode), "size": found.st_size}
         if with_digest and answer["kind"] == "file":
-            answer["sha256"] = file_sha256(path, self._tick)
+            answer["sha256"] = file_sha256(path, self._send_keepalive)
         return answer
 
-    def _receive(self, path: Path, size: int, sha256: str) -> None:
-        with PartialUpload(path, size, sha256, self._tick) as incoming:
-            self._write_frame(encode_json_frame(REPLY_FRAME, {"arrived": incoming.arrived}))
-            while incoming.missing:
+    def _receive_file(self, path: Path, size: int, sha256: str) -> None:
+        with PartialUpload(path, size, sha256, self._send_keepalive) as incoming:
+            self._write_frame(encode_json_frame(REPLY_FRAME, {"arrived": incoming.received_bytes}))
+            while incoming.missing_bytes:
                 incoming.write(_data_payload(read_frame(self._source.read)))
             incoming.finish()
         self._write_frame(encode_json_frame(REPLY_FRAME, {}))
 
-    def _send(self, path: Path, offset: int, size: int) -> None:
+    def _send_file(self, path: Path, offset: int, size: int) -> None:
         with translate_os_errors(path, "read"), path.open("rb") as file:
             file.seek(offset)
             while offset < size:
@@ -142,7 +142,7 @@ class FileServer:
                 self._write_frame(encode_frame(DATA_FRAME, block))
                 offset += len(block)
 
-    def _tick(self) -> None:
+    def _send_keepalive(self) -> None:
         if time.monotonic() - self._last_write >= BUSY_SECONDS:
             self._write_frame(encode_frame(BUSY_FRAME))
 

@@ -39,7 +39,7 @@ class LogFile:
 
     def __init__(self, on_failure: Callable[[str], None], *, limit: int = BACKLOG_BYTES) -> None:
         self._on_failure, self._limit = on_failure, limit
-        self._waiting: deque[bytes] = deque()
+        self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._dropped_bytes = 0
         self._closing = False
@@ -53,7 +53,7 @@ class LogFile:
             path: the file.
             heading: a line that says whose output follows.
         """
-        self._thread = threading.Thread(target=self._run, args=(path, heading), name="log", daemon=True)
+        self._thread = threading.Thread(target=self._write_loop, args=(path, heading), name="log", daemon=True)
         self._thread.start()
 
     def write(self, data: bytes) -> None:
@@ -65,7 +65,7 @@ class LogFile:
             if self._dropped_bytes:
                 data = b"[%d bytes left out: the disk was too slow]\n" % self._dropped_bytes + data
                 self._dropped_bytes = 0
-            self._waiting.append(data)
+            self._backlog.append(data)
             self._backlog_bytes += len(data)
             self._changed.notify()
 
@@ -77,25 +77,25 @@ class LogFile:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _run(self, path: Path, heading: str) -> None:
+    def _write_loop(self, path: Path, heading: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab", buffering=0) as file:
                 file.write(heading.encode() + b"\n")
-                while data := self._next():
+                while data := self._next_block():
                     _write_all(file.fileno(), data)
         except OSError as error:
             with self._changed:
                 self._limit = 0
-                self._waiting.clear()
+                self._backlog.clear()
             self._on_failure(f"{path}: {error.strerror or error}; this log goes on without the file")
 
-    def _next(self) -> bytes:
+    def _next_block(self) -> bytes:
         """What waits, once something does; nothing when it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            data = b"".join(self._waiting)
-            self._waiting.clear()
+            self._changed.wait_for(lambda: self._backlog or self._closing)
+            data = b"".join(self._backlog)
+            self._backlog.clear()
             self._backlog_bytes = 0
             return data
 
@@ -126,7 +126,7 @@ class InitProcess:
     def __init__(self, exec_child: Callable[[AnnounceLog], None]) -> None:
         self._exec_child = exec_child
         self._log = LogFile(lambda sentence: _write_stdout(f"edl-role: {sentence}\n".encode()))
-        self._told = b""
+        self._announcement = b""
         self._exit_code: int | None = None
 
     def run(self) -> int:
@@ -141,14 +141,16 @@ class InitProcess:
         self._child = self._fork_child(child_output, child_word)
         os.close(child_output)
         os.close(child_word)
-        self._serve({woken: self._handle_signals, output: self._copy, word: self._read_announcement})
-        while self._read_announcement(word) or self._copy(output):  # what the child said and wrote before it ended
+        self._poll_until_exit({woken: self._handle_signals, output: self._copy_output, word: self._read_announcement})
+        while self._read_announcement(word) or self._copy_output(
+            output
+        ):  # what the child said and wrote before it ended
             pass
         self._log.close(LOG_FLUSH_SECONDS)
         assert self._exit_code is not None
         return self._exit_code
 
-    def _serve(self, handlers: dict[int, Callable[[int], bool]]) -> None:
+    def _poll_until_exit(self, handlers: dict[int, Callable[[int], bool]]) -> None:
         poll = select.poll()
         for descriptor in handlers:
             poll.register(descriptor, select.POLLIN)
@@ -211,7 +213,7 @@ class InitProcess:
                     code = os.waitstatus_to_exitcode(status)
                     self._exit_code = code if code >= 0 else 128 - code
 
-    def _copy(self, output: int) -> bool:
+    def _copy_output(self, output: int) -> bool:
         """Pass on what the child wrote; whether there was something."""
         data = _read_available(output)
         if not data:
@@ -223,13 +225,13 @@ class InitProcess:
     def _read_announcement(self, word: int) -> bool:
         """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
         data = _read_available(word)
-        self._told += data or b""
+        self._announcement += data or b""
         if data or data is None:
             return True
-        if self._told:
-            path, heading = self._told.decode().splitlines()
+        if self._announcement:
+            path, heading = self._announcement.decode().splitlines()
             self._log.open(Path(path), heading)
-            self._told = b""
+            self._announcement = b""
         return False
 
 

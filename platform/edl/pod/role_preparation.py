@@ -107,7 +107,7 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     if requested.from_checkpoint:
         restart = plan_restart(run)
         restart_journal(restart, holder, exclusive=False)
-        changed = (*restart.lines(), *changed)
+        changed = (*restart.describe_losses(), *changed)
     reopen_run(run, holder, exclusive=False)
     make_run_directory(run, GROUP_MODE)
     _write_start(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))

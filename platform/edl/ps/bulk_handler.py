@@ -97,7 +97,7 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
     )
     reader = BodyReader(body)
     initial_values = reader.read_floats(
-        model_declaration.size, lambda: f"the values of {_describe_variables(model_declaration)}"
+        model_declaration.flat_size, lambda: f"the values of {_describe_variables(model_declaration)}"
     )
     reader.end()
     return model_declaration, initial_values
@@ -118,7 +118,7 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
             f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
         )
     flat_gradients = reader.read_floats(
-        declaration.size, lambda: f"gradients (float32) of {_describe_variables(declaration)}"
+        declaration.flat_size, lambda: f"gradients (float32) of {_describe_variables(declaration)}"
     )
     rows: dict[str, RowBatch] = {}
     for part in head.tables:
@@ -148,13 +148,13 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
 
 def _describe_variables(declaration: ModelDeclaration) -> str:
     """The dense variables with their shapes, the first of them by name."""
-    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.dense[:_MAX_NAMED_VARIABLES]]
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.variables[:_MAX_NAMED_VARIABLES]]
     more = (
-        [f"{len(declaration.dense) - _MAX_NAMED_VARIABLES} more"]
-        if len(declaration.dense) > _MAX_NAMED_VARIABLES
+        [f"{len(declaration.variables) - _MAX_NAMED_VARIABLES} more"]
+        if len(declaration.variables) > _MAX_NAMED_VARIABLES
         else []
     )
-    return f"{declaration.size} values: {', '.join([*named, *more])}" if named else "no variable"
+    return f"{declaration.flat_size} values: {', '.join([*named, *more])}" if named else "no variable"
 
 
 def _describe_rows(count: int, what: str, table: TableSpec) -> str:
@@ -164,7 +164,7 @@ def _describe_rows(count: int, what: str, table: TableSpec) -> str:
 def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Iterable[str]) -> TableSpec:
     if name in previous_tables:
         raise PeerRefusedError(f"table '{name}' comes twice in one request", kind="bad")
-    return declaration.table(name)
+    return declaration.get_table(name)
 
 
 def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
@@ -255,7 +255,7 @@ class BulkRequestHandler:
             is_retry=head.again,
         )
         self._connection.worker = head.worker
-        flat_values = self._reply_buffer.values_of_size(declaration.size) if head.pull else None
+        flat_values = self._reply_buffer.values_of_size(declaration.flat_size) if head.pull else None
         admission, version = self._server.push(push, flat_values)
         meta = pb.Pushed(outcome=_WIRE_OUTCOMES[admission], version=version)
         meta.round.extend(pb.Share(lease=lease, step=step) for lease, step in push.round_pushes)
@@ -268,10 +268,12 @@ class BulkRequestHandler:
         if head.pin:
             cut = self._server.pinned(head.pin)
             return OutgoingFrame(
-                FrameKind.PULLED, pb.Pulled(version=cut.version).SerializeToString(), _memory_views(cut.snapshot.dense)
+                FrameKind.PULLED,
+                pb.Pulled(version=cut.version).SerializeToString(),
+                _memory_views(cut.snapshot.flat_values),
             )
         declaration = self._server.declaration()
-        flat_values = self._reply_buffer.values_of_size(declaration.size)
+        flat_values = self._reply_buffer.values_of_size(declaration.flat_size)
         version = self._server.pull(declaration, flat_values)
         return OutgoingFrame(
             FrameKind.PULLED, pb.Pulled(version=version).SerializeToString(), _memory_views(flat_values)
@@ -294,8 +296,8 @@ class BulkRequestHandler:
             raise PeerRefusedError(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
         pinned_snapshot = self._server.pinned(head.pin).snapshot if head.pin else None
         declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.declaration()
-        table = declaration.table(head.table).name
-        rows = (pinned_snapshot or self._server).scan(table, head.cursor, head.limit)
+        table = declaration.get_table(head.table).name
+        rows = (pinned_snapshot or self._server).scan_rows(table, head.cursor, head.limit)
         next_cursor = head.cursor + head.limit
         cursor = next_cursor if next_cursor < (pinned_snapshot or self._server).position_limit(table) else -1
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))

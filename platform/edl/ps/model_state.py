@@ -117,8 +117,8 @@ class StoreFactory:
 
     def restored(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
         """A store that holds what a snapshot of this version holds; raises what :meth:`make` does."""
-        store = self.make(snapshot.declaration, snapshot.dense)
-        store.load(snapshot, version)
+        store = self.make(snapshot.declaration, snapshot.flat_values)
+        store.load_snapshot(snapshot, version)
         return store
 
     @property
@@ -178,8 +178,8 @@ class ModelState:
             return True
         # Values restored for another number of servers get their order by the first declaration
         if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declaration):
-            with self._store.snapshot() as unordered:
-                self._hold(self._store_factory.restored(unordered.rearrange(declaration.dense), self.version))
+            with self._store.take_snapshot() as unordered:
+                self._hold(self._store_factory.restored(unordered.rearrange(declaration.variables), self.version))
         if difference := self._store.declaration.describe_difference(declaration):
             raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
@@ -218,7 +218,7 @@ class ModelState:
         """
         if gradients is not None:
             try:
-                self.store().apply(gradients, self.version + 1)
+                self.store().apply_gradients(gradients, self.version + 1)
             except PartialUpdateError as error:
                 self._partial_update_error = error
                 raise
@@ -228,11 +228,11 @@ class ModelState:
     def make_room(self) -> None:
         """Prepare memory for the next copy; without the server's lock, because that takes a while."""
         if self._store is not None:
-            self._store.make_room()
+            self._store.preallocate_copy()
 
     def copy(self, cut: int, applied_steps: AppliedSteps) -> CutSnapshot:
         """The state at a cut; who takes it releases its snapshot."""
-        return CutSnapshot(cut, self.store().snapshot(), self.version, applied_steps.applied())
+        return CutSnapshot(cut, self.store().take_snapshot(), self.version, applied_steps.applied())
 
     def restore(self, cut: CutSnapshot) -> None:
         """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may.

@@ -90,7 +90,7 @@ class ParameterServer:
                 raise PeerRefusedError("no master has attached to this PS yet", kind="busy")
             first = self._model_state.declare(declaration, initial_values)
             if first:
-                log.info("holds %d dense values and %d tables", declaration.size, len(declaration.tables))
+                log.info("holds %d dense values and %d tables", declaration.flat_size, len(declaration.tables))
             return self._model_state.version, first
 
     def declaration(self) -> ModelDeclaration:
@@ -110,10 +110,10 @@ class ParameterServer:
             store = self._model_state.store()
             return [store.read_rows(table, wanted) for table, wanted in ids.items()]
 
-    def scan(self, table: str, start: int, limit: int) -> RowArrays:
+    def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """Some of the stored rows, without slot variables."""
         with self._changed:
-            return self._model_state.store().scan(table, start, limit)
+            return self._model_state.store().scan_rows(table, start, limit)
 
     def position_limit(self, table: str) -> int:
         """Rows are at positions below this."""
@@ -407,7 +407,7 @@ class ParameterServer:
         with cut_snapshot.snapshot:
             self._cuts.taken(cut, cut_snapshot, pin=pin, keep_paused=keep_paused)
             if pin:
-                cut_snapshot.snapshot.hold()
+                cut_snapshot.snapshot.retain()
             if checkpoint is not None:
                 self._shard_writer.begin(checkpoint, cut_snapshot)
         return result

@@ -172,7 +172,9 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
     """
     retention = RowRetention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
     store_factory = StoreFactory(
-        spec.ps.store, table_thread_count(spec.ps, count_available_cores(), in_pod=identity.host is not None), retention
+        spec.ps.store,
+        table_thread_count(spec.ps, count_available_cores(), in_pod=identity.pod_host is not None),
+        retention,
     )
     chosen = store_factory.choose_store_kind()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, store_factory.threads)
@@ -213,8 +215,8 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
 
 def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
     """Where the master and workers reach this process: ports of its pod, or sockets that no two processes share."""
-    if identity.host is not None:
-        return str(TcpAddress(identity.host, CONTROL_PORT)), str(TcpAddress(identity.host, BULK_PORT))
+    if identity.pod_host is not None:
+        return str(TcpAddress(identity.pod_host, CONTROL_PORT)), str(TcpAddress(identity.pod_host, BULK_PORT))
     base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
     return f"unix:{base}.ctl", f"unix:{base}.blk"
 

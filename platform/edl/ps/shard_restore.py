@@ -53,8 +53,10 @@ def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
         declaration = ModelDeclaration.from_json(meta["declaration"])
         snapshot = ParameterSnapshot(
             declaration,
-            _join_flat([_check_shape(arrays[f"dense/{v.name}"], v) for v in declaration.dense], declaration.size),
-            {slot: _flat_slot(arrays, slot, declaration) for slot in declaration.optimizer.slots},
+            _join_flat(
+                [_check_shape(arrays[f"dense/{v.name}"], v) for v in declaration.variables], declaration.flat_size
+            ),
+            {slot: _flat_slot(arrays, slot, declaration) for slot in declaration.optimizer.slot_starts},
             {table.name: _table_rows(arrays, table.name, declaration) for table in declaration.tables},
         )
         applied = {int(lease): int(through) for lease, through in decode_json(meta["applied"]).items()}
@@ -86,11 +88,11 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
 def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) -> CutSnapshot:
     """The part of a cut that PS ``ps_index`` owns; variables and rows keep their order."""
     snapshot = cut.snapshot
-    kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slot_owners) == ps_index)
+    kept = tuple(v for v in snapshot.declaration.variables if owner_of_name(v.name, slot_owners) == ps_index)
     owners = np.asarray(slot_owners)
     tables = {
         name: rows.select_rows(owners[slot_of_row(rows.ids.astype(np.uint64))] == ps_index)
-        for name, rows in ((name, rows.whole()) for name, rows in snapshot.tables.items())
+        for name, rows in ((name, rows.read_all()) for name, rows in snapshot.tables.items())
     }
     return replace(cut, snapshot=replace(snapshot.rearrange(kept), tables=tables))
 
@@ -110,13 +112,13 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
     merged_snapshot = ParameterSnapshot(
         declaration,
         np.concatenate(
-            [s.dense[: s.declaration.trained] for s in snapshots]
-            + [s.dense[s.declaration.trained :] for s in snapshots]
+            [s.flat_values[: s.declaration.trained_size] for s in snapshots]
+            + [s.flat_values[s.declaration.trained_size :] for s in snapshots]
         ),
-        {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slots},
-        {table.name: join_rows([s.tables[table.name].whole() for s in snapshots]) for table in declaration.tables},
+        {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slot_starts},
+        {table.name: join_rows([s.tables[table.name].read_all() for s in snapshots]) for table in declaration.tables},
     )
-    ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
+    ordered = sum(bool(s.declaration.variables) for s in snapshots) <= 1
     applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
     version = max(part.version for part in parts)
     return replace(parts[0], snapshot=merged_snapshot, version=version, applied=applied, has_slab_order=ordered)
@@ -126,10 +128,10 @@ def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclarat
     """The declaration of all parts together: what is trained first, in the order of the parts."""
     first = snapshots[0].declaration
     for declaration in (snapshot.declaration for snapshot in snapshots):
-        if difference := first.describe_difference(replace(declaration, dense=first.dense)):
+        if difference := first.describe_difference(replace(declaration, variables=first.variables)):
             raise StorageError(f"the checkpoint's shards are of two models: {difference}")
-    variables = (variable for snapshot in snapshots for variable in snapshot.declaration.dense)
-    return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
+    variables = (variable for snapshot in snapshots for variable in snapshot.declaration.variables)
+    return replace(first, variables=tuple(sorted(variables, key=lambda variable: variable.statistic)))
 
 
 def _check_shape(array: Floats, variable: VariableSpec) -> Floats:
@@ -146,9 +148,9 @@ def _join_flat(arrays: Sequence[Floats], size: int) -> Floats:
 
 
 def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) -> Floats:
-    names = [variable.name for variable in declaration.dense if not variable.statistic]
+    names = [variable.name for variable in declaration.variables if not variable.statistic]
     return _join_flat(
-        [_slot_array(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained
+        [_slot_array(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained_size
     )
 
 
@@ -161,18 +163,19 @@ def _slot_array(arrays: ShardArrays, head: str, slot: str, tail: str, declaratio
 
 def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) -> RowArrays:
     slots = {
-        slot: _slot_array(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots
+        slot: _slot_array(arrays, f"rows/{table}/slot/", slot, "", declaration)
+        for slot in declaration.optimizer.slot_starts
     }
     rows = RowArrays(
         arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
     )
     if rows.ids.ndim != 1:
         raise ValueError(f"ids of table '{table}' are {list(rows.ids.shape)} where [n] is declared")
-    shape = (len(rows.ids), declaration.table(table).dim)
-    steps = () if rows.seen is None else (rows.seen,)
+    shape = (len(rows.ids), declaration.get_table(table).dim)
+    steps = () if rows.last_steps is None else (rows.last_steps,)
     if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
         raise ValueError(f"rows of table '{table}' are not {list(shape)}")
-    _check_rows(rows, declaration.table(table))
+    _check_rows(rows, declaration.get_table(table))
     return rows
 
 

@@ -60,8 +60,8 @@ def make_shard_content(cut: CutSnapshot) -> ShardContent:
 
 
 def _dense_arrays(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Floats]]:
-    for variable, place in snapshot.declaration.places():
-        yield f"dense/{variable.name}", snapshot.dense[place].reshape(variable.shape)
+    for variable, place in snapshot.declaration.variable_slices():
+        yield f"dense/{variable.name}", snapshot.flat_values[place].reshape(variable.shape)
         if not variable.statistic:
             for slot, values in snapshot.slots.items():
                 yield f"slot/{slot}/{variable.name}", values[place].reshape(variable.shape)
@@ -70,12 +70,12 @@ def _dense_arrays(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Floats]]:
 def _row_array_shapes(
     declaration: ModelDeclaration, table: str, rows: TableSnapshot
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    shape = (len(rows), declaration.table(table).dim)
+    shape = (len(rows), declaration.get_table(table).dim)
     yield f"rows/{table}/ids", "int64", shape[:1]
     if rows.has_last_steps:
         yield f"rows/{table}/seen", "uint32", shape[:1]
     yield f"rows/{table}/values", "float32", shape
-    for slot in declaration.optimizer.slots:
+    for slot in declaration.optimizer.slot_starts:
         yield f"rows/{table}/slot/{slot}", "float32", shape
 
 
@@ -83,8 +83,8 @@ def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
     for table, rows in snapshot.tables.items():
         for chunk in rows.iter_chunks():
             yield f"rows/{table}/ids", chunk.ids
-            if chunk.seen is not None:
-                yield f"rows/{table}/seen", chunk.seen
+            if chunk.last_steps is not None:
+                yield f"rows/{table}/seen", chunk.last_steps
             yield f"rows/{table}/values", chunk.values
             for slot, values in chunk.slots.items():
                 yield f"rows/{table}/slot/{slot}", values
@@ -120,7 +120,7 @@ class ShardWriter:
 
     def begin(self, directory: Path, cut: CutSnapshot) -> None:
         """Start to write a cut, whose snapshot is held until that is done."""
-        cut.snapshot.hold()
+        cut.snapshot.retain()
         result: Future[SavedShard] = Future()
         with self._lock:
             self._results[cut.number] = result

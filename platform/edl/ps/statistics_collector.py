@@ -65,7 +65,7 @@ class PsStatisticsCollector:
                 rows=len(table),
                 bytes=self._table_sizes.measure_bytes(name, table),
                 dropped=table.evicted_count,
-                bound=table.bound or 0,
+                bound=table.row_limit or 0,
             )
             for name, table in reported_tables
         ]
@@ -88,7 +88,7 @@ class TableSizes:
         measured, started_at = self._measured.get(name), self._clock()
         if measured is not None and measured[0] is table and started_at < self._measure_again_at[name]:
             return measured[1]
-        byte_count = table.occupied
+        byte_count = table.memory_bytes
         self._measured[name] = table, byte_count
         self._measure_again_at[name] = started_at + _REMEASURE_FACTOR * (self._clock() - started_at)
         return byte_count

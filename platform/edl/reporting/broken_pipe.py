@@ -17,51 +17,51 @@ class PipeSafeRenderer:
     """Shows what ``face`` shows as long as somebody reads it.
 
     Attributes:
-        broken: whether the reader has left; whoever follows the run decides what that means.
+        reader_left: whether the reader has left; whoever follows the run decides what that means.
     """
 
     def __init__(self, renderer: RunRenderer) -> None:
         self._renderer = renderer
-        self.broken = False
+        self.reader_left = False
 
     def __enter__(self) -> Self:
-        self._show(self._renderer.__enter__)
+        self._call_renderer(self._renderer.__enter__)
         return self
 
     def __exit__(self, *given: object) -> None:
-        self._show(lambda: self._renderer.__exit__(*given))
+        self._call_renderer(lambda: self._renderer.__exit__(*given))
 
-    def planned(self, run_info: RunInfo) -> None:
+    def show_plan(self, run_info: RunInfo) -> None:
         """What will run."""
-        self._show(lambda: self._renderer.planned(run_info))
+        self._call_renderer(lambda: self._renderer.show_plan(run_info))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """An event, and the progress with it."""
-        self._show(lambda: self._renderer.show_event(event, progress))
+        self._call_renderer(lambda: self._renderer.show_event(event, progress))
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """The progress at ``now``."""
-        self._show(lambda: self._renderer.refresh(progress, now))
+        self._call_renderer(lambda: self._renderer.refresh(progress, now))
 
     def show_notice(self, text: str) -> None:
         """Something about the command itself."""
-        self._show(lambda: self._renderer.show_notice(text))
+        self._call_renderer(lambda: self._renderer.show_notice(text))
 
-    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
+    def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """The end; without a reader a line on standard error, when there is something to go on with."""
-        self._show(lambda: self._renderer.ended(run_info, outcome))
-        if self.broken and outcome.phase != "Done":
+        self._call_renderer(lambda: self._renderer.show_outcome(run_info, outcome))
+        if self.reader_left and outcome.phase != "Done":
             with _survive_broken_pipe(sys.stderr):
                 told = ["Nobody reads the output any more: the job was stopped.", *run_info.next_steps(outcome)]
                 print(" ".join(told), file=sys.stderr, flush=True)
 
-    def _show(self, what: Callable[[], object]) -> None:
-        if self.broken:
+    def _call_renderer(self, what: Callable[[], object]) -> None:
+        if self.reader_left:
             return
-        self.broken = True
+        self.reader_left = True
         with _survive_broken_pipe(sys.stdout):
             what()
-            self.broken = False
+            self.reader_left = False
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class JsonLinesRenderer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, run_info: RunInfo) -> None:
+    def show_plan(self, run_info: RunInfo) -> None:
         """Nothing: the first event names the run."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
@@ -47,7 +47,7 @@ class JsonLinesRenderer:
         """For people, who look at standard error."""
         print(text, file=self._errors, flush=True)
 
-    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
+    def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
         if outcome.phase == "Failed":
             self.show_notice(failure_text(outcome))

@@ -76,11 +76,11 @@ def _title_text(progress: RunProgress, now: float) -> Text:
         (progress.phase, _PHASE_STYLES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis"
     )
     if status is None:
-        return title.append(f"  {format_duration(now - progress.began)}")
+        return title.append(f"  {format_duration(now - progress.start_time)}")
     title.append(f"  {status.job} {status.run}")
     if status.epochs > 1:
         title.append(f"  epoch {status.epoch} of {status.epochs}")
-    return title.append(f"  step {status.step:,}  {format_duration(now - progress.began)}")
+    return title.append(f"  step {status.step:,}  {format_duration(now - progress.start_time)}")
 
 
 def _progress_bar(progress: RunProgress, width: int) -> RenderableType:
@@ -99,7 +99,7 @@ def _measurements_text(progress: RunProgress) -> Text:
         return _text_line(
             "the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim"
         )
-    if status.phase == "Starting" and progress.ended is None:
+    if status.phase == "Starting" and progress.end_event is None:
         return _text_line("workers import the model", "dim")
     return _text_line("   ".join(format_measurements(status)))
 
@@ -155,7 +155,7 @@ class LiveRenderer:
     def __init__(self, on: Console | None = None) -> None:
         self._console = on or make_console()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        self._plan: RunInfo | None = None
+        self._run_info: RunInfo | None = None
         self._notice = ""
         self._last_drawn = 0.0
 
@@ -165,10 +165,10 @@ class LiveRenderer:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def planned(self, run_info: RunInfo) -> None:
+    def show_plan(self, run_info: RunInfo) -> None:
         """The plan stays above the view."""
-        self._plan = run_info
-        for line in run_info.lines():
+        self._run_info = run_info
+        for line in run_info.plan_lines():
             for part in wrap_text(line, self._console.width, next_indent="    "):
                 self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
@@ -188,7 +188,7 @@ class LiveRenderer:
         """Shown in the view from now on."""
         self._notice, self._last_drawn = text, 0.0
 
-    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
+    def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary, below the last picture."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ class _ManifestRepresenter(SafeRepresenter):
         del data
         return True
 
-    def text(self, text: str) -> ScalarNode:
+    def represent_text(self, text: str) -> ScalarNode:
         plain = _PLAIN_SCALAR.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
         lines = text.endswith("\n") and text.replace("\n", "").isprintable()
         style = None if plain else "|" if lines else '"'
@@ -31,7 +31,7 @@ class _ManifestRepresenter(SafeRepresenter):
         return node
 
 
-_ManifestRepresenter.add_representer(str, _ManifestRepresenter.text)
+_ManifestRepresenter.add_representer(str, _ManifestRepresenter.represent_text)
 
 
 def manifests_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:

@@ -32,9 +32,9 @@ class PlainTextRenderer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, run_info: RunInfo) -> None:
+    def show_plan(self, run_info: RunInfo) -> None:
         """The plan."""
-        for line in run_info.lines():
+        for line in run_info.plan_lines():
             self._print_line(to_single_line(line))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
@@ -55,7 +55,7 @@ class PlainTextRenderer:
         """A line."""
         self._print_line(text)
 
-    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
+    def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """What was wrong, then the summary."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=self._errors, flush=True)

@@ -34,38 +34,38 @@ class RunProgress:
     """What is known of a run.
 
     Attributes:
-        began: when this run, or its going on, was started; unix seconds. Older statuses are of the time before.
+        start_time: when this run, or its going on, was started; unix seconds. Older statuses are of the time before.
         status: the newest status; None before the first.
         master_pid: the master's process; None while there is none.
         recent_events: the newest events, oldest first.
-        repeated: records that were returned to the queue because a worker was lost.
-        rolled_back: records that went back to a checkpoint.
+        records_repeated: records that were returned to the queue because a worker was lost.
+        records_rolled_back: records that went back to a checkpoint.
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
         records_done_before: records that were done before this start of the run.
         evaluations: the newest ones, oldest first.
-        ended: the last event of the run, since its newest start.
+        end_event: the last event of the run, since its newest start.
     """
 
-    began: float
+    start_time: float
     status: Status | None = None
     master_pid: int | None = None
     recent_events: tuple[JobEvent, ...] = ()
-    repeated: int = 0
-    rolled_back: int = 0
+    records_repeated: int = 0
+    records_rolled_back: int = 0
     updates_rolled_back: int = 0
     workers_lost: int = 0
     records_done_before: int = 0
     evaluations: tuple[EvaluationEnded, ...] = ()
-    ended: JobEnded | None = None
+    end_event: JobEnded | None = None
 
-    def after(self, event: JobEvent) -> RunProgress:
+    def with_event(self, event: JobEvent) -> RunProgress:
         """The progress once ``event`` has happened; each start of a run counts anew."""
         known = replace(self, recent_events=(*self.recent_events, event)[-RECENT_EVENTS:])
         match event:
             case RunStarted():
                 return RunProgress(
-                    self.began, recent_events=known.recent_events
+                    self.start_time, recent_events=known.recent_events
                 )  # a run that goes on publishes its earlier end, too
             case RoleStarted(role="master"):
                 return replace(known, master_pid=event.pid)
@@ -74,20 +74,22 @@ class RunProgress:
             case RoleEnded(role="worker") if event.reason not in NORMAL_END_REASONS:
                 return replace(known, workers_lost=self.workers_lost + 1)
             case RecordsRequeued() if event.source != EXPORT_SOURCE:
-                return replace(known, repeated=self.repeated + event.end - event.start)
+                return replace(known, records_repeated=self.records_repeated + event.end - event.start)
             case RollbackDone():
                 updates = self.updates_rolled_back + event.updates
-                return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
+                return replace(
+                    known, records_rolled_back=self.records_rolled_back + event.records, updates_rolled_back=updates
+                )
             case EvaluationEnded():
                 known = replace(known, evaluations=(*self.evaluations, event)[-RECENT_EVALUATIONS:])
                 return replace(known, status=known._with_newest_metrics(self.status) if self.status else None)
             case JobEnded():
-                return replace(known, ended=event)
+                return replace(known, end_event=event)
         return known
 
-    def at(self, status: Status) -> RunProgress:
+    def with_status(self, status: Status) -> RunProgress:
         """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
-        if status.updated < self.began or (self.status and status.updated <= self.status.updated):
+        if status.updated < self.start_time or (self.status and status.updated <= self.status.updated):
             return self
         return replace(
             self,
@@ -103,8 +105,8 @@ class RunProgress:
     @property
     def phase(self) -> str:
         """What the job is doing, or how it ended."""
-        if self.ended:
-            return self.ended.phase
+        if self.end_event:
+            return self.end_event.phase
         return self.status.phase if self.status else "Starting"
 
     @property
@@ -115,15 +117,15 @@ class RunProgress:
 
     def partial_summary(self, now: float, logs: str) -> Summary:
         """What the run came to until ``now``, for a run whose master could not say it itself."""
-        status, seconds = self.status, max(0.0, now - self.began)
+        status, seconds = self.status, max(0.0, now - self.start_time)
         done_now = status.records_done - self.records_done_before if status else 0
         if status is None:
             return Summary(records_total=0, records_done=0, seconds=seconds, workers_lost=self.workers_lost, logs=logs)
         return Summary(
             records_total=status.records_total,
             records_done=status.records_done,
-            records_repeated=self.repeated,
-            records_rolled_back=self.rolled_back,
+            records_repeated=self.records_repeated,
+            records_rolled_back=self.records_rolled_back,
             updates_rolled_back=self.updates_rolled_back,
             samples_per_second=max(0, done_now) / seconds if seconds else 0.0,
             seconds=seconds,
@@ -225,7 +227,7 @@ class RunInfo(Protocol):
         """Where predictions go; None for a run that trains."""
         ...
 
-    def lines(self) -> list[str]:
+    def plan_lines(self) -> list[str]:
         """The plan, for people."""
         ...
 

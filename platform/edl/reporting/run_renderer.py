@@ -19,7 +19,7 @@ class RunRenderer(Protocol):
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was found."""
 
-    def planned(self, run_info: RunInfo) -> None:
+    def show_plan(self, run_info: RunInfo) -> None:
         """What will run."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
@@ -31,7 +31,7 @@ class RunRenderer(Protocol):
     def show_notice(self, text: str) -> None:
         """Something about ``edl run`` itself."""
 
-    def ended(self, run_info: RunInfo, outcome: RunOutcome) -> None:
+    def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """The end, after everything of the job is gone."""
 
 

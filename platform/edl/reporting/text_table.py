@@ -72,7 +72,7 @@ class StatusLine:
         if self._is_terminal and self._last_text:
             self._write("\r\x1b[K")
 
-    def say(self, text: str, *, permanent: bool = True) -> None:
+    def show_text(self, text: str, *, permanent: bool = True) -> None:
         """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
         line = " ".join(strip_control_characters(text).split())
         if line == self._last_text or not (permanent or self._is_terminal):

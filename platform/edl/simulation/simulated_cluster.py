@@ -45,7 +45,7 @@ class SimulatedCluster:
 
     def live(self, role: Role) -> list[PodStatus]:
         """Pods of a role that have not ended."""
-        return [pod for pod in self.pods.values() if pod.role is role and not pod.ended]
+        return [pod for pod in self.pods.values() if pod.role is role and not pod.has_ended]
 
     def start(self, role: Role, index: int, wish: PodOptions) -> str:
         """Accept a pod; what is said instead if it is refused."""
@@ -82,7 +82,7 @@ class SimulatedCluster:
     def delete(self, uid: str, grace: float, cause: TerminationCause = TerminationCause.NONE) -> None:
         """Somebody wants a pod to go; it is killed after its grace."""
         pod = self.pods.get(uid)
-        if pod is None or pod.ended:
+        if pod is None or pod.has_ended:
             return
         self.pods[uid] = replace(pod, leaving=True, cause=pod.cause or cause)
         if pod.phase is PodPhase.PENDING or grace <= 0:
@@ -101,7 +101,7 @@ class SimulatedCluster:
     def end(self, uid: str, exit_code: int | None, cause: TerminationCause = TerminationCause.NONE) -> None:
         """A pod ends: 0, 143 (told to go), 137 (killed), an error, or without a code if nobody knows."""
         pod = self.pods.get(uid)
-        if pod is None or pod.ended:
+        if pod is None or pod.has_ended:
             return
         failed = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
         phase = PodPhase.GONE if pod.leaving else failed
@@ -112,5 +112,5 @@ class SimulatedCluster:
 
     def forget_ended(self) -> None:
         """What has ended is not listed any more."""
-        for uid in [uid for uid, pod in self.pods.items() if pod.ended]:
+        for uid in [uid for uid, pod in self.pods.items() if pod.has_ended]:
             del self.pods[uid]

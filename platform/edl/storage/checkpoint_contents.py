@@ -55,27 +55,27 @@ class StoredTable:
     Attributes:
         name: of the table.
         spec: as declared; None if no shard declares it.
-        parts: by shard, at least one.
+        shards: by shard, at least one.
     """
 
     name: str
     spec: TableSpec | None
-    parts: tuple[TableShard, ...]
+    shards: tuple[TableShard, ...]
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Stored rows of all parts."""
-        return sum(part.ids.shape[0] for part in self.parts)
+        return sum(part.ids.shape[0] for part in self.shards)
 
     @property
     def width(self) -> int:
         """Elements of a stored row."""
-        return self.parts[0].values.shape[1]
+        return self.shards[0].values.shape[1]
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the slot variables, sorted."""
-        return tuple(sorted(self.parts[0].slots))
+        return tuple(sorted(self.shards[0].slots))
 
     @property
     def described_initializer(self) -> Mapping[str, Any]:
@@ -90,13 +90,13 @@ class CheckpointContents:
     Attributes:
         variables: by name, sorted.
         tables: by name, sorted.
-        others: arrays of other kinds: what strategy Local keeps of its optimizer and its random generators.
+        other_arrays: arrays of other kinds: what strategy Local keeps of its optimizer and its random generators.
         optimizer: name and hyperparameters; None when the shards do not say (strategy Local).
     """
 
     variables: tuple[StoredVariable, ...]
     tables: tuple[StoredTable, ...]
-    others: tuple[StoredArray, ...] = ()
+    other_arrays: tuple[StoredArray, ...] = ()
     optimizer: Mapping[str, Any] | None = None
 
 
@@ -106,9 +106,11 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     Raises:
         StorageError: one cannot be read or is not a shard, they are of two models, or do not fit together.
     """
-    shard_arrays = [_ShardArrays.of(read_safetensors_header(path)) for path in shards]
+    shard_arrays = [_ShardArrays.from_header(read_safetensors_header(path)) for path in shards]
     _check_same_model(shard_arrays)
-    variables = sorted((one for shard in shard_arrays for one in shard.variables()), key=lambda one: one.spec.name)
+    variables = sorted(
+        (one for shard in shard_arrays for one in shard.stored_variables()), key=lambda one: one.spec.name
+    )
     for one, other in pairwise(variables):
         if one.spec.name == other.spec.name:
             problem = f"holds variable '{one.spec.name}', and so does {one.values.path.name}"
@@ -117,7 +119,7 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     tables = tuple(_merge_table_shards(name, [shard for shard in shard_arrays if name in shard.rows]) for name in names)
     others = tuple(array for shard in shard_arrays for array in shard.others)
     return CheckpointContents(
-        tuple(variables), tables, others, shard_arrays[0].declared.optimizer if shard_arrays else None
+        tuple(variables), tables, others, shard_arrays[0].declaration.optimizer if shard_arrays else None
     )
 
 
@@ -131,7 +133,7 @@ def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
     """
     path = directory / f"ps-{ps_index}.safetensors"
     try:
-        shard = _ShardArrays.of(read_safetensors_header(path))
+        shard = _ShardArrays.from_header(read_safetensors_header(path))
     except StorageError:
         if not path.exists():
             return []
@@ -151,7 +153,7 @@ class _Declared:
     @classmethod
     def of(cls, header: SafetensorsHeader) -> _Declared:
         try:
-            value = json.loads(header.strings.get("declaration", "{}"))
+            value = json.loads(header.metadata.get("declaration", "{}"))
             return cls(
                 tuple(VariableSpec.from_json(fields) for fields in value.get("dense", [])),
                 tuple(TableSpec.from_json(fields) for fields in value.get("tables", [])),
@@ -172,14 +174,14 @@ class _ShardArrays:
     """The arrays of a header, sorted by their names: see :mod:`edl.ps.shard_restore` for these."""
 
     path: Path
-    declared: _Declared
+    declaration: _Declared
     dense: dict[str, StoredArray] = field(default_factory=dict)
     slots: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
     rows: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
     others: list[StoredArray] = field(default_factory=list)
 
     @classmethod
-    def of(cls, header: SafetensorsHeader) -> _ShardArrays:
+    def from_header(cls, header: SafetensorsHeader) -> _ShardArrays:
         shard = cls(header.path, _Declared.of(header))
         for array in header.arrays.values():
             shard._add_array(array)
@@ -198,9 +200,9 @@ class _ShardArrays:
         else:
             self.others.append(array)
 
-    def variables(self) -> list[StoredVariable]:
+    def stored_variables(self) -> list[StoredVariable]:
         """Raises StorageError if a declared variable or the values of a slot variable are not there."""
-        declared = {spec.name: spec for spec in self.declared.dense}
+        declared = {spec.name: spec for spec in self.declaration.dense}
         for name in sorted({*self.slots, *declared}):
             array = self.dense.get(name)
             if array is None or (name in declared and array.shape != declared[name].shape):
@@ -213,7 +215,7 @@ class _ShardArrays:
             for name, array in self.dense.items()
         ]
 
-    def part(self, table: str) -> TableShard:
+    def table_shard(self, table: str) -> TableShard:
         """Raises StorageError if the arrays of a table do not fit together."""
         arrays = dict(self.rows[table])
         ids, values = arrays.pop("ids", None), arrays.pop("values", None)
@@ -234,13 +236,13 @@ def _split_row_array_name(rest: str) -> tuple[str, str]:
 
 
 def _merge_table_shards(name: str, shards: list[_ShardArrays]) -> StoredTable:
-    parts = tuple(shard.part(name) for shard in shards)
+    parts = tuple(shard.table_shard(name) for shard in shards)
     first = parts[0]
     for shard, part in zip(shards, parts, strict=True):
         if _row_signature(part) != _row_signature(first):
             problem = f"holds rows of table '{name}' of another kind than {shards[0].path.name}"
             raise StorageError(problem, where=str(shard.path))
-    spec = next((spec for spec in shards[0].declared.tables if spec.name == name), None)
+    spec = next((spec for spec in shards[0].declaration.tables if spec.name == name), None)
     table = StoredTable(name, spec, parts)
     if spec is not None and spec.dim != table.width:
         raise StorageError(f"does not hold rows of table '{name}' as it declares them", where=str(shards[0].path))
@@ -254,5 +256,5 @@ def _row_signature(part: TableShard) -> Mapping[str, object]:
 
 def _check_same_model(shards: list[_ShardArrays]) -> None:
     for shard in shards[1:]:
-        if not shard.declared.is_same_model(shards[0].declared):
+        if not shard.declaration.is_same_model(shards[0].declaration):
             raise StorageError(f"is of another model than {shards[0].path.name}", where=str(shard.path))

@@ -41,16 +41,16 @@ class ArrayStatistics:
     Attributes:
         count: of values.
         minimum, mean, maximum: of the finite ones; None if there is none.
-        nan: values that are not a number.
-        infinite: values that are.
+        nan_count: values that are not a number.
+        infinite_count: values that are.
     """
 
     count: int
     minimum: float | None
     mean: float | None
     maximum: float | None
-    nan: int
-    infinite: int
+    nan_count: int
+    infinite_count: int
 
 
 def map_stored_array(array: StoredArray) -> AnyArray:
@@ -135,7 +135,7 @@ def export_columns(contents: CheckpointContents, *, include_slots: bool) -> list
             all_columns += [
                 _variable_column(f"{variable.spec.name}/slot/{slot}", array) for slot, array in variable.slots.items()
             ]
-        all_columns += [_variable_column(array.name, array) for array in contents.others]
+        all_columns += [_variable_column(array.name, array) for array in contents.other_arrays]
     duplicate_names = [name for name, many in Counter(column.name for column in all_columns).items() if many > 1]
     if duplicate_names:
         raise StorageError(f"two arrays would be called '{duplicate_names[0]}'", hint="Read the shards themselves.")
@@ -217,17 +217,17 @@ def _variable_column(name: str, array: StoredArray) -> ExportColumn:
 
 
 def _table_columns(table: StoredTable, *, slots: bool) -> Iterator[ExportColumn]:
-    ids = np.concatenate([np.asarray(map_stored_array(part.ids)) for part in table.parts])
+    ids = np.concatenate([np.asarray(map_stored_array(part.ids)) for part in table.shards])
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     if (again := ids[1:][ids[1:] == ids[:-1]]).size:
         raise StorageError(
-            f"row {again[0]} of table '{table.name}' is stored twice", where=str(table.parts[0].ids.path.parent)
+            f"row {again[0]} of table '{table.name}' is stored twice", where=str(table.shards[0].ids.path.parent)
         )
     yield ExportColumn(f"{table.name}/ids", "int64", ids.shape, lambda: iter([ids]))
-    yield _ordered_rows_column(f"{table.name}/rows", [part.values for part in table.parts], order)
+    yield _ordered_rows_column(f"{table.name}/rows", [part.values for part in table.shards], order)
     for slot in table.slots if slots else ():
-        yield _ordered_rows_column(f"{table.name}/slot/{slot}", [part.slots[slot] for part in table.parts], order)
+        yield _ordered_rows_column(f"{table.name}/slot/{slot}", [part.slots[slot] for part in table.shards], order)
 
 
 def _ordered_rows_column(name: str, parts: Sequence[StoredArray], order: NDArray[np.intp]) -> ExportColumn:

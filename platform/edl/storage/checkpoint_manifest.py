@@ -72,7 +72,7 @@ class CheckpointManifest:
         own = self.ledger.get("done_steps") if isinstance(self.ledger, dict) else None
         return own if isinstance(own, int) else self.version
 
-    def shard(self, ps_index: int) -> Path | None:
+    def shard_path(self, ps_index: int) -> Path | None:
         """The file of a parameter server in a manifest that was read; None when the cut has none for it."""
         name = f"ps-{ps_index}.safetensors"
         known = self.directory is not None and any(shard.file == name for shard in self.shards)

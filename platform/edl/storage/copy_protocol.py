@@ -41,7 +41,7 @@ class CopyFrame(NamedTuple):
     kind: bytes
     payload: bytes
 
-    def json(self) -> dict[str, Any]:
+    def json_payload(self) -> dict[str, Any]:
         """The payload as a JSON object; raises RefusedError if it is none."""
         try:
             value = json.loads(self.payload)
@@ -56,7 +56,7 @@ class ProcessPipe(Protocol):
     """Bytes to and from another process."""
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the process wrote for people."""
         ...
 
@@ -68,7 +68,7 @@ class ProcessPipe(Protocol):
         """Send all of ``data``."""
         ...
 
-    def waiting(self) -> bool:
+    def has_pending_input(self) -> bool:
         """Whether the other end has said something that was not read yet, or has ended."""
         ...
 
@@ -163,18 +163,18 @@ class PartialUpload:
             self._descriptor = -1
 
     @property
-    def arrived(self) -> int:
+    def received_bytes(self) -> int:
         """Bytes that are here already: the next ones follow from there."""
         return self._received_bytes
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """Bytes to come."""
         return self._size - self._received_bytes
 
     def write(self, data: bytes) -> None:
         """The next bytes; raises StorageError when they cannot be written, or are too many."""
-        if len(data) > self.missing:
+        if len(data) > self.missing_bytes:
             raise StorageError("more arrives than was announced", where=str(self._final_path))
         with translate_os_errors(self._final_path, "write"):
             view = memoryview(data)
@@ -189,8 +189,8 @@ class PartialUpload:
         Raises:
             StorageError: bytes are missing, or the content is another; what has arrived of another is thrown away.
         """
-        if self.missing:
-            raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final_path))
+        if self.missing_bytes:
+            raise StorageError(f"{self.missing_bytes:,} bytes are missing", where=str(self._final_path))
         with remove_on_error(self._part_path):
             if self._hash.hexdigest() != self._sha256:
                 raise StorageError(

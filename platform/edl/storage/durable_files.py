@@ -181,7 +181,7 @@ class JsonLinesTail:
     def __init__(self, path: Path) -> None:
         """Begin at the start of ``path``, which need not exist yet."""
         self.path = path
-        self.damaged = 0
+        self.damaged_lines = 0
         """Complete lines that were no JSON object, and were left out."""
         self._offset = 0
 
@@ -201,7 +201,7 @@ class JsonLinesTail:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         values = [_parse_object(line) for line in complete.splitlines()]
-        self.damaged += values.count(None)
+        self.damaged_lines += values.count(None)
         return [value for value in values if value is not None]
 
 
@@ -263,9 +263,9 @@ class FileLock:
             except OSError:
                 os.close(self._descriptor)
                 raise
-        self.describe(holder)
+        self.write_holder(holder)
 
-    def describe(self, holder: str) -> None:
+    def write_holder(self, holder: str) -> None:
         """Replace the holder's text."""
         with translate_os_errors(self.path, "write the holder's name"):
             os.ftruncate(self._descriptor, 0)

@@ -25,10 +25,10 @@ from edl.storage.segment_chain import SegmentChain, encode_record, remove_unfini
 
 @dataclass(frozen=True)
 class _LsnWaiter:
-    """Somebody who waits for ``lsn``; ``release`` is called once, when it is reached or never will be."""
+    """Somebody who waits for ``lsn``; ``callback`` is called once, when it is reached or never will be."""
 
     lsn: int
-    release: Callable[[], object]
+    callback: Callable[[], object]
 
 
 class DurablePosition:
@@ -52,7 +52,7 @@ class DurablePosition:
             done = [waiter for waiter in self._waiters if waiter.lsn <= self._lsn]
             self._waiters = [waiter for waiter in self._waiters if waiter.lsn > self._lsn]
         for waiter in done:
-            waiter.release()
+            waiter.callback()
 
     def fail(self, error: EdlError) -> None:
         """Nothing more will become durable: every thread that waits, now or later, gets ``error``."""
@@ -60,7 +60,7 @@ class DurablePosition:
             self._failure = error
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.release()
+            waiter.callback()
 
     def wait(self, lsn: int, timeout: float | None) -> None:
         """Block until ``lsn`` is reached.
@@ -73,12 +73,12 @@ class DurablePosition:
             return
         gate = threading.Lock()  # a bare lock wakes just this thread, without a shared one to pass on
         gate.acquire()
-        if self.call_when(lsn, gate.release) and not gate.acquire(timeout=-1 if timeout is None else timeout):
+        if self.call_when_reached(lsn, gate.release) and not gate.acquire(timeout=-1 if timeout is None else timeout):
             raise RetryableError(f"the journal was not synced within {timeout} s")
         if lsn > self._lsn and self._failure is not None:
             raise self._failure
 
-    def call_when(self, lsn: int, callback: Callable[[], object]) -> bool:
+    def call_when_reached(self, lsn: int, callback: Callable[[], object]) -> bool:
         """Call ``callback`` once, on the writer's thread, when ``lsn`` is reached or never will be; it must not block.
 
         Returns:
@@ -119,9 +119,9 @@ class Journal:
         self._directory = directory
         self._lock = lock
         self._chain = chain
-        self._mutex = threading.Lock()  # guards _queue, _next, _size and _closing; never held during I/O
+        self._mutex = threading.Lock()  # guards _queue, _next_lsn, _size and _closing; never held during I/O
         self._queue: list[bytes | _SegmentStart] = []
-        self._next = 1
+        self._next_lsn = 1
         self._size_bytes = size_bytes
         self._closing = False
         self._wake = threading.Event()
@@ -197,21 +197,24 @@ class Journal:
         return FsyncLatency(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
 
     def append(self, entry: Mapping[str, Any]) -> int:
-        """Queue ``entry`` and return its lsn; it is durable when ``wait`` has returned. Entries keep the order of lsn.
+        """Queue ``entry`` and return its lsn; it is durable when ``wait_until_durable`` has returned.
+
+        Entries keep the order of lsn.
 
         Raises:
-            StorageError, RefusedError: the journal has failed earlier, as ``wait`` told.
+            StorageError, RefusedError: the journal has failed earlier, as ``wait_until_durable`` told.
             TypeError, ValueError: ``entry`` is not JSON (NaN is not), or too large.
         """
         return self._enqueue(encode_record(entry))
 
     def compact(self, snapshot: Mapping[str, Any]) -> int:
-        """Let ``snapshot`` stand for every entry appended before this call; returns its lsn, for ``wait``.
+        """Let ``snapshot`` stand for every entry appended before this call.
 
-        The caller makes sure, by the lock under which it also appends, that the snapshot is the state after exactly
-        those entries. Entries appended later follow it. The writer begins a new segment with the snapshot, makes it
-        durable and only then removes the older ones: a crash in between leaves the old journal or the new one. The
-        snapshot is encoded before this returns; the disk is left to the writer.
+        Returns its lsn, for ``wait_until_durable``. The caller makes sure, by the lock under which it also appends,
+        that the snapshot is the state after exactly those entries. Entries appended later follow it. The writer begins
+        a new segment with the snapshot, makes it durable and only then removes the older ones: a crash in between
+        leaves the old journal or the new one. The snapshot is encoded before this returns; the disk is left to the
+        writer.
 
         Raises:
             StorageError, RefusedError: the journal has failed earlier.
@@ -219,7 +222,7 @@ class Journal:
         """
         return self._enqueue(_SegmentStart(encode_record({"fence": {}, "snapshot": snapshot})))
 
-    def wait(self, lsn: int, timeout: float | None = None) -> None:
+    def wait_until_durable(self, lsn: int, timeout: float | None = None) -> None:
         """Block until everything up to ``lsn`` is written and synced.
 
         Args:
@@ -231,17 +234,17 @@ class Journal:
             RefusedError: a newer incarnation has opened the journal.
             RetryableError: the time is over; the entry may still become durable.
         """
-        if lsn >= self._next:
-            raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next - 1}")
+        if lsn >= self._next_lsn:
+            raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next_lsn - 1}")
         self._durable_position.wait(lsn, timeout)
 
-    def call_when(self, lsn: int, callback: Callable[[], object]) -> bool:
+    def call_when_durable(self, lsn: int, callback: Callable[[], object]) -> bool:
         """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
 
         Returns:
-            Whether it will be called; if not, ``wait`` returns or raises at once.
+            Whether it will be called; if not, ``wait_until_durable`` returns or raises at once.
         """
-        return self._durable_position.call_when(lsn, callback)
+        return self._durable_position.call_when_reached(lsn, callback)
 
     def close(self) -> None:
         """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""
@@ -259,8 +262,8 @@ class Journal:
                 raise self.failure
             if self._closing:
                 raise StorageError("the journal is closed", where=str(self._directory))
-            lsn = self._next
-            self._next += 1
+            lsn = self._next_lsn
+            self._next_lsn += 1
             self._size_bytes = self._size_bytes + len(item) if isinstance(item, bytes) else 0
             self._queue.append(item)
             if len(self._queue) == 1:

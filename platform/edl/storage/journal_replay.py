@@ -46,10 +46,10 @@ class JournalEntries:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for segment in self._segments:
-            yield from segment.entries()
+            yield from segment.decode_entries()
 
     def __len__(self) -> int:
-        return sum(segment.count for segment in self._segments)
+        return sum(segment.entry_count for segment in self._segments)
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ def replay_journal(directory: Path) -> JournalReplay:
 
 @dataclass(frozen=True)
 class _SegmentData:
-    """One file's bytes, checked up to ``end``. The opening record is not among the entries."""
+    """One file's bytes, checked up to ``entries_end``. The opening record is not among the entries."""
 
     path: Path
     data: memoryview
     opening: dict[str, Any]
-    begin: int
-    end: int
-    count: int
+    entries_start: int
+    entries_end: int
+    entry_count: int
 
-    def entries(self) -> Iterator[dict[str, Any]]:
-        offset = self.begin
-        while offset < self.end:
+    def decode_entries(self) -> Iterator[dict[str, Any]]:
+        offset = self.entries_start
+        while offset < self.entries_end:
             end = offset + RECORD_STRUCT.size + (RECORD_STRUCT.unpack_from(self.data, offset)[0] & ~GROUP_START_FLAG)
             yield _decode_record(self.data, offset, end, self.path)
             offset = end
@@ -118,9 +118,9 @@ def _read_journal(directory: Path, newest: SegmentId) -> JournalReplay:
         snapshot=chain[0].opening.get("snapshot"),
         entries=JournalEntries(chain),
         incarnation=newest.incarnation,
-        torn_bytes=len(last.data) - last.end,
-        size_bytes=sum(segment.end - segment.begin for segment in chain),
-        fence={segment.path.name: segment.end for segment in chain},
+        torn_bytes=len(last.data) - last.entries_end,
+        size_bytes=sum(segment.entries_end - segment.entries_start for segment in chain),
+        fence={segment.path.name: segment.entries_end for segment in chain},
     )
 
 
@@ -142,7 +142,7 @@ def _segment_id(name: str, last: _SegmentData) -> SegmentId:
 
 def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None) -> _SegmentData:
     """Read one file: up to its fenced length, where all must be intact, or, without one, up to the torn tail."""
-    path = directory / segment.name
+    path = directory / segment.file_name
     data = _read_segment_bytes(path)
     view = memoryview(data)
     check_segment_header(view, segment, path)

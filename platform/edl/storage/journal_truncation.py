@@ -46,14 +46,14 @@ class JournaledCuts:
 
     Attributes:
         checkpoint: the newest, from which the run goes on.
-        highest: number of the last cut that was announced.
+        highest_cut: number of the last cut that was announced.
     """
 
     checkpoint: SavedCheckpoint | None
-    highest: int
+    highest_cut: int
 
     @classmethod
-    def of(cls, journal_replay: JournalReplay) -> Self:
+    def from_replay(cls, journal_replay: JournalReplay) -> Self:
         """From all entries of a journal."""
         # 45 ms that the start of a new run does not need
         from edl.api import journal_entries as entries
@@ -79,12 +79,12 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
         JournalDamagedError: there are checkpoints that it cannot have left behind.
         StorageError: the checkpoint that it names is not there, nor is any other; or the folder cannot be read.
     """
-    journaled_cuts, existing_cuts = JournaledCuts.of(journal_replay), list_cuts(run.checkpoints)
-    newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest]
+    journaled_cuts, existing_cuts = JournaledCuts.from_replay(journal_replay), list_cuts(run.checkpoints)
+    newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest_cut]
     if newer:
         knows = (
-            f"it knows of no checkpoint after {journaled_cuts.highest}"
-            if journaled_cuts.highest
+            f"it knows of no checkpoint after {journaled_cuts.highest_cut}"
+            if journaled_cuts.highest_cut
             else "it knows of no checkpoint"
         )
         raise JournalDamagedError(
@@ -152,26 +152,26 @@ class CheckpointRestart:
     Attributes:
         run: the run.
         checkpoint: the newest that is intact to the last byte.
-        records: done after it, as far as the run's status says; they are done again.
-        skipped: newer checkpoints that cannot be used.
+        repeated_records: done after it, as far as the run's status says; they are done again.
+        skipped_checkpoints: newer checkpoints that cannot be used.
     """
 
     run: RunDirectory
     checkpoint: CheckpointManifest
-    records: int
-    skipped: tuple[SkippedCheckpoint, ...] = ()
+    repeated_records: int
+    skipped_checkpoints: tuple[SkippedCheckpoint, ...] = ()
 
     @property
     def step(self) -> int:
         """Training steps that the checkpoint holds."""
         return int(self.checkpoint.ledger["done_steps"])
 
-    def lines(self) -> list[str]:
+    def describe_losses(self) -> list[str]:
         """What is lost, for people."""
-        skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped]
+        skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped_checkpoints]
         return [
             f"its journal is not read: it goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}",
-            f"{self.records:,} records were done after that and are done again",
+            f"{self.repeated_records:,} records were done after that and are done again",
             "counts of repeated records, corrupt records and lost workers begin at 0",
             *skipped_lines,
         ]
@@ -187,7 +187,7 @@ def explain_journal_damage(run: RunDirectory) -> Iterator[None]:
         yield
     except JournalDamagedError as error:
         try:
-            costs = "; ".join(plan_restart(run).lines())
+            costs = "; ".join(plan_restart(run).describe_losses())
         except (BadInputError, StorageError) as none:
             costs = none.message
         raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {costs}") from error
@@ -271,7 +271,7 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
         CutCalledOff(cut=max(list_cuts(run.checkpoints)), reason=reason),  # so far numbers are used
         *(WorkerChanged(index=max(workers)) for _ in workers[:1]),
         CheckpointReplaced(cut=manifest.cut, step=planned.step, version=manifest.version, ledger=ledger, reason=reason),
-        ParametersRolledBack(cut=manifest.cut, records=planned.records, ledger=ledger, reason=reason),
+        ParametersRolledBack(cut=manifest.cut, records=planned.repeated_records, ledger=ledger, reason=reason),
     ]
     return [entry.to_json() for entry in written]
 
@@ -282,7 +282,7 @@ def _move_segments_aside(run: RunDirectory, old: list[SegmentId], segment: Segme
         if old:
             aside.mkdir(exist_ok=True)
         for one in old:
-            (run.journal / one.name).rename(aside / one.name)
+            (run.journal / one.file_name).rename(aside / one.file_name)
         sync_directory(run.journal)
         sync_directory(run.path)
     return aside

@@ -254,9 +254,9 @@ class JobLock:
             job_dir / "LOCK", self._holder_text(run_id), protected_thing=f"job {job_dir.name!r}", hint=_JOB_BUSY_HINT
         )
 
-    def describe(self, run_id: str) -> None:
+    def describe_run(self, run_id: str) -> None:
         """Tell which run it is, once that is known."""
-        self._lock.describe(self._holder_text(run_id))
+        self._lock.write_holder(self._holder_text(run_id))
 
     def close(self) -> None:
         """Let another process run the job. Closing twice does nothing."""

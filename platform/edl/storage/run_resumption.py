@@ -136,7 +136,7 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
                 run.journal, holder=holder, exclusive=exclusive, validate_replay=partial(check_not_truncated, run)
             )
         with closing(journal):
-            journal.wait(journal.append(JobResumed().to_json()))
+            journal.wait_until_durable(journal.append(JobResumed().to_json()))
     with translate_os_errors(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)

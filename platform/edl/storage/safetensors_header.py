@@ -68,7 +68,7 @@ class SafetensorsHeader:
 
     path: Path
     arrays: Mapping[str, StoredArray]
-    strings: Mapping[str, str]
+    metadata: Mapping[str, str]
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:

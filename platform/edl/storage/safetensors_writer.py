@@ -125,8 +125,8 @@ class PacedWriter:
 
     def __init__(self, path: Path, step: int = SYNC_STEP_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._step = step
-        self._waiting = 0
+        self._step_bytes = step
+        self._unsynced_bytes = 0
 
     def __enter__(self) -> Self:
         """Nothing: it is open already."""
@@ -141,8 +141,8 @@ class PacedWriter:
     def write(self, data: memoryview) -> None:
         """Write single bytes where the last ones ended."""
         write_all(self._descriptor, data)
-        self._waiting += data.nbytes
-        if self._waiting >= self._step:
+        self._unsynced_bytes += data.nbytes
+        if self._unsynced_bytes >= self._step_bytes:
             self.sync()
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -153,7 +153,7 @@ class PacedWriter:
     def sync(self) -> None:
         """Make everything that was written durable, and free the memory that it took."""
         os.fsync(self._descriptor)
-        self._waiting = 0
+        self._unsynced_bytes = 0
         if sys.platform == "linux":
             with suppress(OSError):  # advice: a file system that does not take it keeps the pages
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -231,19 +231,19 @@ class _ArrayCursor:
     """An array's part of the file: where it ends, where the next values go, and the crc32 of those before."""
 
     array: ArrayShape
-    at: int
+    position: int
     end: int
     checksum: int = 0
 
-    def write(self, file: PacedWriter, values: AnyArray) -> None:
+    def write_values(self, file: PacedWriter, values: AnyArray) -> None:
         if values.dtype.name != self.array.dtype:
             raise ValueError(f"array {self.array.name!r} is {self.array.dtype}, a part of it is {values.dtype}")
         data = array_bytes(np.asarray(values, values.dtype.newbyteorder("<"), order="C"))
-        if self.at + data.nbytes > self.end:
+        if self.position + data.nbytes > self.end:
             raise ValueError(f"array {self.array.name!r} has more values than {list(self.array.shape)}")
-        file.write_at(self.at, data)
+        file.write_at(self.position, data)
         self.checksum = crc32(data, self.checksum)
-        self.at += data.nbytes
+        self.position += data.nbytes
 
 
 def _array_cursors(arrays: Sequence[ArrayShape], start: int) -> dict[str, _ArrayCursor]:
@@ -260,10 +260,10 @@ def _write_file(
     with PacedWriter(path) as file:
         file.write(header)
         for name, values in parts:
-            places[name].write(file, values)
+            places[name].write_values(file, values)
         for place in places.values():
-            if place.at != place.end:
-                raise ValueError(f"array {place.array.name!r} lacks {place.end - place.at} bytes")
+            if place.position != place.end:
+                raise ValueError(f"array {place.array.name!r} lacks {place.end - place.position} bytes")
         file.sync()
 
 

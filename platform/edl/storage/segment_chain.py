@@ -55,7 +55,7 @@ class SegmentId:
     number: int
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         """The file's name, ``<incarnation>-<number>.edlj``."""
         return f"{self.incarnation:06d}-{self.number:06d}{SEGMENT_SUFFIX}"
 
@@ -129,7 +129,7 @@ def check_segment_header(data: memoryview, segment: SegmentId, path: Path) -> No
         )
     if SegmentId(incarnation, number) != segment:
         raise StorageError(
-            f"holds segment {SegmentId(incarnation, number).name}: the file was renamed", where=str(path)
+            f"holds segment {SegmentId(incarnation, number).file_name}: the file was renamed", where=str(path)
         )
 
 
@@ -189,7 +189,7 @@ class SegmentWriter:
             StorageError: it cannot be written; nothing of it is left.
         """
         self.segment = segment
-        self.path = directory / segment.name
+        self.path = directory / segment.file_name
         first = encode_segment_header(segment) + mark_group_start(opening) + entries
         temporary = self.path.with_suffix(".tmp")
         with translate_os_errors(self.path, "begin a journal segment"), remove_on_error(temporary):
@@ -201,7 +201,7 @@ class SegmentWriter:
             except BaseException:
                 os.close(self._descriptor)
                 raise
-        self.length = len(first)
+        self.durable_bytes = len(first)
         """Bytes that are durable."""
 
     def append(self, group: bytes) -> float:
@@ -217,12 +217,12 @@ class SegmentWriter:
         except OSError as error:
             self._truncate_to_durable()
             raise to_storage_error(error, self.path, "write the journal") from error
-        self.length += len(group)
+        self.durable_bytes += len(group)
         return time.perf_counter() - began
 
     def _truncate_to_durable(self) -> None:
         try:
-            os.ftruncate(self._descriptor, self.length)
+            os.ftruncate(self._descriptor, self.durable_bytes)
         except OSError:
             return  # the remains are a torn tail, which replay ignores; the error that led here is the one to report
 
@@ -254,7 +254,7 @@ class SegmentChain:
                 sync_file(directory / name)
         opening = encode_record({"holder": holder, "fence": dict(fence)})
         self._writer = SegmentWriter(directory, SegmentId(incarnation, 1), opening)
-        self._seen = 0  # ns: when the folder had last changed and held no newer incarnation; 0: look at it
+        self._checked_mtime_ns = 0  # ns: when the folder had last changed and held no newer incarnation; 0: look at it
 
     @property
     def incarnation(self) -> int:
@@ -287,7 +287,7 @@ class SegmentChain:
         with translate_os_errors(self._directory, "remove compacted journal segments"):
             for found in list_segments(self._directory):
                 if found < segment:
-                    (self._directory / found.name).unlink(missing_ok=True)
+                    (self._directory / found.file_name).unlink(missing_ok=True)
             sync_directory(self._directory)
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class SegmentChain:
             modified = os.stat(self._directory_name).st_mtime_ns
         except OSError as error:
             raise to_storage_error(error, self._directory, "look at the journal") from error
-        if modified == self._seen:
+        if modified == self._checked_mtime_ns:
             return
         segments = list_segments(self._directory)
         if self._writer.segment not in segments:
@@ -312,7 +312,7 @@ class SegmentChain:
                 hint="Another master runs this job now; this one must end.",
             )
         # Within one tick of the file system's clock another file may still appear without a new time.
-        self._seen = modified if time.time_ns() - modified > _CLOCK_TICK_NS else 0
+        self._checked_mtime_ns = modified if time.time_ns() - modified > _CLOCK_TICK_NS else 0
 
 
 def remove_unfinished_segments(directory: Path) -> None:

@@ -25,14 +25,16 @@ class TrainingHistory:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._step, self._last_time = -1, float("-inf")
+        self._last_step, self._last_time = -1, float("-inf")
 
-    def tell(self, status: Status) -> None:
+    def record_status(self, status: Status) -> None:
         """A line, if there was a step since the last one, and ``PERIOD_SECONDS`` have passed or the job is over."""
         over = status.phase not in ("Starting", "Training")
-        if status.step == self._step or (status.updated - self._last_time < 0.9 * HISTORY_PERIOD_SECONDS and not over):
+        if status.step == self._last_step or (
+            status.updated - self._last_time < 0.9 * HISTORY_PERIOD_SECONDS and not over
+        ):
             return
-        self._step, self._last_time = status.step, status.updated
+        self._last_step, self._last_time = status.step, status.updated
         pending = sum(worker.state in _PENDING_STATES for worker in status.workers)
         line = {
             "time": status.updated,

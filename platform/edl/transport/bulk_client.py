@@ -89,7 +89,7 @@ class BulkClient:
             self.close()
             raise BulkRefusedError(error.message, kind=error.kind, where=self.address, hint=error.hint) from error
         if frame.kind is FrameKind.REFUSED:
-            raise self._refusal(frame)
+            raise self._refused_error(frame)
         return frame
 
     def request(
@@ -139,11 +139,11 @@ class BulkClient:
         except EdlError:
             raise disconnected from None
         else:
-            raise self._refusal(frame) if frame.kind is FrameKind.REFUSED else disconnected
+            raise self._refused_error(frame) if frame.kind is FrameKind.REFUSED else disconnected
         finally:
             self.close()
 
-    def _refusal(self, frame: ReceivedFrame) -> BulkRefusedError:
+    def _refused_error(self, frame: ReceivedFrame) -> BulkRefusedError:
         try:
             refusal = parse_message(Refusal, frame.meta)
         except PeerRefusedError as error:

@@ -197,7 +197,7 @@ class BulkConnection:
         try:
             send_buffers(self._sock, pieces)
         except OSError as error:
-            raise self._gone("sending", error) from error
+            raise self._disconnected_error("sending", error) from error
 
     def receive(self, into: memoryview | None = None, *, frame_timeout: float | None = None) -> ReceivedFrame:
         """Wait for the next frame; the body of the last one becomes invalid.
@@ -212,15 +212,15 @@ class BulkConnection:
         """
         deadline = None if frame_timeout is None else time.monotonic() + frame_timeout
         try:
-            self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
+            self._receive_exactly([memoryview(self._head)], HEAD_SIZE, deadline)
             kind, meta_size, body_size = decode_frame_head(self._head, self._limits)
-            meta, body = self._meta_buffer(meta_size), self._room_for_body(body_size, into)
+            meta, body = self._meta_buffer(meta_size), self._body_buffer(body_size, into)
             if meta_size or body.nbytes:
-                self._fill([meta, body], meta_size + body.nbytes, deadline)
+                self._receive_exactly([meta, body], meta_size + body.nbytes, deadline)
             if body.nbytes < body_size:
                 body = self._receive_rest(body_size, deadline)
         except OSError as error:
-            raise self._gone("receiving", error) from error
+            raise self._disconnected_error("receiving", error) from error
         return ReceivedFrame(kind, bytes(meta), body)
 
     def shut_down(self) -> None:
@@ -231,7 +231,7 @@ class BulkConnection:
             if error.errno not in (errno.ENOTCONN, errno.EBADF):
                 raise
 
-    def part(self, frame: OutgoingFrame) -> None:
+    def send_last_frame(self, frame: OutgoingFrame) -> None:
         """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
 
         Raises:
@@ -245,7 +245,7 @@ class BulkConnection:
             while self._sock.recv_into(self._body or self._meta) and time.monotonic() < deadline:
                 pass
         except OSError as error:
-            raise self._gone("parting", error) from error
+            raise self._disconnected_error("parting", error) from error
 
     def close(self) -> None:
         """Close the socket."""
@@ -256,7 +256,7 @@ class BulkConnection:
             self._meta = bytearray(size)
         return memoryview(self._meta)[:size]
 
-    def _room_for_body(self, size: int, into: memoryview | None) -> memoryview:
+    def _body_buffer(self, size: int, into: memoryview | None) -> memoryview:
         """Memory for a body, or for its beginning if it is larger than any before."""
         if into is not None and size <= into.nbytes:
             return into.cast("B")[:size] if size else into[:0]
@@ -269,11 +269,11 @@ class BulkConnection:
         arrived, piece = bytearray(self._body), memoryview(bytearray(READ_AHEAD_BYTES))
         self._body = arrived
         while left := size - len(arrived):
-            self._fill([piece[:left]], min(left, READ_AHEAD_BYTES), deadline)
+            self._receive_exactly([piece[:left]], min(left, READ_AHEAD_BYTES), deadline)
             arrived += piece[:left]
         return memoryview(arrived)
 
-    def _fill(self, views: list[memoryview], size: int, deadline: float | None) -> None:
+    def _receive_exactly(self, views: list[memoryview], size: int, deadline: float | None) -> None:
         """Receive exactly ``size`` bytes into the views, which are together that long."""
         while size:
             count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
@@ -285,7 +285,7 @@ class BulkConnection:
                     raise BlockingIOError(errno.EAGAIN, "too slow")
                 views = remaining_views(views, count)
 
-    def _gone(self, doing: str, error: OSError) -> RetryableError:
+    def _disconnected_error(self, doing: str, error: OSError) -> RetryableError:
         if isinstance(error, BlockingIOError):
             return RetryableError(f"The peer is silent: {doing} took longer than {self._timeout:g} s", where=self.peer)
         return RetryableError(f"The peer is gone: {doing} failed: {error.strerror or error}", where=self.peer)

@@ -75,12 +75,12 @@ class BulkServer:
         self._max_unproven = max_unauthenticated
         self._on_disconnect = on_disconnect
         self._lock = threading.Lock()
-        self._open: dict[BulkConnection, threading.Thread] = {}
+        self._threads_by_connection: dict[BulkConnection, threading.Thread] = {}
         self._unauthenticated: dict[
             BulkConnection, None
         ] = {}  # the oldest first; those that had to go are in none of these two
         self._authenticated: set[BulkConnection] = set()
-        self._gone, self._told = 0, float("-inf")
+        self._dropped_count, self._last_warning_time = 0, float("-inf")
         self._stopping = threading.Event()
         self._listener: SocketListener | None = None
         self._waker, self._woken = socket.socketpair()
@@ -100,8 +100,8 @@ class BulkServer:
         """Close every connection and wait for the handlers, at most five seconds; again is harmless."""
         with self._lock:
             self._stopping.set()
-            threads = list(self._open.values())
-            for connection in self._open:
+            threads = list(self._threads_by_connection.values())
+            for connection in self._threads_by_connection:
                 connection.shut_down()
         self._waker.close()
         if self._listener is not None:
@@ -139,16 +139,16 @@ class BulkServer:
             if len(self._unauthenticated) >= self._max_unproven:
                 self._drop_oldest()
             try:
-                self._begin(BulkConnection(sock, peer, _UNAUTHENTICATED_LIMITS, _HANDSHAKE_SECONDS))
+                self._start_thread(BulkConnection(sock, peer, _UNAUTHENTICATED_LIMITS, _HANDSHAKE_SECONDS))
             except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
                 log.warning("%s: %s could not be served: %s", self.address, peer, error)
                 sock.close()
 
-    def _begin(self, connection: BulkConnection) -> None:
+    def _start_thread(self, connection: BulkConnection) -> None:
         """Start the connection's thread; under the lock, since stop() cannot join a thread that has not started."""
-        thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
+        thread = threading.Thread(target=self._serve_connection, args=(connection,), name="bulk", daemon=True)
         thread.start()
-        self._open[connection] = thread
+        self._threads_by_connection[connection] = thread
         self._unauthenticated[connection] = None
 
     def _drop_oldest(self) -> None:
@@ -156,12 +156,12 @@ class BulkServer:
         oldest = next(iter(self._unauthenticated))
         del self._unauthenticated[oldest]
         oldest.shut_down()
-        self._gone += 1
+        self._dropped_count += 1
         now = time.monotonic()
-        if now - self._told >= _WARNING_PERIOD_SECONDS:
+        if now - self._last_warning_time >= _WARNING_PERIOD_SECONDS:
             what = "%s: %s has not proved the token and goes for a newer connection, as %d did since it was said last"
-            log.warning(what, self.address, oldest.peer, self._gone)
-            self._gone, self._told = 0, now
+            log.warning(what, self.address, oldest.peer, self._dropped_count)
+            self._dropped_count, self._last_warning_time = 0, now
 
     def _mark_authenticated(self, connection: BulkConnection) -> None:
         """A connection has proved the token.
@@ -183,11 +183,11 @@ class BulkServer:
                 raise RetryableError(f"{connection.peer} is turned away")
             self._authenticated.add(connection)
 
-    def _serve(self, connection: BulkConnection) -> None:
+    def _serve_connection(self, connection: BulkConnection) -> None:
         try:
             self._authenticate(connection)
             while True:
-                connection.send(*self._answer(connection.receive()))
+                connection.send(*self._handle_frame(connection.receive()))
         except RetryableError as gone:
             log.debug("%s", gone)
         except PeerRefusedError as refused:
@@ -199,7 +199,7 @@ class BulkServer:
             )
         finally:
             with self._lock:
-                del self._open[connection]
+                del self._threads_by_connection[connection]
                 self._unauthenticated.pop(connection, None)
                 self._authenticated.discard(connection)
             connection.close()
@@ -215,7 +215,7 @@ class BulkServer:
         connection.set_timeout(self._idle)
         connection.send(FrameKind.WELCOME)
 
-    def _answer(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_frame(self, frame: ReceivedFrame) -> OutgoingFrame:
         try:
             return self._handle(frame)
         except RefusedError as refused:
@@ -227,7 +227,7 @@ class BulkServer:
     def _refuse_and_close(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
         log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
         try:
-            connection.part(refusal_frame(refused))
+            connection.send_last_frame(refusal_frame(refused))
         except RetryableError as gone:
             log.debug("%s", gone)
 

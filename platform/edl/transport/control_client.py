@@ -45,7 +45,7 @@ class ControlChannel:
         self._retry_timing = timing or RetryTiming()
         self._lock = threading.Lock()
         self._closed = False
-        self._line = _GrpcConnection(address)
+        self._connection = _GrpcConnection(address)
 
     def call(
         self,
@@ -69,7 +69,7 @@ class ControlChannel:
         """
         if retry is None:
             return self._call_once(method, request, timeout)
-        until = self._retry_timing.clock() + retry.within
+        until = self._retry_timing.clock() + retry.timeout_seconds
         waits = iter_pauses(retry, self._retry_timing.uniform)
         while True:
             try:
@@ -84,7 +84,7 @@ class ControlChannel:
         """End the connection and the calls on it; again is harmless."""
         with self._lock:
             self._closed = True
-            self._line.close()
+            self._connection.close()
 
     def __enter__(self) -> ControlChannel:
         return self
@@ -93,7 +93,7 @@ class ControlChannel:
         self.close()
 
     def _call_once(self, method: ControlMethod[RequestT, ReplyT], request: RequestT, deadline: float) -> ReplyT:
-        line = self._line
+        line = self._connection
         try:
             return line.invoke(method, request, deadline, self._metadata)
         except PeerRefusedError as error:
@@ -118,8 +118,8 @@ class ControlChannel:
     def _reconnect(self, line: _GrpcConnection) -> None:
         """Connect anew, unless another thread has done so since ``line`` was in use."""
         with self._lock:
-            if line is self._line and not self._closed:
-                self._line = _GrpcConnection(self.address)
+            if line is self._connection and not self._closed:
+                self._connection = _GrpcConnection(self.address)
                 line.close_when_idle()
 
 

@@ -37,7 +37,7 @@ class ProcessIdentity:
         token: the job's secret; left out of ``repr`` so that it reaches no log.
         runtime_dir: private, short folder for Unix sockets.
         master_address: where the master listens, ``unix:<path>`` or ``host:port``.
-        host: address of this pod, in its network; None on one machine, where Unix sockets serve.
+        pod_host: address of this pod, in its network; None on one machine, where Unix sockets serve.
     """
 
     run_dir: Path
@@ -47,7 +47,7 @@ class ProcessIdentity:
     token: str = field(repr=False)
     runtime_dir: Path
     master_address: str
-    host: str | None = None
+    pod_host: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ProcessIdentity:
@@ -71,7 +71,7 @@ class ProcessIdentity:
             token=read_token_file(Path(variables["EDL_TOKEN_FILE"])),
             runtime_dir=Path(variables["EDL_RUNTIME_DIR"]),
             master_address=variables["EDL_MASTER_ADDRESS"],
-            host=variables.get("EDL_HOST") or None,
+            pod_host=variables.get("EDL_HOST") or None,
         )
 
 

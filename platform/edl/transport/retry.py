@@ -20,13 +20,13 @@ class RetryPolicy:
     """How long to keep trying; the defaults find a restarted master in well under a second.
 
     Attributes:
-        within: seconds from the first try after which no other try begins.
-        first: seconds; no pause is shorter.
+        timeout_seconds: seconds from the first try after which no other try begins.
+        first_pause: seconds; no pause is shorter.
         max_pause: seconds; no pause is longer.
     """
 
-    within: float = 10.0
-    first: float = 0.05
+    timeout_seconds: float = 10.0
+    first_pause: float = 0.05
     max_pause: float = 0.5
 
 
@@ -45,7 +45,7 @@ def iter_pauses(retry: RetryPolicy, uniform: Callable[[float, float], float]) ->
     Each is drawn from ``[first, 3 * last pause]`` and capped ("decorrelated jitter", Brooker, AWS Architecture Blog,
     2015): peers that failed at the same moment do not come back at the same moment.
     """
-    pause = retry.first
+    pause = retry.first_pause
     while True:
-        pause = min(retry.max_pause, uniform(retry.first, pause * 3))
+        pause = min(retry.max_pause, uniform(retry.first_pause, pause * 3))
         yield pause

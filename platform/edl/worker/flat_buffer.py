@@ -39,8 +39,8 @@ class FlatLayout:
         initial: Floats,
         optimizer: str,
     ) -> None:
-        self.slices = tuple(slices)
-        self.parts = range(len(self.slices))
+        self.ps_slices = tuple(slices)
+        self.ps_indices = range(len(self.ps_slices))
         self.dim_by_table = {table.name: table.dim for table in tables}
         self.size = initial.size
         self._variables = tuple(variables)
@@ -49,23 +49,25 @@ class FlatLayout:
         self._initial = np.ascontiguousarray(initial, np.float32)
         self._optimizer = optimizer
 
-    def view(self, flat_values: Floats, ps_index: int) -> memoryview:
+    def slice_bytes(self, flat_values: Floats, ps_index: int) -> memoryview:
         """The bytes of one PS' slice, writable."""
         return (
-            flat_values[self.slices[ps_index]].data.cast("B") if self._byte_count(ps_index) else memoryview(bytearray())
+            flat_values[self.ps_slices[ps_index]].data.cast("B")
+            if self._byte_count(ps_index)
+            else memoryview(bytearray())
         )
 
-    def take(self, flat_values: Floats, ps_index: int, body: memoryview) -> bool:
+    def store_reply(self, flat_values: Floats, ps_index: int, body: memoryview) -> bool:
         """Make sure that a slice holds the body of an answer; False if the answer has none."""
         if body.nbytes != self._byte_count(ps_index):
             return False
         # The connection was given this memory to receive into, and mostly has
-        own_bytes = self.view(flat_values, ps_index)
+        own_bytes = self.slice_bytes(flat_values, ps_index)
         if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(own_bytes, np.uint8)):
             own_bytes[:] = body
         return True
 
-    def declaration(self, ps_index: int) -> tuple[pb.Declare, Floats]:
+    def encode_declaration(self, ps_index: int) -> tuple[pb.Declare, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
             dense=[variable_to_message(variable) for variable in self.variables_of_ps(ps_index)],
@@ -73,9 +75,9 @@ class FlatLayout:
             optimizer=self._optimizer,
             fingerprint=self._fingerprint,
         )
-        return head, self._initial[self.slices[ps_index]]
+        return head, self._initial[self.ps_slices[ps_index]]
 
-    def named(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
+    def named_values(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
         """Every variable's name and its values in a slab, in its shape."""
         offset = 0
         for variable in self._variables:
@@ -84,7 +86,7 @@ class FlatLayout:
 
     def variables_of_ps(self, ps_index: int) -> list[VariableSpec]:
         """The variables of one PS, in slab order."""
-        ps_slice, offset, owned = self.slices[ps_index], 0, []
+        ps_slice, offset, owned = self.ps_slices[ps_index], 0, []
         for variable in self._variables:
             if ps_slice.start <= offset < ps_slice.stop:
                 owned.append(variable)
@@ -92,7 +94,7 @@ class FlatLayout:
         return owned
 
     def _byte_count(self, ps_index: int) -> int:
-        return 4 * int(self.slices[ps_index].stop - self.slices[ps_index].start)
+        return 4 * int(self.ps_slices[ps_index].stop - self.ps_slices[ps_index].start)
 
 
 class _LendableBuffer:
@@ -103,12 +105,12 @@ class _LendableBuffer:
         self._lent_view: weakref.ref[Floats] | None = None
 
     @property
-    def held(self) -> Floats | None:
+    def view_in_use(self) -> Floats | None:
         """What was lent, if anybody holds it."""
         return None if self._lent_view is None else self._lent_view()
 
     def lend(self) -> Floats:
-        view = self.held
+        view = self.view_in_use
         if view is None:
             view = self.values[:]
             self._lent_view = weakref.ref(view)
@@ -140,12 +142,12 @@ class DoubleBuffer:
         self._lent_buffer = self._current
         return self._current.lend()
 
-    def next(self) -> Floats:
+    def next_values(self) -> Floats:
         """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
         if self._current is not self._lent_buffer:
             self.is_fresh = False  # until all of the next ones have arrived
             return self._current.values
-        if self._spare.held is not None:
+        if self._spare.view_in_use is not None:
             self._spare = _LendableBuffer(self._current.values.size)
         return self._spare.values
 

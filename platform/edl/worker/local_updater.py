@@ -45,7 +45,8 @@ class LocalUpdater:
         self._steps_between_pulls = steps_between_pulls
         self._since = 0
         self._ps_slices = [
-            _PsSlice(layout.variables_of_ps(part), layout.slices[part].start, optimizer) for part in layout.parts
+            _PsSlice(layout.variables_of_ps(part), layout.ps_slices[part].start, optimizer)
+            for part in layout.ps_indices
         ]
         self._discarded_values = np.empty(layout.size, np.float32)
 
@@ -87,16 +88,16 @@ class _PsSlice:
             slice(start + trained, start + size),
         )
         self._blocks = [(block, make_rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, places)]
-        self._slots = [np.full(trained, value, np.float32) for value in optimizer.slots.values()]
+        self._slots = [np.full(trained, value, np.float32) for value in optimizer.slot_starts.values()]
         self._scratch = ScratchArrays.allocate_like(np.empty(trained, np.float32))
         self._step_count = 0
 
     def apply_push(self, values: Floats, gradients: PushGradients) -> None:
         self._step_count += 1
-        update = ParameterUpdate(gradients.slab[self._trained_slice], gradients.learning_rate, self._step_count)
+        update = ParameterUpdate(gradients.flat[self._trained_slice], gradients.learning_rate, self._step_count)
         for block, block_rule in self._blocks:
-            block.apply(block_rule, values[self._trained_slice], self._slots, update, self._scratch)
-        values[self._statistics_slice] += gradients.slab[self._statistics_slice] * np.float32(gradients.weight)
+            block.apply_rule(block_rule, values[self._trained_slice], self._slots, update, self._scratch)
+        values[self._statistics_slice] += gradients.flat[self._statistics_slice] * np.float32(gradients.record_weight)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class GradientCompensation:
     """
 
     def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
-        is_exact = not optimizer.slots and not staleness_aware
+        is_exact = not optimizer.slot_starts and not staleness_aware
         self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
     def add(self, values: Floats, gradients: PushGradients | None) -> bool:

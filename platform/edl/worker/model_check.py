@@ -185,7 +185,7 @@ class _JobCheck:
         callbacks.begin_first_step()
         with add_record_range(task, 0):
             step = network.train(
-                network.initial(),
+                network.initial_values(),
                 self._rows(network, minibatch),
                 minibatch.features,
                 minibatch.labels,
@@ -208,7 +208,7 @@ class _JobCheck:
         network.reset_metrics()
         with add_record_range(task, 0):
             network.evaluate(
-                network.initial(),
+                network.initial_values(),
                 self._rows(network, minibatch),
                 minibatch.features,
                 minibatch.labels,
@@ -224,7 +224,7 @@ class _JobCheck:
         from edl.worker.trainer import add_record_range
 
         with add_record_range(task, 0):
-            network.predict(network.initial(), self._rows(network, minibatch), minibatch.features)
+            network.predict(network.initial_values(), self._rows(network, minibatch), minibatch.features)
         yield f"prediction of {_describe_records(task)}: ok"
 
     def _rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
@@ -232,7 +232,7 @@ class _JobCheck:
         from edl.numerics.array_types import RowBatch
         from edl.numerics.initializers import initial_rows
 
-        ids = network.ids(minibatch.features)
+        ids = network.unique_ids(minibatch.features)
         return {
             table.name: RowBatch(
                 ids[table.name], initial_rows(table.initializer, table.seed, ids[table.name], table.dim)

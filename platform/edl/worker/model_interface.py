@@ -17,9 +17,9 @@ class StepResultLike(Protocol):
     @property
     def loss(self) -> float: ...  # noqa: D102
     @property
-    def slab(self) -> Floats: ...  # noqa: D102
+    def flat_gradients(self) -> Floats: ...  # noqa: D102
     @property
-    def rows(self) -> Mapping[str, Floats]: ...  # noqa: D102
+    def row_gradients(self) -> Mapping[str, Floats]: ...  # noqa: D102
 
 
 class NetworkLike(Protocol):
@@ -28,13 +28,13 @@ class NetworkLike(Protocol):
     @property
     def variables(self) -> Sequence[VariableSpec]: ...  # noqa: D102
     @property
-    def slices(self) -> Sequence[slice]: ...  # noqa: D102
+    def ps_slices(self) -> Sequence[slice]: ...  # noqa: D102
     @property
     def tables(self) -> Sequence[TableSpec]: ...  # noqa: D102
     @property
     def fingerprint(self) -> str: ...  # noqa: D102
-    def initial(self) -> Floats: ...  # noqa: D102
-    def ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
+    def initial_values(self) -> Floats: ...  # noqa: D102
+    def unique_ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
     def train(  # noqa: D102
         self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None
     ) -> StepResultLike: ...
@@ -62,7 +62,7 @@ class TrainingCallbacks(Protocol):
     def begin_epoch(self, epoch: int) -> None: ...  # noqa: D102
     def begin_test(self) -> None: ...  # noqa: D102
     def end_test(self) -> None: ...  # noqa: D102
-    def end(self) -> None: ...  # noqa: D102
+    def end_training(self) -> None: ...  # noqa: D102
 
 
 class RowSource(Protocol):
@@ -73,7 +73,7 @@ class RowSource(Protocol):
 
 def pull_needed_rows(network: NetworkLike, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:
     """The rows that a minibatch needs; nothing is asked for when the model has no served table."""
-    return source.pull_rows(network.ids(features), pin) if network.tables else {}
+    return source.pull_rows(network.unique_ids(features), pin) if network.tables else {}
 
 
 def names(things: Iterable[VariableSpec | TableSpec]) -> list[str]:

@@ -113,7 +113,7 @@ class ParameterClient:
         self._layout = layout
         self._worker_index = worker_index
         # With rounds the first PS decides which pushes become one update, and the others have to be told of it.
-        ps_indices = layout.parts
+        ps_indices = layout.ps_indices
         self._send_order = [ps_indices[:1], ps_indices[1:]] if synchronous and len(ps_indices) > 1 else [ps_indices]
         self._connections = PsBulkConnections(
             directory, connect, self._declare_request, answer_timeout=answer_timeout, clock=clock, pause=pause
@@ -124,18 +124,18 @@ class ParameterClient:
         self._local_updater = local_updater
         self._compensation = compensation
         self.version = 0
-        self.versions = (0,) * len(layout.parts)
+        self.versions = (0,) * len(layout.ps_indices)
 
     def declare(self) -> None:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
-        self._connections({part: self._declare_request(part) for part in self._layout.parts})
+        self._connections({part: self._declare_request(part) for part in self._layout.ps_indices})
 
     def declare_to_replaced_ps(self) -> bool:
         """Tell every PS that was replaced since it last answered here what the model is; whether there was any.
 
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """
-        replaced = self._connections.find_replaced_ps().intersection(self._layout.parts)
+        replaced = self._connections.find_replaced_ps().intersection(self._layout.ps_indices)
         self._connections({part: self._declare_request(part) for part in sorted(replaced)})
         return bool(replaced)
 
@@ -166,7 +166,7 @@ class ParameterClient:
         return flat_values
 
     def _pull_latest(self) -> None:
-        self._accept_values(self._pull_into(self._double_buffer.next(), 0), complete=True)
+        self._accept_values(self._pull_into(self._double_buffer.next_values(), 0), complete=True)
 
     def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
         """The next values came from the PS, all of them or not."""
@@ -185,12 +185,12 @@ class ParameterClient:
         head = pb.Pull(pin=pin)
         answers = self._connections(
             {
-                ps_index: PsRequest(FrameKind.PULL, head, receive_into=self._layout.view(flat_values, ps_index))
-                for ps_index in self._layout.parts
+                ps_index: PsRequest(FrameKind.PULL, head, receive_into=self._layout.slice_bytes(flat_values, ps_index))
+                for ps_index in self._layout.ps_indices
             }
         )
         for ps_index, frame in answers.items():
-            self._layout.take(flat_values, ps_index, frame.body)
+            self._layout.store_reply(flat_values, ps_index, frame.body)
         return {ps_index: parse_message(pb.Pulled, frame.meta).version for ps_index, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
@@ -232,7 +232,7 @@ class ParameterClient:
         # (get_model_steps), or steps overlap and each of them begins with a pull.
         moves_locally = self._local_updater is not None and self._local_updater.next_push_is_local
         pulls_values = not moves_locally and self._compensation is None
-        receive_buffer = self._double_buffer.next() if pulls_values else None
+        receive_buffer = self._double_buffer.next_values() if pulls_values else None
 
         rows = {} if push.gradients is None else push.gradients.rows
         positions = self._positions_by_ps({table: batch.ids for table, batch in rows.items()})
@@ -249,7 +249,7 @@ class ParameterClient:
             for ps_index, frame in self._connections(requests).items():
                 replies[ps_index] = parse_message(pb.Pushed, frame.meta)
                 if receive_buffer is not None:  # a push that is refused may be answered without values
-                    has_all_values &= self._layout.take(receive_buffer, ps_index, frame.body)
+                    has_all_values &= self._layout.store_reply(receive_buffer, ps_index, frame.body)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
 
@@ -260,7 +260,7 @@ class ParameterClient:
             # The worker's own slot variables have to see every push that is in, also those that bring values back.
             if self._local_updater is not None and outcome.is_applied:
                 self._local_updater.see(self._double_buffer.newest_values, push.gradients)
-            self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.parts))
+            self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.ps_indices))
         else:
             self.version = outcome.global_step
             if not moves_locally or not outcome.is_applied:
@@ -272,7 +272,7 @@ class ParameterClient:
     def _move_locally(self, gradients: PushGradients | None) -> None:
         """A push was answered without values: make them of the newest ones, as the PS did."""
         assert self._local_updater is not None
-        self._local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next(), gradients)
+        self._local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next_values(), gradients)
         self.versions = tuple(version + 1 for version in self.versions)
         self._swap_buffers(complete=True)
 
@@ -297,19 +297,19 @@ class ParameterClient:
         )
         buffers: list[memoryview] = []
         if push.gradients is not None:
-            head.learning_rate, head.weight = push.gradients.learning_rate, push.gradients.weight
-            buffers.append(push.gradients.slab[self._layout.slices[ps_index]].data)
+            head.learning_rate, head.weight = push.gradients.learning_rate, push.gradients.record_weight
+            buffers.append(push.gradients.flat[self._layout.ps_slices[ps_index]].data)
             for table, index in positions_by_table.items():
                 rows = push.gradients.rows[table]
                 owned_ids = rows.ids[index]
                 head.tables.add(name=table, count=len(owned_ids))
                 buffers += [_as_wire_buffer(owned_ids), _as_wire_buffer(rows.values[index])]
-        receive_into = None if receive_buffer is None else self._layout.view(receive_buffer, ps_index)
+        receive_into = None if receive_buffer is None else self._layout.slice_bytes(receive_buffer, ps_index)
         return PsRequest(FrameKind.PUSH, head, buffers, receive_into)
 
     def _positions_by_ps(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, RowPositions]]:
         """By PS and table, which of the rows it owns; a PS that owns none of them is left out."""
-        ps_indices = self._layout.parts
+        ps_indices = self._layout.ps_indices
         if len(ps_indices) == 1:
             whole: dict[str, RowPositions] = {table: slice(None) for table, wanted in ids.items() if len(wanted)}
             return {ps_indices[0]: whole} if whole else {}
@@ -327,7 +327,7 @@ class ParameterClient:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
         dim = self._layout.dim_by_table[table]
         limit = max(1, _SCAN_CHUNK_BYTES // (4 * dim + 8))
-        for part in self._layout.parts:
+        for part in self._layout.ps_indices:
             cursor = 0
             while cursor != -1:
                 request = PsRequest(FrameKind.SCAN_ROWS, pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit))
@@ -343,7 +343,7 @@ class ParameterClient:
         self._connections.close()
 
     def _declare_request(self, ps_index: int) -> PsRequest:
-        head, initial = self._layout.declaration(ps_index)
+        head, initial = self._layout.encode_declaration(ps_index)
         return PsRequest(FrameKind.DECLARE, head, [initial.data])
 
 

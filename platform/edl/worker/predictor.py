@@ -256,7 +256,9 @@ def prepare_prediction(
         else StoredWeights.nothing()
     )
     flat_values = (
-        weights.slab(network.variables) if prediction_run.is_checkpoint else network.load(prediction_run.weights)
+        weights.slab(network.variables)
+        if prediction_run.is_checkpoint
+        else network.load_weights_file(prediction_run.weights)
     )
     handlers["prediction"] = Predictor(
         network,

@@ -89,7 +89,7 @@ class CorruptRecordSkipper:
         """
         skipped: list[CorruptRange] = []
         records = reader.read(epoch, start, end, partial(self._skip, skipped) if self._limit else None)
-        return RecordWindow(records, len(skipped), "", start, partial(reader.name, epoch))
+        return RecordWindow(records, len(skipped), "", start, partial(reader.describe_positions, epoch))
 
     def _skip(self, skipped: list[CorruptRange], corrupt: CorruptRange) -> None:
         skipped.append(corrupt)
@@ -327,7 +327,7 @@ class RecordStream:
         """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
         if self._shuffled_reader is None:
             return f"records {start} to {end - 1} of {SHUFFLED_SOURCE_NAME}"
-        return self._shuffled_reader.name(epoch, start, end)
+        return self._shuffled_reader.describe_positions(epoch, start, end)
 
     def _get_reader(self) -> Reader:
         if self._reader is None:

@@ -117,19 +117,21 @@ class NotFiniteError(JobFailedError):
 
 def is_finite(result: StepResultLike) -> bool:
     """Whether loss and all gradients are finite."""
-    return math.isfinite(result.loss) and all(np.isfinite(a).all() for a in (result.slab, *result.rows.values()))
+    return math.isfinite(result.loss) and all(
+        np.isfinite(a).all() for a in (result.flat_gradients, *result.row_gradients.values())
+    )
 
 
 def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
     """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
     offset = 0
     for variable in network.variables:
-        if not np.isfinite(result.slab[offset : offset + variable.size]).all():
+        if not np.isfinite(result.flat_gradients[offset : offset + variable.size]).all():
             description = "the change of the statistic" if variable.statistic else "the gradient of"
             return f"{description} '{variable.name}' {list(variable.shape)}"
         offset += variable.size
     for table in network.tables:
-        if not np.isfinite(result.rows[table.name]).all():
+        if not np.isfinite(result.row_gradients[table.name]).all():
             return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"
     return "a gradient"
 
@@ -412,8 +414,8 @@ class Trainer:
             return
         step.loss = result.loss
         gradients = PushGradients(
-            result.slab,
-            {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.rows.items()},
+            result.flat_gradients,
+            {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.row_gradients.items()},
             self._learning_rate(step.global_step),
             # A minibatch at the end of a range may be smaller: its statistics count by its share of records
             loaded_step.records / task.minibatch,

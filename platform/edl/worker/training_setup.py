@@ -160,7 +160,9 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         make_params=lambda: build_callback_params(runtime.spec.train, runtime.reader("training")),
     )
     declared_callbacks = (
-        json.dumps(callbacks_to_json(training_callbacks.declared)).encode() if training_callbacks.declared else b""
+        json.dumps(callbacks_to_json(training_callbacks.master_callbacks)).encode()
+        if training_callbacks.master_callbacks
+        else b""
     )
     runtime.session.register(ready=True, callbacks=declared_callbacks)
     trainer = Trainer(
@@ -192,7 +194,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
     handlers["export"] = partial(_export_model, runtime, network, parameter_client)
     handlers[BEST_MODEL] = partial(_write_best_checkpoint, runtime, network)
     handlers[PLACEMENT_CHECK_KIND] = watch_placement(runtime.session, runtime.leases, parameter_client)
-    return training_callbacks.end
+    return training_callbacks.end_training
 
 
 def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNetwork, ParameterClient]:
@@ -228,10 +230,10 @@ def make_layout(network: KerasNetwork) -> FlatLayout:
     """What the parameter servers are told of a network."""
     return FlatLayout(
         network.variables,
-        network.slices,
+        network.ps_slices,
         network.tables,
         network.fingerprint,
-        network.initial(),
+        network.initial_values(),
         json.dumps(network.optimizer.spec.to_json()),
     )
 
@@ -289,7 +291,7 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
             hint=f"it may have {{epoch}} and {', '.join(f'{{{each}}}' for each in values)}",
         ) from error
     path = Path(name)
-    if runtime.identity.host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
+    if runtime.identity.pod_host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
         path = runtime.identity.run_dir / path
     model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
     result = {"place": best["place"], "cut": best["cut"], "path": str(path)}

@@ -96,12 +96,12 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     runtime_future = _run_in_thread(partial(_start_runtime, identity, shutdown))
     # The cores of a pod are its own
     import_slot = (
-        acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.host is None else ImportSlot(None)
+        acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.pod_host is None else ImportSlot(None)
     )
     import_tensorflow()
     runtime = runtime_future.result()
     workers = runtime.spec.workers
-    if identity.host is None:
+    if identity.pod_host is None:
         set_thread_counts(workers=workers.max)
     else:  # the node's other cores are other pods'
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))

@@ -25,7 +25,7 @@ class LocalExecution:
         command = [sys.executable, "-m", "edl.pod.files", str(root)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._room = breaks_after
-        self.last_words = ""
+        self.stderr_tail = ""
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +50,7 @@ class LocalExecution:
         self._process.stdin.write(data)
         self._process.stdin.flush()
 
-    def waiting(self) -> bool:
+    def has_pending_input(self) -> bool:
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 
 

@@ -86,7 +86,7 @@ def test_what_is_rewritten_in_place_holds_no_other_sequences(monkeypatch: pytest
     out = io.StringIO()
     out.isatty = lambda: True  # type: ignore[method-assign]
     with StatusLine(out) as ticker:
-        ticker.say(HOSTILE)
+        ticker.show_text(HOSTILE)
     monkeypatch.setattr(sys, "stderr", out)
     SlowResponseNotice()._show(HOSTILE)
     assert not BAD.search(out.getvalue().replace("\r\x1b[K", ""))

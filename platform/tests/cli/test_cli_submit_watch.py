@@ -134,6 +134,6 @@ def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
 
 def test_the_command_that_goes_on_with_a_run_has_the_settings_of_the_one_that_began_it() -> None:
     options = SubmitOptions(Path("my job.yaml"), ["train.epochs=3", "image=a/b:1"], context="lab", namespace="team")
-    assert options.again() == (
+    assert options.resume_command() == (
         "edl submit 'my job.yaml' --set train.epochs=3 --set image=a/b:1 --context lab -n team --resume"
     )

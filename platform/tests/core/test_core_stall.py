@@ -49,7 +49,7 @@ def test_a_ps_that_does_not_answer_and_one_whose_node_is_lost() -> None:
     stage = trains()
     assert find_missing_ps(stage.job, SILENCE_SECONDS - 0.1) == ()
     stage.job.handle(PsHeartbeat("ps-1"), 12.0)
-    see(stage, "ps-0", 13.0, unreachable=1_700_000_000.0)
+    see(stage, "ps-0", 13.0, unreachable_since=1_700_000_000.0)
     assert find_missing_ps(stage.job, 20.0) == (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)
     assert find_missing_ps(stage.job, 25.0)[1] == MissingPs(1, "it has not answered for 13 s")
 
@@ -108,7 +108,7 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     stage.job.handle(PsHeartbeat("ps-1"), 12.0)
     assert [told(stage, now) for now in (12.0, 13.0)] == [[], []]
     assert [each.kind for each in told(stage, 16.0)] == ["stalled"]
-    lost = PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING, node="n1", unreachable=1.7e9)
+    lost = PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING, node="n1", unreachable_since=1.7e9)
     assert heard(stage, PodChanged(lost), 17.0) == [
         TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1.7e9),))
     ]

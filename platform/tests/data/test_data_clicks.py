@@ -24,7 +24,7 @@ LAW = ClickModel(2600)
 def drawn(law: ClickModel = LAW, records: int = 20_000, part: int = 0) -> ClickBatch:
     batches = list(ClickTable(law, records, part).batches())
     return ClickBatch(
-        *(np.concatenate([getattr(b, name) for b in batches]) for name in ("numbers", "ids", "labels", "chances"))
+        *(np.concatenate([getattr(b, name) for b in batches]) for name in ("numbers", "ids", "labels", "probabilities"))
     )
 
 
@@ -38,17 +38,17 @@ def run(out: Path, *options: object) -> str:
 def test_labels_follow_the_chances() -> None:
     """In each tenth of the records by chance, as many clicks as the chances add up to, within four deviations."""
     log = drawn()
-    for tenth in np.array_split(np.argsort(log.chances), 10):
-        chances = log.chances[tenth]
+    for tenth in np.array_split(np.argsort(log.probabilities), 10):
+        chances = log.probabilities[tenth]
         deviation = np.sqrt((chances * (1 - chances)).sum())
         assert abs(log.labels[tenth].sum() - chances.sum()) < 4 * deviation
 
 
 def test_each_feature_has_ids_of_its_own_and_few_are_frequent() -> None:
     log = drawn(replace(LAW, exponent=1.0))
-    assert (log.ids // LAW.share == np.arange(ID_FEATURES)).all()
+    assert (log.ids // LAW.ids_per_feature == np.arange(ID_FEATURES)).all()
     counts = np.sort(np.unique(log.ids[:, 0], return_counts=True)[1])[::-1]
-    harmonic = (1 / np.arange(1, LAW.share + 1)).sum()
+    harmonic = (1 / np.arange(1, LAW.ids_per_feature + 1)).sum()
     assert counts[0] == pytest.approx(20_000 / harmonic, rel=0.1)
     assert counts[3] == pytest.approx(counts[0] / 4, rel=0.2)
 
@@ -59,7 +59,7 @@ def test_numbers_ids_and_their_pairs_all_matter() -> None:
     numbers, ids = log.numbers[:1], log.ids[:1]
 
     def logit(numbers: np.ndarray, ids: np.ndarray) -> float:
-        chance = LAW.chances(numbers, ids)[0]
+        chance = LAW.click_probabilities(numbers, ids)[0]
         return float(np.log(chance / (1 - chance)))
 
     first, second = ids.copy(), ids.copy()
@@ -80,17 +80,17 @@ def test_parts_differ_and_a_part_is_the_same_again() -> None:
 
 def test_the_same_features_have_the_same_chances_in_every_part() -> None:
     log = drawn(records=100)
-    assert np.array_equal(LAW.chances(log.numbers, log.ids), log.chances)
-    assert not np.array_equal(replace(LAW, seed=1).chances(log.numbers, log.ids), log.chances)
+    assert np.array_equal(LAW.click_probabilities(log.numbers, log.ids), log.probabilities)
+    assert not np.array_equal(replace(LAW, seed=1).click_probabilities(log.numbers, log.ids), log.probabilities)
 
 
 def test_no_model_beats_the_chances() -> None:
     table = ClickTable(LAW, 20_000, 0)
-    log, best = drawn(), table.best()
-    assert best["auc"] == roc_auc(log.chances, log.labels)
+    log, best = drawn(), table.best_scores()
+    assert best["auc"] == roc_auc(log.probabilities, log.labels)
     assert abs(best["auc"] - best["auc_expected"]) < 0.02
     assert 0.7 < best["auc"] < 0.9, "something to learn, and something that cannot be"
-    noisy = log.chances + np.random.default_rng(0).normal(0, 0.2, len(log.chances))
+    noisy = log.probabilities + np.random.default_rng(0).normal(0, 0.2, len(log.probabilities))
     assert roc_auc(noisy, log.labels) < best["auc"]
 
 

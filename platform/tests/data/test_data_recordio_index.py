@@ -42,7 +42,7 @@ def test_a_saved_index_spares_the_walk(file: Path, monkeypatch: pytest.MonkeyPat
     walked = load_index(file, save=True)
     monkeypatch.setattr("edl.data.recordio.reader._walk_headers", no_walk)
     assert load_index(file) == walked
-    assert walked.records == 10
+    assert walked.record_count == 10
 
 
 def test_the_reader_option_saves_it_and_the_directory_passes_it_over(file: Path) -> None:
@@ -55,14 +55,14 @@ def test_the_reader_option_saves_it_and_the_directory_passes_it_over(file: Path)
 def test_another_size_makes_it_stale(file: Path) -> None:
     load_index(file, save=True)
     write(file, 12)
-    assert load_index(file).records == 12
+    assert load_index(file).record_count == 12
 
 
 def test_another_modification_time_makes_it_stale(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_index(file, save=True)
     os.utime(file, ns=(0, 12345))
     monkeypatch.setattr("edl.data.recordio.reader._walk_headers", lambda *_: [])
-    assert load_index(file) == ChunkIndex.of([])
+    assert load_index(file) == ChunkIndex.from_headers([])
 
 
 def _version(saved: dict[str, object]) -> None:
@@ -98,19 +98,19 @@ def test_one_that_cannot_be_understood_is_rebuilt(file: Path, damage: Callable[[
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"null", b'{"version": 1'])
 def test_one_that_is_no_index_is_rebuilt(file: Path, content: bytes) -> None:
     side(file).write_bytes(content)
-    assert load_index(file).records == 10
+    assert load_index(file).record_count == 10
 
 
 def test_one_that_cannot_be_written_is_no_error(file: Path) -> None:
     side(file).mkdir()
-    assert load_index(file, save=True).records == 10
+    assert load_index(file, save=True).record_count == 10
     assert sorted(entry.name for entry in file.parent.iterdir()) == ["data.recordio", "data.recordio.idx"]
 
 
 def test_finds_the_chunks_of_a_range(file: Path) -> None:
     index = load_index(file)  # chunks of two records
     assert index.first_records == (0, 2, 4, 6, 8, 10)
-    assert list(index.chunks(0, 10)) == [0, 1, 2, 3, 4]
-    assert list(index.chunks(3, 5)) == [1, 2]
-    assert list(index.chunks(4, 6)) == [2]
-    assert list(index.chunks(4, 4)) == []
+    assert list(index.chunks_of_range(0, 10)) == [0, 1, 2, 3, 4]
+    assert list(index.chunks_of_range(3, 5)) == [1, 2]
+    assert list(index.chunks_of_range(4, 6)) == [2]
+    assert list(index.chunks_of_range(4, 4)) == []

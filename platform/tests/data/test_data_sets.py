@@ -71,7 +71,7 @@ def test_a_split_holds_back_a_share_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("count", [1, 10, 25])
 def test_enlarging_gives_exactly_so_many_and_copies_evenly(count: int) -> None:
-    digits = load_digits().take(np.arange(10))  # the digits 0 to 9
+    digits = load_digits().select_images(np.arange(10))  # the digits 0 to 9
     larger = enlarge_digits(digits, count, np.random.default_rng(0))
     assert len(larger) == count
     copies = np.bincount(larger.labels, minlength=10)
@@ -189,7 +189,7 @@ def test_impossible_wishes_are_bad_input(tmp_path: Path, arguments: tuple[str, .
 
 def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     some = DigitImages(np.zeros((6, 28, 28), np.uint8), np.arange(6))
-    monkeypatch.setattr(sample_datasets, "load_mnist", lambda: (some, some.take(np.arange(2))))
+    monkeypatch.setattr(sample_datasets, "load_mnist", lambda: (some, some.select_images(np.arange(2))))
     data = sample_datasets.make_mnist_dataset("auto", validation_share=0.2, records=None, seed=0)
     assert data.origin == "MNIST, through keras.datasets"
     assert (len(data.training), len(data.validation)) == (6, 2)

@@ -107,7 +107,7 @@ def test_a_block_is_read_once_for_a_window_and_no_more_than_a_window_is_held() -
     held = []
     for at in range(0, 400, 8):
         read.read(0, at, at + 8)
-        held.append(len(read._held))
+        held.append(len(read._cached_blocks))
     assert max(held) <= -(-95 // 10) + 1
     # The block at each border of two windows is kept for the second one.
     assert Counter(reader.reads) == Counter(

@@ -29,7 +29,7 @@ def module_of(model: Any, loss: Any = squared) -> ModelModule:
     """A module of functions, without a file."""
     return ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=loss,
         optimizer=lambda: keras.optimizers.SGD(0.1),
         eval_metrics_fn=dict,
@@ -50,7 +50,7 @@ def network_of(model: Any, sample: Any = None, threshold: int = SERVE_ALL) -> Ke
 
 def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
     """What parameter servers that nobody pushed to would answer."""
-    wanted = network.ids(features)
+    wanted = network.unique_ids(features)
     return {
         t.name: RowBatch(wanted[t.name], initial_rows(t.initializer, t.seed, np.asarray(wanted[t.name]), t.dim))
         for t in network.tables
@@ -60,20 +60,20 @@ def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
 def plain_of(network: KerasNetwork, rows: Mapping[str, RowBatch] = MappingProxyType({})) -> Any:
     """The same model and values in plain Keras; ``rows`` are those that were trained."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    return model_export.build_export_model(network, network.initial(), stored)
+    return model_export.build_export_model(network, network.initial_values(), stored)
 
 
 def write_export(network: KerasNetwork, rows: Mapping[str, RowBatch], folder: Path) -> None:
     """``model.keras`` and ``saved_model`` in a folder."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    model_export.export_model(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
+    model_export.export_model(network, network.initial_values(), stored, folder / "model.keras", folder / "saved_model")
 
 
 def check_step(network: KerasNetwork, features: Any, labels: Any) -> None:
     """One step gives the loss, predictions and gradients of plain Keras, of rows and of dense variables."""
     rows = rows_for(network, features)
     plain = plain_of(network, rows)
-    step = network.train(network.initial(), rows, features, labels)
+    step = network.train(network.initial_values(), rows, features, labels)
     with tf.GradientTape() as tape:
         loss = tf.add_n([squared(labels, plain(features, training=True)), *plain.losses])
     found = tape.gradient(loss, [v.value for v in plain.trainable_weights])
@@ -85,14 +85,14 @@ def check_step(network: KerasNetwork, features: Any, labels: Any) -> None:
     for name, gradient in gradients(network, step, rows).items():
         np.testing.assert_allclose(gradient, expected.pop(name), rtol=1e-4, atol=1e-7, err_msg=name)
     assert not expected, "variables that nothing trains"
-    outputs = network.predict(network.initial(), rows, features)
+    outputs = network.predict(network.initial_values(), rows, features)
     np.testing.assert_allclose(outputs, plain(features, training=False), rtol=1e-5, atol=1e-6)
 
 
 def gradients(network: KerasNetwork, step: Any, rows: Mapping[str, RowBatch]) -> dict[str, Any]:
     """By variable, the whole gradient: of rows that were not pulled it is zero."""
     whole = {
-        spec.name: step.slab[place].reshape(spec.shape)
+        spec.name: step.flat_gradients[place].reshape(spec.shape)
         for spec, place in zip(network.variables, network.offsets, strict=True)
         if not spec.statistic
     }
@@ -100,5 +100,5 @@ def gradients(network: KerasNetwork, step: Any, rows: Mapping[str, RowBatch]) ->
         ids = np.asarray(rows[table.name].ids)
         places = ids if table.rows else 1 + np.searchsorted(np.sort(ids), ids)
         whole[table.name] = np.zeros((table.rows or len(ids) + 1, table.dim), np.float32)
-        np.add.at(whole[table.name], places, step.rows[table.name])
+        np.add.at(whole[table.name], places, step.row_gradients[table.name])
     return whole

@@ -57,7 +57,7 @@ def of_names(labels: Any, predictions: Any) -> Any:
 def module_of(model: Any, loss: Any = square, metrics: Any = dict) -> ModelModule:
     return ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=loss,
         optimizer=lambda: keras.optimizers.SGD(0.1),
         eval_metrics_fn=metrics,
@@ -69,7 +69,7 @@ def served(module: ModelModule) -> tuple[Step, Step]:
     network = KerasNetwork.build(
         module, seed=7, embedding_threshold=1 << 40, ps_of_variable=lambda _: 0, ps_count=1, sample=FEATURES
     )
-    slab = network.initial()
+    slab = network.initial_values()
     return (
         lambda labels: network.train(slab, {}, FEATURES, labels).loss,
         lambda labels: network.evaluate(slab, {}, FEATURES, labels),
@@ -202,7 +202,7 @@ def test_a_loss_that_gives_a_value_for_each_output_or_weighs_records_itself_is_h
         sample=FEATURES,
     )
     with pytest.raises(BadInputError, match="before it averages them"):
-        network.train(network.initial(), {}, FEATURES, FLAT, np.ones(4, np.float32))
+        network.train(network.initial_values(), {}, FEATURES, FLAT, np.ones(4, np.float32))
 
 
 def pairs(labels: Any, predictions: Any) -> Any:

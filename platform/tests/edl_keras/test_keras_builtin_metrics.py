@@ -119,7 +119,7 @@ class Worker:
             eval_metrics_fn=none if weighted else mine,
             weighted_metrics_fn=mine if weighted else None,
         )
-        self.metrics = EvaluationMetrics.of(module)  # type: ignore[arg-type]
+        self.metrics = EvaluationMetrics.from_module(module)  # type: ignore[arg-type]
 
     def evaluate(self, labels: Any, predictions: Any, weights: Any = None) -> dict[str, Any]:
         given = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
@@ -131,14 +131,14 @@ class Worker:
         return self.states()
 
     def states(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(self.metrics.states()))
+        found: dict[str, Any] = json.loads(json.dumps(self.metrics.collect_states()))
         return found
 
     def values(self, *parts: dict[str, Any]) -> dict[str, float]:
         total: dict[str, Any] = {}
         for part in parts:
             total = evaluation.merge_metric_states(total, part)
-        found = self.metrics.values(json.loads(json.dumps(total)))
+        found = self.metrics.compute_values(json.loads(json.dumps(total)))
         return {name: value for name, value in found.items() if name != "loss"}
 
     def _update(self, labels: Any, predictions: Any, weights: Any = None) -> None:

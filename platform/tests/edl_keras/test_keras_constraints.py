@@ -59,7 +59,7 @@ def user(tmp_path: Path) -> Any:
 
 def test_local_applies_them_as_keras_fit(user: Any) -> None:
     mine = LocalModel(user, seed=1, sample=FEATURES)
-    other = user.model()
+    other = user.make_model()
     other.set_weights(mine.model.get_weights())
     other.compile(optimizer=user.optimizer(), loss="mse")
     for _ in range(12):
@@ -75,7 +75,7 @@ def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
     mine = LocalModel(user, seed=1, sample=FEATURES)
     mine.train(FEATURES, LABELS, keep_if_not_finite=False)
     model_export.export_model(
-        mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved"
+        mine.exportable(), mine.variables.read_values(), {}, tmp_path / "model.keras", tmp_path / "saved"
     )
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(FEATURES), mine.model(FEATURES), rtol=1e-6)

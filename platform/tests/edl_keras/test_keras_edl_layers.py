@@ -62,7 +62,7 @@ def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool
     network = network_of(lambda: combining("dense", "sqrtn", None), ANY if with_sample else None, threshold=1 << 60)
     (table,) = network.tables
     assert (table.name, table.rows, table.dim) == ("tags/embeddings", 0, 4)
-    assert set(np.asarray(network.ids(ANY)[table.name])) == set(ANY.ravel())
+    assert set(np.asarray(network.unique_ids(ANY)[table.name])) == set(ANY.ravel())
     check_step(network, ANY, LABELS)
 
 
@@ -75,7 +75,7 @@ def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> Non
     network = network_of(lambda: combining("ragged", "sum"))
     for records in ([[1, 2], [3]], [[1], [2], [3, 4, 0]], [[]]):
         ids = tf.ragged.constant(records, tf.int64, ragged_rank=1)
-        network.train(network.initial(), rows_for(network, ids), ids, LABELS[: len(records)])
+        network.train(network.initial_values(), rows_for(network, ids), ids, LABELS[: len(records)])
     assert network.trace_count == 1
 
 
@@ -114,7 +114,7 @@ def export_combining(kind: str, folder: Path) -> None:
     lent = {
         name: RowBatch(np.array([4, 1, 3, 0, 2]), table)
     }  # ids that nobody trained have the mean of what they might be
-    np.testing.assert_allclose(network.predict(network.initial(), lent, FEATURES[kind]), expected, rtol=1e-5)
+    np.testing.assert_allclose(network.predict(network.initial_values(), lent, FEATURES[kind]), expected, rtol=1e-5)
     np.savez(folder / "expected.npz", outputs=expected)
 
 
@@ -134,7 +134,7 @@ def test_keras_own_layers_take_the_place_of_edls_in_a_file(tmp_path: Path) -> No
     write_export(network, rows, tmp_path)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert not [layer for layer in loaded._flatten_layers() if isinstance(layer, Embedding)]
-    np.testing.assert_allclose(loaded(IDS), network.predict(network.initial(), rows, IDS), rtol=1e-5)
+    np.testing.assert_allclose(loaded(IDS), network.predict(network.initial_values(), rows, IDS), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("input_dim", "reason"), [(None, "has no bound"), (5, "is served by the parameter servers")])
@@ -143,7 +143,7 @@ def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(
 ) -> None:
     network = network_of(lambda: combining("dense", "sum", input_dim))
     with pytest.raises(BadInputError, match=f"'tags/embeddings' {reason}") as caught:
-        network.load(tmp_path / "model.keras")
+        network.load_weights_file(tmp_path / "model.keras")
     assert "edl predict --from r2" in str(caught.value)
 
 

@@ -48,7 +48,7 @@ PROGRAM = """
         ids = np.random.default_rng(0).integers(0, rows, (64, 26))
         network = network_of(model, ids, threshold=2 << 20)
         assert all(table.rows == rows for table in network.tables) and network.tables
-        network.train(network.initial(), rows_for(network, ids), ids, np.zeros((64, 1)))
+        network.train(network.initial_values(), rows_for(network, ids), ids, np.zeros((64, 1)))
     print(peak() - before)
 """
 

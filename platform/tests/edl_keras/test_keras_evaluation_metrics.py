@@ -47,7 +47,7 @@ def metrics(metric: Any) -> EvaluationMetrics:
 
 def of(eval_metrics_fn: Any) -> EvaluationMetrics:
     module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn, weighted_metrics_fn=None)
-    return EvaluationMetrics.of(module)  # type: ignore[arg-type]
+    return EvaluationMetrics.from_module(module)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
@@ -104,7 +104,7 @@ def test_where_predictions_are_finite_the_metric_is_named(caplog: pytest.LogCapt
 def test_values_of_such_states_are_not_finite_either() -> None:
     found = metrics(keras.metrics.MeanSquaredError)
     found.update(tf.constant(math.nan), LABELS, DIVERGED[0])
-    assert all(math.isnan(value) for value in found.values(found.states()).values())
+    assert all(math.isnan(value) for value in found.compute_values(found.collect_states()).values())
 
 
 def test_the_metric_that_raises_is_named() -> None:
@@ -152,4 +152,4 @@ def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
     found.verify_states_add_up(LABELS, FINE / 4)
     found.update(tf.constant(0.0), LABELS, FINE / 4)
     for _ in range(2):
-        assert list(found.values(found.states())) == ["loss", "precision", "auc", "auc_1"]
+        assert list(found.compute_values(found.collect_states())) == ["loss", "precision", "auc", "auc_1"]

@@ -60,7 +60,7 @@ def test_a_file_predicts_what_was_trained(lookup: str, form: str, tmp_path: Path
     rows = rows_for(network, features)
     write_export(network, rows, tmp_path)
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    expected = network.predict(network.initial(), rows, features)
+    expected = network.predict(network.initial_values(), rows, features)
     np.testing.assert_allclose(loaded(features), expected, rtol=1e-5, atol=1e-7)
     exchanged = not [layer for layer in loaded._flatten_layers() if isinstance(layer, Embedding)]
     assert exchanged == (form == "dense"), "Keras has layers for dense ids only"
@@ -85,4 +85,4 @@ def test_layers_of_keras_that_predict_otherwise_are_not_written(
     write_export(network, rows, tmp_path)
     assert ".keras file" in caplog.text
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(ids), network.predict(network.initial(), rows, ids), rtol=1e-5)
+    np.testing.assert_allclose(loaded(ids), network.predict(network.initial_values(), rows, ids), rtol=1e-5)

@@ -36,7 +36,7 @@ PROGRAM = """
         stored = ((np.arange(at, at + CHUNK), np.full((CHUNK, DIM), at, np.float32)) for at in range(0, ROWS, CHUNK))
         folder = Path(sys.argv[3], layer.__name__, str(ROWS))
         exported = folder / "saved_model"
-        export.export_model(network, network.initial(), {table.name: stored}, folder / "m.keras", exported)
+        export.export_model(network, network.initial_values(), {table.name: stored}, folder / "m.keras", exported)
 
     def of_keras(ROWS, DIM):
         return keras.layers.Embedding(ROWS, DIM)

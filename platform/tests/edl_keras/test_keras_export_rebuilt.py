@@ -100,7 +100,7 @@ def test_an_export_has_the_trained_rows_of_a_model_that_is_made_more_than_once(
     network = network_of(lambda: function(LAYERS[kind]))
     rows = {name: RowBatch(some.ids, np.full_like(some.values, 5)) for name, some in rows_for(network, IDS).items()}
     write_export(network, rows, tmp_path)
-    trained = network.predict(network.initial(), rows, IDS)
+    trained = network.predict(network.initial_values(), rows, IDS)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(IDS), trained, rtol=1e-5)
     served = tf.saved_model.load(str(tmp_path / "saved_model"))
@@ -117,7 +117,7 @@ def test_a_table_that_is_built_in_another_scope_is_exported() -> None:
 
     network = network_of(lambda: model_of(Scoped(50, 4, name="e")))
     rows = {name: RowBatch(some.ids, np.full_like(some.values, 5)) for name, some in rows_for(network, IDS).items()}
-    trained = network.predict(network.initial(), rows, IDS)
+    trained = network.predict(network.initial_values(), rows, IDS)
     np.testing.assert_allclose(plain_of(network, rows)(IDS), trained, rtol=1e-5)
 
 
@@ -141,7 +141,7 @@ def test_a_dense_table_that_is_named_otherwise_at_each_call_is_not_exported(tmp_
     local = LocalModel(module_of(model), seed=7, sample=IDS)
     files = tmp_path / "model.keras", tmp_path / "saved_model"
     with pytest.raises(BadInputError, match=r"'e0/embeddings'.*'e1/embeddings'"):
-        model_export.export_model(local.exportable(), local.variables.values(), {}, *files)
+        model_export.export_model(local.exportable(), local.variables.read_values(), {}, *files)
     network = network_of(model, threshold=ALL_DENSE)
     with pytest.raises(BadInputError, match=r"'e2/embeddings'.*'e3/embeddings'"):
         write_export(network, {}, tmp_path)

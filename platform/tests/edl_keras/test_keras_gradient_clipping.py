@@ -45,7 +45,7 @@ def loss(labels: Any, predictions: Any) -> Any:
 def network(optimizer: Any, threshold: int) -> KerasNetwork:
     module = ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=loss,
         optimizer=lambda: optimizer,
         eval_metrics_fn=dict,
@@ -62,25 +62,25 @@ def by_name(built: KerasNetwork, slab: Any) -> dict[str, Any]:
 def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind: dict[str, float]) -> None:
     """Duplicate ids are summed first: the norm of a table is that of its dense gradient."""
     whole, optimizer = network(keras.optimizers.SGD(0.1), 1 << 40), keras.optimizers.SGD(0.1, **kind)
-    dense = by_name(whole, whole.train(whole.initial(), {}, IDS, LABELS).slab)
+    dense = by_name(whole, whole.train(whole.initial_values(), {}, IDS, LABELS).flat_gradients)
     names = sorted(dense)
     clipped = optimizer._clip_gradients([tf.constant(dense[name]) for name in names])
     expected = {name: np.asarray(gradient) for name, gradient in zip(names, clipped, strict=True)}
 
     served = network(optimizer, 1)
     (table,) = served.tables
-    values = by_name(whole, whole.initial())
+    values = by_name(whole, whole.initial_values())
     ids = np.unique(IDS)
     rows = {table.name: RowBatch(ids, values[table.name].reshape(VOCABULARY, DIM)[ids])}
     slab = np.concatenate([values[spec.name] for spec in served.variables])
     step = served.train(slab, rows, IDS, LABELS)
 
-    found = by_name(served, step.slab)
+    found = by_name(served, step.flat_gradients)
     assert {*found, table.name} == {*expected}
     for name, gradient in found.items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
     of_rows = expected[table.name].reshape(VOCABULARY, DIM)
-    np.testing.assert_allclose(step.rows[table.name], of_rows[ids], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(step.row_gradients[table.name], of_rows[ids], rtol=1e-5, atol=1e-8)
     assert not np.delete(of_rows, ids, axis=0).any()
 
 
@@ -92,7 +92,7 @@ def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind
 def test_any_gradients_are_clipped_as_keras_clips_them(gradients: list[Any], kind: str, limit: float) -> None:
     optimizer = keras.optimizers.SGD(**{kind: limit})
     expected = [np.asarray(each) for each in optimizer._clip_gradients([tf.constant(each) for each in gradients])]
-    clip = GradientClipping.of(optimizer.get_config())
+    clip = GradientClipping.from_config(optimizer.get_config())
     assert clip is not None
     clip(gradients)
     for got, want in zip(gradients, expected, strict=True):

@@ -95,7 +95,7 @@ def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCa
         mine = local(user)
     assert caplog.messages == []
     keras.utils.set_random_seed(1)
-    other = user.model()
+    other = user.make_model()
     other.set_weights(mine.model.get_weights())
     other.compile(optimizer=user.optimizer(), loss=lambda labels, found: 1e-4 * keras.ops.square(labels - found))
     before = mine.model.get_weights()

@@ -323,11 +323,11 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
     network = KerasNetwork.build(
         module, seed=0, embedding_threshold=1 << 30, ps_of_variable=lambda name: 0, ps_count=1, sample=X[:1]
     )
-    slab = network.initial()
+    slab = network.initial_values()
     parts = (X, TWO) if weights is None else (X, TWO, weights)
     for _ in range(4):
         for batch in batches(*parts):
-            slab = slab - np.float32(0.05) * network.train(slab, {}, *batch).slab
+            slab = slab - np.float32(0.05) * network.train(slab, {}, *batch).flat_gradients
     states: dict[str, Any] = {}
     for batch in batches(*parts):  # each evaluated as if by another worker
         network.reset_metrics()

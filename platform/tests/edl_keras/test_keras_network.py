@@ -44,7 +44,7 @@ def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any 
     """A module of functions, without a file."""
     return ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=loss or (lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions))),
         optimizer=optimizer or (lambda: keras.optimizers.SGD(0.1)),
         eval_metrics_fn=metrics or dict,
@@ -76,8 +76,8 @@ def test_slab_order_is_by_part_then_trained_before_statistics_and_names_are_stab
     one, three = build(module, IMAGES), build(module, IMAGES, parts=3)
     assert {spec.name for spec in one.variables} == {spec.name for spec in three.variables}
     assert one.fingerprint == three.fingerprint
-    np.testing.assert_array_equal(np.sort(one.initial()), np.sort(three.initial()))
-    for part, place in enumerate(three.slices):
+    np.testing.assert_array_equal(np.sort(one.initial_values()), np.sort(three.initial_values()))
+    for part, place in enumerate(three.ps_slices):
         owned = [
             s for s, at in zip(three.variables, three.offsets, strict=True) if place.start <= at.start < place.stop
         ]
@@ -92,9 +92,9 @@ def test_slab_order_is_by_part_then_trained_before_statistics_and_names_are_stab
 def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str) -> None:
     module = zoo_module(definition, **({} if "mlp" in definition else {"dropout": 0.0}))
     network = build(module, IMAGES, parts=2)
-    step = network.train(network.initial(), {}, IMAGES, LABELS)
+    step = network.train(network.initial_values(), {}, IMAGES, LABELS)
 
-    plain = model_export.build_export_model(network, network.initial(), {})
+    plain = model_export.build_export_model(network, network.initial_values(), {})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(module.loss(LABELS, plain(IMAGES, training=True)))
         loss = tf.add_n([loss, *plain.losses])
@@ -102,12 +102,12 @@ def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str)
         v.path: g.numpy().ravel()
         for v, g in zip(plain.trainable_weights, tape.gradient(loss, plain.trainable_weights), strict=True)
     }
-    before = by_name(network, network.initial())
+    before = by_name(network, network.initial_values())
     for weight in plain.non_trainable_weights:
         expected[weight.path] = np.asarray(weight).ravel() - before[weight.path]
 
     assert step.loss == pytest.approx(float(loss), rel=1e-5)
-    found = by_name(network, step.slab)
+    found = by_name(network, step.flat_gradients)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -116,15 +116,15 @@ def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str)
 def test_the_last_smaller_minibatch_is_not_traced_again() -> None:
     network = build(zoo_module(MNIST[0]), IMAGES)
     for count in (12, 12, 5, 1, 3):
-        network.train(network.initial(), {}, tf.constant(IMAGES[:count]), tf.constant(LABELS[:count]))
+        network.train(network.initial_values(), {}, tf.constant(IMAGES[:count]), tf.constant(LABELS[:count]))
     assert network.trace_count <= 2
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     network = build(zoo_module(MNIST[1], dropout=0.5), IMAGES)
-    losses = {network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)}
+    losses = {network.train(network.initial_values(), {}, IMAGES, LABELS).loss for _ in range(3)}
     assert len(losses) == 3
-    first, second = (network.predict(network.initial(), {}, IMAGES) for _ in range(2))
+    first, second = (network.predict(network.initial_values(), {}, IMAGES) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
@@ -141,7 +141,9 @@ def test_workers_draw_other_random_numbers_and_begin_with_equal_values() -> None
             sample=IMAGES,
             worker_index=worker,
         )
-        return network.initial(), [network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)]
+        return network.initial_values(), [
+            network.train(network.initial_values(), {}, IMAGES, LABELS).loss for _ in range(3)
+        ]
 
     (values, losses), (others, other_losses), (again, losses_again) = steps(0), steps(1), steps(0)
     np.testing.assert_array_equal(values, others)
@@ -178,10 +180,10 @@ def test_frozen_layers_have_an_owner_and_do_not_move() -> None:
         return keras.Sequential([keras.Input([4]), frozen, keras.layers.Dense(1)])
 
     network = build(module_of(model))
-    step = network.train(network.initial(), {}, IMAGES[:, :4], IMAGES[:, :1])
+    step = network.train(network.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :1])
     frozen = [spec.name for spec in network.variables if spec.statistic]
     assert len(frozen) == 2
-    assert all(not by_name(network, step.slab)[name].any() for name in frozen)
+    assert all(not by_name(network, step.flat_gradients)[name].any() for name in frozen)
 
 
 def test_nested_models_several_inputs_and_outputs() -> None:
@@ -198,10 +200,10 @@ def test_nested_models_several_inputs_and_outputs() -> None:
         module_of(model, loss=loss, metrics=lambda: {k: {n: m() for n, m in v.items()} for k, v in metrics.items()})
     )
     features = {"a": IMAGES[:, :4], "b": IMAGES[:, 4:8]}
-    assert np.isfinite(network.train(network.initial(), {}, features, IMAGES[:, :1]).slab).all()
-    predictions = network.predict(network.initial(), {}, features)
+    assert np.isfinite(network.train(network.initial_values(), {}, features, IMAGES[:, :1]).flat_gradients).all()
+    predictions = network.predict(network.initial_values(), {}, features)
     assert predictions["sum"].shape == (12, 3)
-    network.evaluate(network.initial(), {}, features, IMAGES[:, :1])
+    network.evaluate(network.initial_values(), {}, features, IMAGES[:, :1])
     values = network.metric_values(network.metric_states())
     assert values["one_mae"] == pytest.approx(float(np.abs(predictions["one"] - IMAGES[:, :1]).mean()), rel=1e-5)
 
@@ -226,11 +228,11 @@ def test_clipping_is_that_of_keras() -> None:
             build(module_of(_dense, lambda options=options: keras.optimizers.SGD(0.1, **options)))
             for options in ({}, argument)
         )
-        raw = plain.train(plain.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
-        found = clipped.train(clipped.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
-        gradients = [tf.constant(g) for g in by_name(plain, raw.slab).values()]
+        raw = plain.train(plain.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        found = clipped.train(clipped.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        gradients = [tf.constant(g) for g in by_name(plain, raw.flat_gradients).values()]
         expected = clipped.keras_optimizer._clip_gradients(gradients)
-        for got, want in zip(by_name(clipped, found.slab).values(), expected, strict=True):
+        for got, want in zip(by_name(clipped, found.flat_gradients).values(), expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
 
 
@@ -262,7 +264,7 @@ def ratings() -> tuple[KerasNetwork, dict[str, Any], Any]:
 
 
 def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
-    found = network.ids(features)
+    found = network.unique_ids(features)
     return {
         t.name: RowBatch(found[t.name], initial_rows(t.initializer, t.seed, found[t.name], t.dim))
         for t in network.tables
@@ -275,15 +277,15 @@ def test_rows_have_the_gradient_of_the_full_table(ratings: Any) -> None:
     (table,) = network.tables
     assert (table.name, table.rows, table.dim) == ("users/embeddings", 5000, 4)
     assert sorted(rows[table.name].ids) == [3, 7, 4999]
-    step = network.train(network.initial(), rows, features, labels)
+    step = network.train(network.initial_values(), rows, features, labels)
 
-    plain = model_export.build_export_model(network, network.initial(), {table.name: []})
+    plain = model_export.build_export_model(network, network.initial_values(), {table.name: []})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(network.module.loss(labels, plain(features, training=True)))
     full = tf.convert_to_tensor(tape.gradient(loss, plain.get_layer("users").embeddings.value)).numpy()
     assert step.loss == pytest.approx(float(loss), rel=1e-5)
-    np.testing.assert_allclose(step.rows[table.name], full[rows[table.name].ids], rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(network.predict(network.initial(), rows, features), plain(features), rtol=1e-5)
+    np.testing.assert_allclose(step.row_gradients[table.name], full[rows[table.name].ids], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(network.predict(network.initial_values(), rows, features), plain(features), rtol=1e-5)
 
 
 # ---------------------------------------------------------------- evaluation
@@ -294,7 +296,7 @@ def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
 
     module = zoo_module(MNIST[1])
     network = build(module, IMAGES)
-    slab, merged = network.initial(), {}
+    slab, merged = network.initial_values(), {}
     for place in (slice(0, 5), slice(5, 6), slice(6, 12)):
         network.reset_metrics()
         network.evaluate(slab, {}, IMAGES[place], LABELS[place])
@@ -329,7 +331,7 @@ class _Merging(_Largest):
 def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
     network = build(module_of(_dense, metrics=lambda: {"largest": _Largest()}))
     with pytest.raises(BadInputError, match="'largest' \\(_Largest\\)"):
-        network.evaluate(network.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        network.evaluate(network.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
 
 
 def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_records() -> None:
@@ -342,9 +344,9 @@ def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_recor
     merged: dict[str, Any] = {}
     for place in (slice(0, 9), slice(9, 12)):
         network.reset_metrics()
-        network.evaluate(network.initial(), {}, IMAGES[place, :4], IMAGES[place, :3])
+        network.evaluate(network.initial_values(), {}, IMAGES[place, :4], IMAGES[place, :3])
         merged = merge_metric_states(merged, network.metric_states())
-    predictions = network.predict(network.initial(), {}, IMAGES[:, :4])
+    predictions = network.predict(network.initial_values(), {}, IMAGES[:, :4])
     found = network.metric_values(merged)
     assert found["largest"] == pytest.approx(float(np.abs(predictions).max()), rel=1e-6)
     assert found["error"] == pytest.approx(float(np.abs(predictions - IMAGES[:, :3]).mean()), rel=1e-5)
@@ -372,7 +374,7 @@ def trained(tmp_path: Path) -> Any:
 
 def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     network = build(zoo_module(definition), IMAGES)
-    slab = network.initial() + np.float32(0.01)
+    slab = network.initial_values() + np.float32(0.01)
     said = model_export.export_model(network, slab, {}, folder / "model.keras", folder / "saved_model")
     return network, slab, said
 
@@ -396,8 +398,8 @@ def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str,
     expected = network.predict(slab, {}, IMAGES)
     for outputs in np.load(tmp_path / "outputs.npy"):
         np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab)
-    np.testing.assert_array_equal(network.initial(), build(network.module, IMAGES).initial())
+    np.testing.assert_allclose(network.load_weights_file(tmp_path / "model.keras"), slab)
+    np.testing.assert_array_equal(network.initial_values(), build(network.module, IMAGES).initial_values())
 
 
 def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> None:
@@ -405,10 +407,12 @@ def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> Non
     (table,) = network.tables
     rows = {table.name: RowBatch(np.array([3, 7]), np.ones((2, 4), np.float32))}
     stored = {table.name: [tuple(rows[table.name])]}
-    model_export.export_model(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
+    model_export.export_model(
+        network, network.initial_values(), stored, tmp_path / "model.keras", tmp_path / "saved_model"
+    )
     loaded = keras.models.load_model(tmp_path / "model.keras")
     features = {"user": np.array([3, 7]), "item": np.array([1, 2])}
-    np.testing.assert_allclose(loaded(features), network.predict(network.initial(), rows, features), rtol=1e-5)
+    np.testing.assert_allclose(loaded(features), network.predict(network.initial_values(), rows, features), rtol=1e-5)
     fresh = initial_rows(table.initializer, table.seed, np.array([4999]), 4)
     np.testing.assert_array_equal(np.asarray(loaded.get_layer("users").embeddings)[[4999]], fresh)
 
@@ -436,7 +440,7 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
     assert (tmp_path / "model.keras").read_bytes() == before[tmp_path / "model.keras"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     model_export.export_model(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
-    np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab * 2)
+    np.testing.assert_allclose(network.load_weights_file(tmp_path / "model.keras"), slab * 2)
 
 
 def test_a_file_that_is_no_model_is_bad_input(trained: Any, tmp_path: Path) -> None:
@@ -447,7 +451,7 @@ def test_a_file_that_is_no_model_is_bad_input(trained: Any, tmp_path: Path) -> N
     junk.write_bytes(b"junk")
     for file in (empty, junk, gone):
         with pytest.raises(BadInputError, match="cannot be loaded into the model") as caught:
-            network.load(file)
+            network.load_weights_file(file)
         assert caught.value.where == str(file)
 
 

@@ -95,7 +95,7 @@ def test_the_page_says_of_every_class_what_becomes_of_it(name: str) -> None:
 def test_the_page_names_arguments_and_slots(name: str) -> None:
     spec = translate_optimizer(CLASSES[name]()).spec
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
-    for word in (*spec.slots, *spec.hyperparameters):
+    for word in (*spec.slot_starts, *spec.hyperparameters):
         assert f"`{word}`" in row or word == "weight_decay" or name in ("AdamW", "Ftrl")
 
 
@@ -157,7 +157,7 @@ def assert_parity(optimizer: Any, steps: int = 5) -> None:
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
         if reproduced.clip is not None:
             reproduced.clip(gradients)
-        store.apply(PushGradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
+        store.apply_gradients(PushGradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
     store.read_flat(found := flat(values))
     np.testing.assert_allclose(found, flat([np.asarray(variable) for variable in variables]), rtol=1e-5, atol=2e-6)
 
@@ -230,7 +230,7 @@ def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
 
 def test_ftrl_with_a_group_lasso_is_reproduced() -> None:
     optimizer = GroupFtrl(0.1, group_lasso_regularization_strength=0.3, l1_regularization_strength=0.1)
-    assert translate_optimizer(optimizer).spec.number("group_lasso_regularization_strength") == 0.3
+    assert translate_optimizer(optimizer).spec.get_number("group_lasso_regularization_strength") == 0.3
     assert GroupFtrl.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
     assert_parity(optimizer)
     with pytest.raises(ValueError, match="must be 0 or more"):
@@ -247,7 +247,7 @@ def network(optimizer: Any, parts: int) -> KerasNetwork:
 
     module = ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=lambda labels, predictions: predictions,
         optimizer=lambda: optimizer,
         eval_metrics_fn=dict,

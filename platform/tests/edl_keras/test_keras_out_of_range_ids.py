@@ -48,7 +48,7 @@ def network(dtype: str, threshold: int) -> KerasNetwork:
 def network_of(model: Any, threshold: int, sample: Any = None) -> KerasNetwork:
     module = ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions)),
         optimizer=lambda: keras.optimizers.SGD(0.1),
         eval_metrics_fn=dict,
@@ -62,9 +62,10 @@ def network_of(model: Any, threshold: int, sample: Any = None) -> KerasNetwork:
 def step(built: KerasNetwork, ids: Any) -> float:
     features = tf.constant(ids)
     rows = {
-        name: RowBatch(wanted, np.zeros((len(wanted), 3), np.float32)) for name, wanted in built.ids(features).items()
+        name: RowBatch(wanted, np.zeros((len(wanted), 3), np.float32))
+        for name, wanted in built.unique_ids(features).items()
     }
-    return built.train(built.initial(), rows, features, np.ones((1, 1), np.float32)).loss
+    return built.train(built.initial_values(), rows, features, np.ones((1, 1), np.float32)).loss
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
     built, features = network_of(model, DENSE), np.array([[1, wrong]])
     given = () if how == "predict" else (np.ones((1, 1), np.float32),)
     with pytest.raises(BadInputError, match=rf"^id {wrong} is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
-        getattr(built, how)(built.initial(), {}, features, *given)
+        getattr(built, how)(built.initial_values(), {}, features, *given)
 
 
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Local"])
@@ -133,7 +134,7 @@ def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served
     labels = np.ones((1, 1), np.float32)
     built = network_of(model, DENSE)
     local = LocalModel(built.module, seed=1, sample=None)
-    slab = built.initial()
+    slab = built.initial_values()
     does: Any = {
         ("ParameterServer", "train"): lambda ids: built.train(slab, {}, ids, labels),
         ("ParameterServer", "evaluate"): lambda ids: built.evaluate(slab, {}, ids, labels),
@@ -160,9 +161,9 @@ def test_ragged_and_float_ids_of_a_dense_table_are_looked_at_too() -> None:
         return keras.Model(inputs, keras.layers.Flatten()(keras.layers.Embedding(50, 3, name="emb")(inputs)))
 
     built = network_of(model, DENSE)
-    assert built.predict(built.initial(), {}, np.array([[0, 49.0]], np.float32)).shape == (1, 6)
+    assert built.predict(built.initial_values(), {}, np.array([[0, 49.0]], np.float32)).shape == (1, 6)
     with pytest.raises(BadInputError, match=r"^id -3 is outside of the embedding 'emb/embeddings'"):
-        built.predict(built.initial(), {}, np.array([[0, -3.0]], np.float32))
+        built.predict(built.initial_values(), {}, np.array([[0, -3.0]], np.float32))
 
 
 @pytest.mark.parametrize("threshold", [SERVED, DENSE])
@@ -238,7 +239,7 @@ def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
 
     built = network_of(Weighted, DENSE, features([1.0, 2.0], [3.0]))
     with pytest.raises(UserCodeError) as caught:
-        built.predict(built.initial(), {}, features([1.0], [2.0, 3.0]))
+        built.predict(built.initial_values(), {}, features([1.0], [2.0, 3.0]))
     assert not missing_keys(
         caught.value.message, "InvalidArgumentError", "Embedding weighted/tags", "weights", "row_splits"
     )
@@ -261,7 +262,7 @@ def test_strings_where_numbers_are_needed_may_be_labels(to: str) -> None:
 
 
 def test_floats_are_cut_to_whole_numbers_as_in_keras() -> None:
-    assert network("float32", SERVED).ids(tf.constant([[1.9, 7.0]]))["emb/embeddings"].tolist() == [1, 7]
+    assert network("float32", SERVED).unique_ids(tf.constant([[1.9, 7.0]]))["emb/embeddings"].tolist() == [1, 7]
 
 
 def test_the_records_are_named() -> None:
@@ -298,7 +299,7 @@ def test_the_records_of_a_step_are_named(kind: str, bad: int, records: str) -> N
     stage = Stage()
     network = Outside(bad)
     parameters = stage.parameters(network)
-    parameters.pull = lambda pin: network.initial()  # type: ignore[method-assign]
+    parameters.pull = lambda pin: network.initial_values()  # type: ignore[method-assign]
     doing: dict[str, Any] = {
         "training": stage.trainer(network, parameters),
         "evaluation": Evaluator(

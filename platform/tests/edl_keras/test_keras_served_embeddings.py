@@ -136,7 +136,7 @@ def test_a_vocabulary_before_the_table() -> None:
         return keras.Model(text, Layers.Dense(1)(Layers.Flatten()(Layers.Embedding(4, 3)(ids))))
 
     network = network_of(model)
-    assert set(network.ids(tf.constant(words))[network.tables[0].name]) == {0, 1, 2, 3}
+    assert set(network.unique_ids(tf.constant(words))[network.tables[0].name]) == {0, 1, 2, 3}
     check_step(network, tf.constant(words), LABELS[:3])
 
 
@@ -157,19 +157,19 @@ def test_rows_may_come_in_another_order_than_they_were_asked_for() -> None:
     network = network_of(KINDS["functional"], IDS)
     (name,) = (table.name for table in network.tables)
     rows = rows_for(network, IDS)
-    step = network.train(network.initial(), rows, IDS, LABELS)
+    step = network.train(network.initial_values(), rows, IDS, LABELS)
     back = {name: type(rows[name])(np.array(rows[name].ids)[::-1].copy(), rows[name].values[::-1].copy())}
-    again = network.train(network.initial(), back, IDS, LABELS)
+    again = network.train(network.initial_values(), back, IDS, LABELS)
     assert again.loss == pytest.approx(step.loss, rel=1e-6)
-    np.testing.assert_allclose(again.rows[name][::-1], step.rows[name], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(again.row_gradients[name][::-1], step.row_gradients[name], rtol=1e-5, atol=1e-8)
 
 
 def test_ids_are_found_on_one_thread_while_another_trains() -> None:
     network = network_of(Subclassed, IDS)
     rows, found = rows_for(network, IDS), []
-    other = threading.Thread(target=lambda: found.extend(network.ids(IDS.astype(np.int32)) for _ in range(20)))
+    other = threading.Thread(target=lambda: found.extend(network.unique_ids(IDS.astype(np.int32)) for _ in range(20)))
     other.start()
-    losses = {network.train(network.initial(), rows, IDS, LABELS).loss for _ in range(20)}
+    losses = {network.train(network.initial_values(), rows, IDS, LABELS).loss for _ in range(20)}
     other.join()
     assert len(losses) == 1
     for ids in found:
@@ -182,7 +182,7 @@ def test_ids_are_found_on_one_thread_while_another_trains() -> None:
 def test_ids_outside_of_the_table_are_named(wrong: int) -> None:
     network = network_of(KINDS["functional"], IDS)
     with pytest.raises(BadInputError, match=f"id {wrong} is outside of the embedding 'embedding/embeddings'"):
-        network.ids(np.full((2, 5), wrong))
+        network.unique_ids(np.full((2, 5), wrong))
 
 
 # ---------------------------------------------------------------- what is refused
@@ -334,7 +334,7 @@ def test_ids_that_the_input_would_change_are_refused(table: Any, kind: str | Non
 def test_ids_that_the_input_can_hold_are_looked_up(rows: int, kind: str | None) -> None:
     network = network_of(lambda: looking_up(Layers.Embedding(rows, 8), kind))
     (name,) = (table.name for table in network.tables)
-    np.testing.assert_array_equal(network.ids(np.array([rows - 1]))[name], [rows - 1])
+    np.testing.assert_array_equal(network.unique_ids(np.array([rows - 1]))[name], [rows - 1])
 
 
 class Narrowing(keras.Model):  # type: ignore[misc]
@@ -390,9 +390,9 @@ def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None
 
 def test_ids_that_lose_bits_are_refused_when_they_come_otherwise_than_the_first_ones() -> None:
     network = network_of(CUT["by the Input"][0], IDS.astype(np.int32))
-    network.ids(IDS.astype(np.int32))
+    network.unique_ids(IDS.astype(np.int32))
     with pytest.raises(UnsupportedEmbeddingError, match=r"int64.*int32"):
-        network.ids(IDS)
+        network.unique_ids(IDS)
 
 
 def hashed(ids: Any) -> Any:
@@ -444,7 +444,7 @@ def test_a_table_that_the_model_does_not_track_is_refused() -> None:
 
     network = network_of(hidden)
     with pytest.raises(UnsupportedEmbeddingError, match="the model does not know it"):
-        network.train(network.initial(), {}, IDS, LABELS)
+        network.train(network.initial_values(), {}, IDS, LABELS)
 
 
 def test_two_tables_of_one_name_are_refused() -> None:

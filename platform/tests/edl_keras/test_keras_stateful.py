@@ -79,7 +79,7 @@ def test_without_it_they_train_the_layer(tmp_path: Path) -> None:
 def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
     user = module(tmp_path)
     mine = LocalModel(user, seed=1, sample=None)
-    other = user.model()
+    other = user.make_model()
     other.set_weights(mine.model.get_weights())
     other.compile(optimizer=user.optimizer(), loss="mse")
     for features, labels in zip(FEATURES, LABELS, strict=True):

@@ -81,4 +81,4 @@ def test_arguments_go_where_the_function_names_them() -> None:
         difference, doubled = traced({"b": np.array([5.0]), "a": np.array([3.0])}, ragged, [np.array([7.0]), ragged])
         assert as_array(difference).tolist() == [2.0]
         assert as_array(doubled).tolist() == [2.0, 4.0, 6.0]
-    assert traced.count == 1
+    assert traced.trace_count == 1

@@ -78,7 +78,7 @@ def module(folder: Path, source: str) -> Any:
 
 def refused(folder: Path, source: str) -> BadInputError:
     with pytest.raises(BadInputError) as error:
-        module(folder, source).model()
+        module(folder, source).make_model()
     return error.value
 
 
@@ -124,7 +124,7 @@ def test_what_edl_itself_gives_a_model_is_not_the_users(tmp_path: Path) -> None:
     """A module may return one model each time; that of callbacks has methods that raise."""
     source = "MODEL = network()\n\ndef custom_model():\n    return MODEL\n"
     user = module(tmp_path, source)
-    first = user.model()
+    first = user.make_model()
     make_callbacks(
         lambda: [keras.callbacks.Callback()],
         first,
@@ -132,7 +132,7 @@ def test_what_edl_itself_gives_a_model_is_not_the_users(tmp_path: Path) -> None:
         tmp_path,
         check_monitors=lambda found: None,
     )
-    assert user.model() is first
+    assert user.make_model() is first
 
 
 def test_a_step_that_a_base_class_or_the_object_has_is_refused_too(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def patched():
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
-        load_model_module(choice).model()
+        load_model_module(choice).make_model()
     assert caught.value.where == str(tmp_path / "zoo" / "own.py"), "and not Keras' own file"
 
 
@@ -195,7 +195,7 @@ def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> N
     served = KerasNetwork.build(
         user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
     )
-    assert served.train(served.initial(), {}, FEATURES, labels).loss == pytest.approx(loss)
+    assert served.train(served.initial_values(), {}, FEATURES, labels).loss == pytest.approx(loss)
 
 
 def test_every_kind_of_keras_own_models_inherits_the_steps() -> None:

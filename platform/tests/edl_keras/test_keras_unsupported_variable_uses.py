@@ -28,7 +28,7 @@ LABELS = RNG.random((6, 1), np.float32)
 def module_of(model: Any, optimizer: Any) -> ModelModule:
     return ModelModule(
         zoo=Path(__file__).parent,
-        model=model,
+        make_model=model,
         loss=lambda labels, predictions: tf.square(labels - predictions),
         optimizer=lambda: optimizer,
         eval_metrics_fn=dict,
@@ -42,9 +42,9 @@ def trained(model: Any, features: Any = NUMBERS, optimizer: Any = None) -> tuple
     network = KerasNetwork.build(
         module, seed=1, embedding_threshold=1, ps_of_variable=lambda name: 0, ps_count=1, sample=features
     )
-    ids = network.ids(features)
+    ids = network.unique_ids(features)
     tables = {t.name: (ids[t.name], initial_rows(t.initializer, t.seed, ids[t.name], t.dim)) for t in network.tables}
-    return network, network.train(network.initial(), tables, features, LABELS)
+    return network, network.train(network.initial_values(), tables, features, LABELS)
 
 
 class Inside(keras.Model):
@@ -89,7 +89,7 @@ def test_a_variable_within_a_custom_gradient(around: Any, again: bool) -> None:
 def test_a_custom_gradient_of_its_arguments_alone_is_fine() -> None:
     network, step = trained(lambda: Inside(straight_through))
     gradients = dict(zip([spec.name for spec in network.variables], network.offsets, strict=True))
-    assert np.any(step.slab[gradients["inside/dense/kernel"]])
+    assert np.any(step.flat_gradients[gradients["inside/dense/kernel"]])
 
 
 def test_a_variable_in_a_function_of_the_models_own() -> None:
@@ -173,8 +173,8 @@ def test_what_the_loss_has_no_gradient_for_stays_and_is_told_once(
     caplog.set_level(logging.WARNING)
     network, step = trained(lambda: TwoHeads(stopped=stopped))
     places = dict(zip([spec.name for spec in network.variables], network.offsets, strict=True))
-    assert not np.any(step.slab[places["two_heads/dense_1/kernel"]])
-    assert np.any(step.slab[places["two_heads/dense/kernel"]])
+    assert not np.any(step.flat_gradients[places["two_heads/dense_1/kernel"]])
+    assert np.any(step.flat_gradients[places["two_heads/dense/kernel"]])
     told = [line for line in caplog.messages if "no gradient" in line]
     bias, kernel = sorted(told)
     assert "'two_heads/dense_1/bias'" in bias

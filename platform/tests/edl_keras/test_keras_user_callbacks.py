@@ -93,7 +93,7 @@ def train(watching: Any, losses: list[list[float]]) -> None:
             step += 1
         watching.begin_test()
         watching.end_test()
-    watching.end()
+    watching.end_training()
 
 
 # ---------------------------------------------------------------- what is refused
@@ -159,12 +159,12 @@ def test_what_decides_by_evaluations_is_declared_where_parameter_servers_have_th
         CALLBACKS.ModelCheckpoint("m.keras", "val_auc", 0, True, mode="max"),
     ]
     watching = watch([Callback(), *deciding], tmp_path)
-    assert [(type(each).__name__, each.monitor) for each in watching.declared] == [
+    assert [(type(each).__name__, each.monitor) for each in watching.master_callbacks] == [
         ("EarlyStopping", "loss"),
         ("BestCheckpoint", "auc"),
     ]
     train(watching, [[4.0], [5.0]])  # and is not called
-    assert watch([Callback(), *deciding], tmp_path, local=True).declared == ()
+    assert watch([Callback(), *deciding], tmp_path, local=True).master_callbacks == ()
 
 
 def test_two_that_set_the_rate_are_refused(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_model_checkpoint_has_the_weights_of_the_process_that_trains(tmp_path:
     watching = watch(CALLBACKS.ModelCheckpoint(tmp_path / "m.keras"), tmp_path, model=model, local=True)
     watching.begin_epoch(0)
     model.get_layer("head").bias.assign([1.45])
-    watching.end()
+    watching.end_training()
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_array_equal(loaded.get_layer("head").bias, np.float32([1.45]))
 

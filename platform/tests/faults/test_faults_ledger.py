@@ -19,7 +19,7 @@ from edl.storage.journal import Journal
 def write(folder: Path, *entries: dict[str, Any]) -> None:
     journal, _ = Journal.open(folder, holder="test")
     for entry in entries:
-        journal.wait(journal.append(entry))
+        journal.wait_until_durable(journal.append(entry))
     journal.close()
 
 
@@ -71,7 +71,7 @@ def test_a_changed_byte_that_counts_is_found(tmp_path: Path) -> None:
 
 def test_a_compacted_journal_has_no_history(tmp_path: Path) -> None:
     journal, _ = Journal.open(tmp_path, holder="test")
-    journal.wait(journal.compact({"kind": "snapshot"}))
+    journal.wait_until_durable(journal.compact({"kind": "snapshot"}))
     journal.close()
     with pytest.raises(MalformedJournalError, match="compacted"):
         read_entries(tmp_path)

@@ -114,7 +114,7 @@ class PlayedWorker:
                 self._job.cluster.kill(self.uid, 1)
 
     def _ask(self, method: Any, request: Any) -> Any:
-        return self._channel.call(method, request, timeout=10.0, retry=RetryPolicy(within=LONG))
+        return self._channel.call(method, request, timeout=10.0, retry=RetryPolicy(timeout_seconds=LONG))
 
     def _place(self) -> None:
         """Learn where the PS are, once all of them are there."""
@@ -211,7 +211,7 @@ class PlayedJob:
 
     def _changed(self, pod: PodStatus) -> None:
         pods: dict[str, Any] = self.servers if pod.role is Role.PS else self.workers
-        if pod.ended:
+        if pod.has_ended:
             ended = pods.pop(pod.uid, None)
             if ended is not None:
                 threading.Thread(target=ended.end).start()

@@ -64,7 +64,7 @@ class StubJournal:
         self._lsn += 1
         return self._lsn
 
-    def wait(self, lsn: int, timeout: float | None = None) -> None:
+    def wait_until_durable(self, lsn: int, timeout: float | None = None) -> None:
         with self._changed:
             self.waiting += 1
             self._changed.notify_all()
@@ -74,7 +74,7 @@ class StubJournal:
                 raise self._failure
             assert done
 
-    def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
+    def call_when_durable(self, lsn: int, call: Callable[[], object]) -> bool:
         return False
 
     def sync(self) -> None:

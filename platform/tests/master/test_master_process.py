@@ -60,7 +60,7 @@ def test_a_master_that_is_told_to_go_leaves_the_job_to_the_next_one(monkeypatch:
     with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 3}) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master() == 143
-        assert all(not pod.ended for pod in job.cluster.pods())
+        assert all(not pod.has_ended for pod in job.cluster.pods())
         assert job.summary()["records_lost"] == 0  # for whoever ends the run in its place
         assert job.events("job_ended") == []
         assert job.run_master() == 0
@@ -213,7 +213,7 @@ def test_a_ps_that_is_lost_while_nobody_pushes_gets_the_model_too() -> None:
 def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_process, "PsControlClient", partial(PsControlClient, answer_timeout=0.0))
     # Where it falls silent while a checkpoint is saved, that is given up and tried again, and only then it is asked.
-    monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(within=0.2))
+    monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(timeout_seconds=0.2))
     monkeypatch.setattr(snapshots, "RETRY_SAVING_SECONDS", 0.2)
     with played_job() as job:
         job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
@@ -366,7 +366,7 @@ def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.Mo
         environment(monkeypatch, job)
         job.at_step[4] = lambda worker: os.kill(os.getpid(), signal.SIGTERM)
         assert main() == 143
-        assert all(not pod.ended for pod in job.cluster.pods())
+        assert all(not pod.has_ended for pod in job.cluster.pods())
         assert main() == 0
         assert job.summary()["records_done"] == RECORDS
 

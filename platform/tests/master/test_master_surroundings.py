@@ -109,7 +109,7 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
         assert told.summary.records_done == RECORDS
         assert told.events[-1].kind == "job_ended"
         assert told.timeline[-1].records_done == RECORDS
-        assert [pod for pod in job.cluster.pods() if not pod.ended] == []
+        assert [pod for pod in job.cluster.pods() if not pod.has_ended] == []
         assert not (job.run.journal / "LOCK").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_rep
         pod = Pod(job)
         assert job.run_master(pod) == 143
         assert pod.told == ["released"]
-        assert all(not each.ended for each in job.cluster.pods())
+        assert all(not each.has_ended for each in job.cluster.pods())
         following = Pod(job, incarnation=7)
         assert job.run_master(following) == 0
         assert following.board.read().status.incarnation == 7  # type: ignore[union-attr]
@@ -212,7 +212,7 @@ def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
         assert job.run_master(pod) == 1
         assert pod.told == ["failed", "released"]
         assert read_json(job.run.status)["phase"] == "Interrupted"
-        assert [each for each in job.cluster.pods() if not each.ended] == []
+        assert [each for each in job.cluster.pods() if not each.has_ended] == []
 
 
 def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
@@ -236,7 +236,7 @@ def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
         assert before(pod) == 1
         assert pod.told == ["released"]
         assert not (job.run.path / "summary.json").exists()
-        assert all(not each.ended for each in job.cluster.pods())
+        assert all(not each.has_ended for each in job.cluster.pods())
 
 
 def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:

@@ -35,8 +35,8 @@ class DenseProblem:
 
     def __init__(self, spec: OptimizerSpec, rng: np.random.Generator) -> None:
         self.declared = ModelDeclaration(DENSE, (TABLE,), spec, "model")
-        self.slab = rng.normal(size=self.declared.size).astype(np.float32)
-        self.slabs = [rng.normal(size=self.declared.size).astype(np.float32) for _ in range(STEPS)]
+        self.slab = rng.normal(size=self.declared.flat_size).astype(np.float32)
+        self.slabs = [rng.normal(size=self.declared.flat_size).astype(np.float32) for _ in range(STEPS)]
         self.ids = [rng.permutation([*range(ROWS), *rng.integers(0, ROWS, 20)]) for _ in range(STEPS)]
         self.rows = [rng.normal(size=(len(ids), DIM)).astype(np.float32) for ids in self.ids]
 
@@ -44,14 +44,14 @@ class DenseProblem:
         """Where it ends: the variables, then the table."""
         store = NumpyParameterStore(self.declared, self.slab)
         for step, (slab, ids, rows, rate) in enumerate(zip(self.slabs, self.ids, self.rows, rates(), strict=True), 1):
-            store.apply(PushGradients(slab, {TABLE.name: RowBatch(ids, rows)}, rate, 1.0), step)
+            store.apply_gradients(PushGradients(slab, {TABLE.name: RowBatch(ids, rows)}, rate, 1.0), step)
         store.read_flat(moved := np.empty_like(self.slab))
         return [*self._cut(moved), store.read_rows(TABLE.name, np.arange(ROWS))]
 
     def rows_of(self, table: Table) -> np.ndarray:
         """Where a table ends that is moved alone."""
         for step, (ids, rows, rate) in enumerate(zip(self.ids, self.rows, rates(), strict=True), 1):
-            table.apply(ids, rows, rate, step)
+            table.apply_gradients(ids, rows, rate, step)
         return table.read(np.arange(ROWS))
 
     def in_keras(self) -> list[np.ndarray]:
@@ -73,7 +73,7 @@ class DenseProblem:
         return [np.asarray(variable) for variable in variables]
 
     def _cut(self, slab: np.ndarray) -> list[np.ndarray]:
-        return [slab[place].reshape(variable.shape) for variable, place in self.declared.places()]
+        return [slab[place].reshape(variable.shape) for variable, place in self.declared.variable_slices()]
 
 
 def keras_optimizer(spec: OptimizerSpec):

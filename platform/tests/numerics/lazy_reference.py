@@ -37,19 +37,19 @@ def sgd(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
 
 def momentum(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     v = row.slot("v")
-    v[:] = o.number("momentum") * v - rate * g
-    row.w += o.number("momentum") * v - rate * g if o.get_flag("nesterov") else v
+    v[:] = o.get_number("momentum") * v - rate * g
+    row.w += o.get_number("momentum") * v - rate * g if o.get_flag("nesterov") else v
 
 
 def adagrad(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    total = row.slot("a", o.number("initial_accumulator_value"))
+    total = row.slot("a", o.get_number("initial_accumulator_value"))
     total += g**2
-    row.w -= rate * g / np.sqrt(total + o.number("epsilon"))
+    row.w -= rate * g / np.sqrt(total + o.get_number("epsilon"))
 
 
 def moments(o: OptimizerSpec, row: State, g: Row, t: int) -> tuple[Row, Row]:
     """Both moments with their bias corrected."""
-    m, v, b1, b2 = row.slot("m"), row.slot("v"), o.number("beta_1"), o.number("beta_2")
+    m, v, b1, b2 = row.slot("m"), row.slot("v"), o.get_number("beta_1"), o.get_number("beta_2")
     m[:] = b1 * m + (1 - b1) * g
     v[:] = b2 * v + (1 - b2) * g**2
     return m / (1 - b1**t), v / (1 - b2**t)
@@ -60,23 +60,23 @@ def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     if o.get_flag("amsgrad"):
         largest = row.slot("largest")
         largest[:] = np.maximum(largest, row.slot("v"))
-        v = largest / (1 - o.number("beta_2") ** t)
+        v = largest / (1 - o.get_number("beta_2") ** t)
     # Keras adds epsilon before the correction of v
-    corrected = o.number("epsilon") / np.sqrt(1 - o.number("beta_2") ** t)
+    corrected = o.get_number("epsilon") / np.sqrt(1 - o.get_number("beta_2") ** t)
     row.w -= rate * m / (np.sqrt(v) + corrected)
 
 
 def rmsprop(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    rho, mean_square, mean, v = o.number("rho"), row.slot("g²"), row.slot("g"), row.slot("v")
+    rho, mean_square, mean, v = o.get_number("rho"), row.slot("g²"), row.slot("g"), row.slot("v")
     mean_square[:] = rho * mean_square + (1 - rho) * g**2
     mean[:] = rho * mean + (1 - rho) * g
     variance = mean_square - mean**2 if o.get_flag("centered") else mean_square
-    v[:] = o.number("momentum") * v + rate * g / np.sqrt(variance + o.number("epsilon"))
+    v[:] = o.get_number("momentum") * v + rate * g / np.sqrt(variance + o.get_number("epsilon"))
     row.w -= v
 
 
 def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    rho, epsilon, squares, steps = o.number("rho"), o.number("epsilon"), row.slot("g²"), row.slot("dx²")
+    rho, epsilon, squares, steps = o.get_number("rho"), o.get_number("epsilon"), row.slot("g²"), row.slot("dx²")
     squares[:] = rho * squares + (1 - rho) * g**2
     step = np.sqrt((steps + epsilon) / (squares + epsilon)) * g
     steps[:] = rho * steps + (1 - rho) * step**2
@@ -84,35 +84,41 @@ def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
 
 
 def adamax(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    m, largest, b1 = row.slot("m"), row.slot("u"), o.number("beta_1")
+    m, largest, b1 = row.slot("m"), row.slot("u"), o.get_number("beta_1")
     m[:] = b1 * m + (1 - b1) * g
-    largest[:] = np.maximum(o.number("beta_2") * largest, np.abs(g))
-    row.w -= rate / (1 - b1**t) * m / (largest + o.number("epsilon"))
+    largest[:] = np.maximum(o.get_number("beta_2") * largest, np.abs(g))
+    row.w -= rate / (1 - b1**t) * m / (largest + o.get_number("epsilon"))
 
 
 def nadam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     """Dozat (2016), with the schedule of momentum that he proposes."""
-    factors = [o.number("beta_1") * (1 - 0.5 * 0.96**i) for i in range(1, t + 2)]
+    factors = [o.get_number("beta_1") * (1 - 0.5 * 0.96**i) for i in range(1, t + 2)]
     _, v = moments(o, row, g, t)
     ahead = factors[t] * row.slot("m") / (1 - np.prod(factors))
-    row.w -= rate * (ahead + (1 - factors[t - 1]) * g / (1 - np.prod(factors[:t]))) / (np.sqrt(v) + o.number("epsilon"))
+    row.w -= (
+        rate * (ahead + (1 - factors[t - 1]) * g / (1 - np.prod(factors[:t]))) / (np.sqrt(v) + o.get_number("epsilon"))
+    )
 
 
 def lion(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    m, b1, b2 = row.slot("m"), o.number("beta_1"), o.number("beta_2")
+    m, b1, b2 = row.slot("m"), o.get_number("beta_1"), o.get_number("beta_2")
     row.w -= rate * np.sign(b1 * m + (1 - b1) * g)
     m[:] = b2 * m + (1 - b2) * g
 
 
 def ftrl(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
-    a, z, p = row.slot("n", o.number("initial_accumulator_value")), row.slot("z"), -o.number("learning_rate_power")
-    l1, l2 = o.number("l1_regularization_strength"), o.number("l2_regularization_strength")
+    a, z, p = (
+        row.slot("n", o.get_number("initial_accumulator_value")),
+        row.slot("z"),
+        -o.get_number("learning_rate_power"),
+    )
+    l1, l2 = o.get_number("l1_regularization_strength"), o.get_number("l2_regularization_strength")
     before = a**p
     a += g**2
-    z += g + 2 * o.number("l2_shrinkage_regularization_strength") * row.w - (a**p - before) / rate * row.w
-    curvature = (o.number("beta") + a**p) / rate + 2 * l2
+    z += g + 2 * o.get_number("l2_shrinkage_regularization_strength") * row.w - (a**p - before) / rate * row.w
+    curvature = (o.get_number("beta") + a**p) / rate + 2 * l2
     pull = np.where(np.abs(z) <= l1, 0.0, np.sign(z) * l1 - z)
-    limit = o.number("group_lasso_regularization_strength") * np.sqrt(len(row.w))
+    limit = o.get_number("group_lasso_regularization_strength") * np.sqrt(len(row.w))
     length = np.linalg.norm(pull)
     row.w[:] = 0.0 if limit and length <= limit else (1 - limit / length if limit else 1.0) * pull / curvature
 
@@ -134,7 +140,7 @@ FORMULAS: Mapping[str, Formula] = {
 def lamb(o: OptimizerSpec, touched: Sequence[tuple[State, Row]], rate: float, t: int) -> None:
     """You et al. (2019), both moments corrected. Of a table, the rows that a push touches are the variable."""
     corrected = [moments(o, row, g, t) for row, g in touched]
-    steps = np.stack([m / (np.sqrt(v) + o.number("epsilon")) for m, v in corrected])
+    steps = np.stack([m / (np.sqrt(v) + o.get_number("epsilon")) for m, v in corrected])
     length = np.linalg.norm(np.stack([row.w for row, _ in touched]))
     for (row, _), step in zip(touched, steps, strict=True):
         row.w -= rate * length / np.linalg.norm(steps) * step
@@ -159,7 +165,7 @@ class LazyReference:
             summed[row] = summed.get(row, 0.0) + gradient
         touched = [(self._rows[row], gradient) for row, gradient in summed.items()]
         for state, _ in touched:
-            state.w -= self._optimizer.number("weight_decay") * rate * state.w
+            state.w -= self._optimizer.get_number("weight_decay") * rate * state.w
         if self._optimizer.name == "lamb":
             lamb(self._optimizer, touched, rate, step)
             return

@@ -32,10 +32,10 @@ def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
     table = NumpyTable(model(0).tables[0], {}, make_rule(SGD, 0.0))
     expected: dict[int, int] = {}
     for step, ids in enumerate(pushes, start=1):
-        table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
+        table.apply_gradients(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
         for row in ids:
             expected[row] = expected.get(row, 0) - 1
-    found = table.snapshot()
+    found = table.take_snapshot()
     assert dict(zip(found.ids.tolist(), found.values[:, 0].tolist(), strict=True)) == expected
     asked = array(EXTREMES)
     np.testing.assert_array_equal(table.read(asked)[:, 0], [expected.get(row, 0) for row in EXTREMES])

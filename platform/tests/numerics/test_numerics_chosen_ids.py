@@ -32,7 +32,7 @@ def table(**settings_: Any) -> NativeTable:
 
 
 def push(made: Any, ids: np.ndarray, step: int = 1) -> None:
-    made.apply(ids, np.ones((len(ids), 1), np.float32), 1.0, step)
+    made.apply_gradients(ids, np.ones((len(ids), 1), np.float32), 1.0, step)
 
 
 def holds(made: NativeTable, ids: np.ndarray) -> None:
@@ -64,7 +64,7 @@ def test_ids_that_all_fall_into_one_part_of_the_index_are_stored(count: int, lea
         for part in np.array_split(ids, 7):
             push(each, part)
     holds(made, ids)
-    assert made.memory.index < 3 * ordinary.memory.index + 2**20
+    assert made.memory_usage.index < 3 * ordinary.memory_usage.index + 2**20
 
 
 @settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
@@ -75,7 +75,7 @@ def test_any_mixture_of_chosen_ids_and_others_is_what_numpy_holds(data: st.DataO
     tables = [
         table(threads=threads, retention=retention),
         table(salt=data.draw(st.integers(0, 2**64 - 1)), retention=retention),
-        NumpyTable(SHAPE, OPTIMIZERS[0].slots, make_rule(OPTIMIZERS[0], 0.0), retention),
+        NumpyTable(SHAPE, OPTIMIZERS[0].slot_starts, make_rule(OPTIMIZERS[0], 0.0), retention),
     ]
     held, snapshots = [np.zeros(0, np.int64)], []
     for step in range(1, 6):
@@ -85,15 +85,15 @@ def test_any_mixture_of_chosen_ids_and_others_is_what_numpy_holds(data: st.DataO
             push(made, ids, step)
         held = [*held[-3:], ids]
         if step == 3:
-            snapshots = [made.snapshot() for made in tables[:2]]
-            expected = tables[2].snapshot()
+            snapshots = [made.take_snapshot() for made in tables[:2]]
+            expected = tables[2].take_snapshot()
             frozen_ids = np.concatenate(held)
             frozen = tables[2].read(frozen_ids)
     every = np.concatenate(held)
     first, second, numpys = (made.read(every) for made in tables)
     np.testing.assert_array_equal(first, numpys)
     np.testing.assert_array_equal(second, numpys)
-    wholes = [snapshot.whole() for snapshot in snapshots]
+    wholes = [snapshot.read_all() for snapshot in snapshots]
     np.testing.assert_array_equal(wholes[0].ids, wholes[1].ids, "the salt moves no row")
     np.testing.assert_array_equal(wholes[0].values, wholes[1].values)
     assert sorted(wholes[0].ids.tolist()) == sorted(expected.ids.tolist())
@@ -117,7 +117,7 @@ def test_dropped_ids_that_crowd_in_a_snapshot_are_found():
     ids = with_hashes(hashes(20_000, 0, 0) & ~np.uint64(0xFFFFFFFF), SALT)
     made = table(retention=RowRetention(evict_after_steps=1))
     push(made, ids, 1)
-    snapshot = made.snapshot()
+    snapshot = made.take_snapshot()
     push(made, ids[:1], 9)
     assert len(made) == 1
     np.testing.assert_array_equal(snapshot.read(ids, SHAPE), initial(SHAPE, ids) - np.float32(1))
@@ -131,5 +131,5 @@ def test_each_table_draws_a_salt_of_its_own():
         made = NativeTable(SHAPE, OPTIMIZERS[0])
         push(made, ids)
         holds(made, ids)
-        sizes.append(made.memory.index)
+        sizes.append(made.memory_usage.index)
     assert max(sizes) < 20 * len(ids) + 2**20

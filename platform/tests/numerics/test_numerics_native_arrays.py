@@ -77,14 +77,14 @@ slots = rows
 def table() -> Any:
     """Of five rows."""
     made = NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"))
-    made.apply(np.arange(5), np.ones((5, DIM), np.float32), 0.5, 1)
+    made.apply_gradients(np.arange(5), np.ones((5, DIM), np.float32), 0.5, 1)
     return made
 
 
 def unharmed(made: Any) -> None:
     """It reads, grows and gives back what it holds."""
-    made.apply(np.arange(100, 400), np.ones((300, DIM), np.float32), 0.5, 2)
-    copy = made.snapshot().whole()
+    made.apply_gradients(np.arange(100, 400), np.ones((300, DIM), np.float32), 0.5, 2)
+    copy = made.take_snapshot().read_all()
     np.testing.assert_array_equal(made.read(copy.ids), copy.values)
     missing = np.array([2000])
     np.testing.assert_array_equal(made.read(missing), initial(declared(dim=DIM), missing))
@@ -96,7 +96,7 @@ def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, 
     made = table()
     call = {
         "read": lambda: made.read_into(ids_, rows_),
-        "apply": lambda: made.apply(ids_, rows_, 0.1, 2),
+        "apply": lambda: made.apply_gradients(ids_, rows_, 0.1, 2),
         "load": lambda: made.load(RowArrays(ids_, rows_, {"accumulator": slots_})),
     }[what]
     try:
@@ -110,13 +110,13 @@ def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, 
 @given(ids, st.one_of(st.integers(-3, 12), st.integers(-(2**70), 2**70)), st.integers(-1, 2**70))
 def test_a_snapshot_takes_what_fits_and_refuses_the_rest(ids_: Any, start: int, limit: int) -> None:
     made = table()
-    frozen = made.snapshot()
+    frozen = made.take_snapshot()
     with suppress(*REFUSALS):
         frozen.read(ids_, declared(dim=DIM))
     with suppress(*REFUSALS):
         assert len(frozen.scan(start, limit).ids) <= 5
     unharmed(made)
-    assert sorted(frozen.whole().ids.tolist()) == list(range(5))
+    assert sorted(frozen.read_all().ids.tolist()) == list(range(5))
 
 
 @MANY
@@ -177,5 +177,5 @@ def test_an_array_that_is_not_aligned_is_refused() -> None:
     with pytest.raises(ValueError, match="not aligned"):
         made.read(ids_)
     with pytest.raises(ValueError, match="not aligned"):
-        made.apply(np.arange(COUNT), rows_, 0.5, 2)
+        made.apply_gradients(np.arange(COUNT), rows_, 0.5, 2)
     unharmed(made)

@@ -61,18 +61,18 @@ def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
     """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
     random = np.random.default_rng(8)
     shape = declared({"name": "normal", "mean": 0.0, "stddev": 0.05}, dim=dim)
-    numpy = NumpyTable(shape, spec.slots, make_rule(spec, spec.decay_of(shape.name)))
+    numpy = NumpyTable(shape, spec.slot_starts, make_rule(spec, spec.weight_decay_for(shape.name)))
     tables = [*natives(shape, spec), numpy]
     for step in range(1, 201):
         ids = array(random.permutation(shape.rows)[:100])
         gradients = random.standard_normal((100, dim)).astype(np.float32)
         gradients[:10] = 0
         for table in tables:
-            table.apply(ids, gradients, 0.03 / step if step != 7 else 0.0, step)
-    expected = numpy.snapshot().whole()
+            table.apply_gradients(ids, gradients, 0.03 / step if step != 7 else 0.0, step)
+    expected = numpy.take_snapshot().read_all()
     for table in tables[:-1]:
-        found = table.snapshot().whole()
-        in_order = expected.select_rows(expected.find(found.ids))
+        found = table.take_snapshot().read_all()
+        in_order = expected.select_rows(expected.find_positions(found.ids))
         same_bits(found.values, in_order.values)
         for name, slot in found.slots.items():
             same_bits(slot, in_order.slots[name])
@@ -87,8 +87,10 @@ def specs(draw: st.DrawFn) -> OptimizerSpec:
         key: st.booleans()
         if parameter.bound is None
         else st.one_of(st.just(0.0), small.map(lambda value: -value))
-        if parameter.refusal(-1.0) is None
-        else st.one_of(st.just(parameter.default), st.just(0.0), fractions if parameter.refusal(2.0) else small)
+        if parameter.describe_violation(-1.0) is None
+        else st.one_of(
+            st.just(parameter.default), st.just(0.0), fractions if parameter.describe_violation(2.0) else small
+        )
         for key, parameter in OPTIMIZER_DEFINITIONS[name].parameters.items()
     }
     return OptimizerSpec(name, draw(st.fixed_dictionaries(kinds)))
@@ -105,12 +107,12 @@ pushes = st.lists(
 def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(spec, pushes):
     """Overflow included: where NumPy has infinity or no number, so has the kernel."""
     shape, ids = declared(), array([5, 17, 2])
-    numpy = NumpyTable(shape, spec.slots, make_rule(spec, spec.decay_of(shape.name)))
+    numpy = NumpyTable(shape, spec.slot_starts, make_rule(spec, spec.weight_decay_for(shape.name)))
     tables = [*natives(shape, spec), numpy]
     for step, (rate, gradients) in enumerate(pushes, start=1):
         with np.errstate(all="ignore"):
             for table in tables:
-                table.apply(ids, np.array(gradients, np.float32).reshape(3, DIM), rate, step)
+                table.apply_gradients(ids, np.array(gradients, np.float32).reshape(3, DIM), rate, step)
     for table in tables[:-1]:
         np.testing.assert_array_equal(table.read(ids), numpy.read(ids))
 
@@ -127,7 +129,7 @@ def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, siz
         gradient = random.standard_normal(size + 3).astype(np.float32)
         push = PushGradients(gradient, {}, 0.03 / step if step != 7 else 0.0, 0.5)
         for slab in (numpy, native):
-            slab.apply(push, step)
+            slab.apply_gradients(push, step)
     same_bits(native.values, numpy.values)
     for name, slot in numpy.slots.items():
         same_bits(native.slots[name], slot)
@@ -142,7 +144,7 @@ def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
     )
     gradient = np.random.default_rng(10).standard_normal(169).astype(np.float32)
     for slab in (numpy, native):
-        slab.apply(PushGradients(gradient, {}, 0.1, 1.0), 1)
+        slab.apply_gradients(PushGradients(gradient, {}, 0.1, 1.0), 1)
     moved = numpy.values[:160].reshape(40, 4).any(axis=1)
     assert moved.any()
     assert not moved.all(), "rows whose pull is short are zero"
@@ -161,7 +163,7 @@ def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_
     for step, rate in enumerate(rates(), start=1):
         ids = np.minimum(random.zipf(1.5, 6) - 1, ROWS - 1)
         gradients = random.normal(size=(6, DIM)).astype(np.float32)
-        table.apply(ids, gradients, rate, step)
+        table.apply_gradients(ids, gradients, rate, step)
         reference.apply(ids, gradients, rate, step)
     close(table.read(np.arange(ROWS)), reference.values)
 
@@ -179,7 +181,7 @@ def test_weight_decay_spares_the_tables_that_the_optimizer_names():
     spec = OptimizerSpec("rmsprop", {"weight_decay": 0.5}, (TABLE.name,))
     spared, plain = (NativeTable(TABLE, one) for one in (spec, OptimizerSpec("rmsprop")))
     for table in (spared, plain):
-        table.apply(np.arange(ROWS), np.ones((ROWS, DIM), np.float32), 0.1, 1)
+        table.apply_gradients(np.arange(ROWS), np.ones((ROWS, DIM), np.float32), 0.1, 1)
     same_bits(spared.read(np.arange(ROWS)), plain.read(np.arange(ROWS)))
 
 

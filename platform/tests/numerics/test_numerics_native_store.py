@@ -35,7 +35,7 @@ def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
     for step in range(1, 51):
         push = drawn(declared, random)
         for store in stores:
-            store.apply(push, step)
+            store.apply_gradients(push, step)
     same(*stores)
 
 
@@ -44,12 +44,12 @@ def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
     declared = ModelDeclaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
     random = np.random.default_rng(6)
     one = StoreFactory(before).make(declared, np.ones(4, np.float32))
-    one.apply(drawn(declared, random), 1)
-    other = StoreFactory(after).restored(one.snapshot())
+    one.apply_gradients(drawn(declared, random), 1)
+    other = StoreFactory(after).restored(one.take_snapshot())
     assert type(other) is not type(one)
     push = drawn(declared, random)
     for store in (one, other):
-        store.apply(push, 2)
+        store.apply_gradients(push, 2)
     same(one, other)
 
 

@@ -42,10 +42,10 @@ class TestNativeTable(TableContract, RetentionContract):
 def test_every_64_bit_id_is_an_id(pushes):
     table, expected = NativeTable(declared(), OPTIMIZERS[0]), {}
     for step, ids in enumerate(pushes, start=1):
-        table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
+        table.apply_gradients(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
         for row in ids:
             expected[row] = expected.get(row, 0) + 1
-    copy = table.snapshot().whole()
+    copy = table.take_snapshot().read_all()
     assert sorted(copy.ids.tolist()) == sorted(expected)
     np.testing.assert_array_equal(table.read(copy.ids), copy.values)
 
@@ -53,7 +53,7 @@ def test_every_64_bit_id_is_an_id(pushes):
 def test_gradients_of_one_id_are_added_in_the_order_in_which_they_come():
     terms = np.array([[1e8], [1.0], [-1e8], [1.0]], np.float32)
     table = NativeTable(declared({"name": "zeros"}, dim=1), OPTIMIZERS[0])
-    table.apply(array([5, 5, 5, 5]), terms, -1.0, 1)
+    table.apply_gradients(array([5, 5, 5, 5]), terms, -1.0, 1)
     assert table.read(array([5]))[0, 0] == ((np.float32(1e8) + 1) - np.float32(1e8)) + 1
 
 
@@ -63,7 +63,7 @@ def test_it_grows_through_many_splits(threads):
     table = NativeTable(declared(dim=1), OPTIMIZERS[0], threads=threads)
     ids = random.integers(-(2**63), 2**63 - 1, 400_000)
     for part in np.array_split(ids, 23):
-        table.apply(part, np.ones((len(part), 1), np.float32), 1.0, 1)
+        table.apply_gradients(part, np.ones((len(part), 1), np.float32), 1.0, 1)
     assert len(table) == len(np.unique(ids))
     missing = random.integers(-(2**63), 2**63 - 1, 50_000)
     np.testing.assert_array_equal(table.read(ids), initial(declared(dim=1), ids) - np.float32(1))
@@ -76,11 +76,11 @@ def test_batches_of_any_length_find_what_is_stored_and_nothing_else(count):
     random = np.random.default_rng(count)
     table = NativeTable(declared(dim=1), OPTIMIZERS[0])
     stored = np.arange(0, 60_000, 3)
-    table.apply(stored, np.ones((len(stored), 1), np.float32), 1.0, 1)
+    table.apply_gradients(stored, np.ones((len(stored), 1), np.float32), 1.0, 1)
     ids = random.integers(0, 60_000, count)
     expected = initial(declared(dim=1), ids) - np.float32(1) * (ids % 3 == 0)[:, None]
     np.testing.assert_array_equal(table.read(ids), expected)
-    table.apply(ids, np.zeros((count, 1), np.float32), 1.0, 2)
+    table.apply_gradients(ids, np.zeros((count, 1), np.float32), 1.0, 2)
     np.testing.assert_array_equal(table.read(ids), expected)
     assert len(table) == len(np.union1d(ids, stored))
 
@@ -92,9 +92,9 @@ def test_rows_of_a_server_do_not_crowd():
     ids = np.arange(2_000_000)
     ids = ids[slot_of_row(ids.astype(np.uint64)) == 7]
     table = NativeTable(declared(dim=1), OPTIMIZERS[0])
-    table.apply(ids, np.ones((len(ids), 1), np.float32), 1.0, 1)
+    table.apply_gradients(ids, np.ones((len(ids), 1), np.float32), 1.0, 1)
     np.testing.assert_array_equal(table.read(ids), initial(declared(dim=1), ids) - np.float32(1))
-    assert table.memory.index < 20 * len(ids) + 4096 * 64
+    assert table.memory_usage.index < 20 * len(ids) + 4096 * 64
 
 
 def test_readers_and_a_writer_at_once():
@@ -111,7 +111,7 @@ def test_readers_and_a_writer_at_once():
     for reader in readers:
         reader.start()
     for step in range(1, 101):
-        table.apply(ids, np.ones((len(ids), 16), np.float32), 1.0, step)
+        table.apply_gradients(ids, np.ones((len(ids), 16), np.float32), 1.0, step)
     done.set()
     for reader in readers:
         reader.join()
@@ -121,12 +121,12 @@ def test_readers_and_a_writer_at_once():
 
 def test_memory_is_what_the_kernel_says():
     small = NativeTable(declared(), OPTIMIZERS[0])
-    small.apply(array([1]), np.ones((1, 3), np.float32), 1.0, 1)
-    assert small.memory.resident < 64 * 1024
+    small.apply_gradients(array([1]), np.ones((1, 3), np.float32), 1.0, 1)
+    assert small.memory_usage.resident < 64 * 1024
     table = NativeTable(declared(dim=8), OPTIMIZERS[0])
     for start in range(0, 300_000, 50_000):
-        table.apply(np.arange(start, start + 50_000), np.ones((50_000, 8), np.float32), 1.0, 1)
-    memory = table.memory
+        table.apply_gradients(np.arange(start, start + 50_000), np.ones((50_000, 8), np.float32), 1.0, 1)
+    memory = table.memory_usage
     assert 300_000 * 40 <= memory.rows <= 300_000 * 40 + 4 * 2**20
     assert memory.rows + memory.index <= memory.resident <= memory.reserved
 
@@ -135,9 +135,9 @@ def test_arrays_of_another_type_or_shape_are_refused():
     table = NativeTable(declared(), OPTIMIZERS[0])
     ones = np.ones((2, 3), np.float32)
     with pytest.raises(ValueError, match="rows must be"):
-        table.apply(array([1, 2]), np.ones((2, 4), np.float32), 1.0, 1)
+        table.apply_gradients(array([1, 2]), np.ones((2, 4), np.float32), 1.0, 1)
     with pytest.raises(ValueError, match="rows must be"):
-        table.apply(array([1, 2, 3]), ones, 1.0, 1)
+        table.apply_gradients(array([1, 2, 3]), ones, 1.0, 1)
     with pytest.raises(TypeError):
         table.read_into(array([1, 2]), np.empty((2, 3), np.float64))
     with pytest.raises(TypeError):
@@ -151,5 +151,5 @@ def test_a_gradient_may_be_read_only():
     gradients.flags.writeable = False
     ids = array([1, 2])
     ids.flags.writeable = False
-    table.apply(ids, gradients, -1.0, 1)
+    table.apply_gradients(ids, gradients, -1.0, 1)
     np.testing.assert_array_equal(table.read(ids), gradients)

@@ -14,5 +14,5 @@ class TestNumpyTable(TableContract, RetentionContract):
     @pytest.fixture
     def make(self) -> Make:
         return lambda table, spec, retention=None: NumpyTable(
-            table, spec.slots, make_rule(spec, spec.decay_of(table.name)), retention
+            table, spec.slot_starts, make_rule(spec, spec.weight_decay_for(table.name)), retention
         )

@@ -17,7 +17,7 @@ from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, HyperparameterSpe
 def values_of(parameter: HyperparameterSpec) -> st.SearchStrategy[HyperparameterValue]:
     if parameter.bound is None:
         return st.booleans()
-    return st.floats(-1e6, 1e6).map(lambda value: value / 2e6).filter(parameter.bound.holds)
+    return st.floats(-1e6, 1e6).map(lambda value: value / 2e6).filter(parameter.bound.contains)
 
 
 @st.composite
@@ -64,13 +64,13 @@ def test_what_is_not_given_is_the_default() -> None:
     ],
 )
 def test_slots(optimizer: OptimizerSpec, slots: dict[str, float]) -> None:
-    assert optimizer.slots == slots
+    assert optimizer.slot_starts == slots
 
 
 def test_variables_that_weight_decay_leaves_alone() -> None:
     optimizer = OptimizerSpec("adam", {"weight_decay": 0.1}, ("b", "a", "b"))
     assert optimizer.undecayed == ("a", "b")
-    assert [optimizer.decay_of(name) for name in ("a", "b", "c")] == [0.0, 0.0, 0.1]
+    assert [optimizer.weight_decay_for(name) for name in ("a", "b", "c")] == [0.0, 0.0, 0.1]
     assert optimizer != OptimizerSpec("adam", {"weight_decay": 0.1})
 
 
@@ -82,7 +82,7 @@ def test_what_earlier_versions_wrote_is_the_same_optimizer() -> None:
 
 def test_numbers_and_flags() -> None:
     optimizer = OptimizerSpec("momentum", {"momentum": 0, "nesterov": True})
-    assert optimizer.number("momentum") == 0.0
+    assert optimizer.get_number("momentum") == 0.0
     assert optimizer.get_flag("nesterov") is True
 
 
@@ -90,7 +90,7 @@ def test_hyperparameters_cannot_be_changed() -> None:
     given_values = {"epsilon": 0.5}
     optimizer = OptimizerSpec("adam", given_values)
     given_values["epsilon"] = 1.0
-    assert optimizer.number("epsilon") == 0.5
+    assert optimizer.get_number("epsilon") == 0.5
     with pytest.raises(TypeError):
         optimizer.hyperparameters["epsilon"] = 1.0  # type: ignore[index]
 

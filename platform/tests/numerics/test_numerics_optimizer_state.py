@@ -51,37 +51,37 @@ def store(spec: OptimizerSpec) -> NumpyParameterStore:
 def trained(spec: OptimizerSpec, *steps: int, held: NumpyParameterStore | None = None) -> NumpyParameterStore:
     held = held or store(spec)
     for step in steps:
-        held.apply(gradients(step), step)
+        held.apply_gradients(gradients(step), step)
     return held
 
 
 def same(one: NumpyParameterStore, other: NumpyParameterStore) -> None:
-    mine, theirs = (shard_arrays(CutSnapshot(1, held.snapshot(), 1, {}))[0] for held in (one, other))
+    mine, theirs = (shard_arrays(CutSnapshot(1, held.take_snapshot(), 1, {}))[0] for held in (one, other))
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
-    cut = CutSnapshot(1, trained(spec, 1, 2, 3).snapshot(), 3, {})
+    cut = CutSnapshot(1, trained(spec, 1, 2, 3).take_snapshot(), 3, {})
     directory = cut_directory(tmp_path, 1)
     shard = write_shard(directory, 0, *shard_arrays(cut))
     commit_checkpoint(directory, CheckpointManifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
     back = load_owned_part(directory, 0, initial_placement(1))
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(trained(spec, 4, 5, held=NumpyParameterStore.restored(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
+    same(trained(spec, 4, 5, held=NumpyParameterStore.from_snapshot(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
 
 
 def test_slots_stand_in_a_shard_by_name(spec):
-    arrays, _ = shard_arrays(CutSnapshot(1, trained(spec, 1).snapshot(), 1, {}))
-    for slot in spec.slots:
+    arrays, _ = shard_arrays(CutSnapshot(1, trained(spec, 1).take_snapshot(), 1, {}))
+    for slot in spec.slot_starts:
         assert arrays[f"slot/{slot}/kernel"].shape == (2, 3)
         assert arrays[f"rows/emb/slot/{slot}"].shape == arrays["rows/emb/values"].shape
 
 
 def test_a_checkpoint_of_an_earlier_version_is_restored():
     """It called Adam's slots m and v, and knew neither amsgrad nor weight decay."""
-    cut = CutSnapshot(1, trained(OptimizerSpec("adam"), 1, 2).snapshot(), 2, {})
+    cut = CutSnapshot(1, trained(OptimizerSpec("adam"), 1, 2).take_snapshot(), 2, {})
     arrays, meta = shard_arrays(cut)
     former = {
         name.replace("slot/momentum", "slot/m").replace("slot/velocity", "slot/v"): array
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_an_earlier_version_is_restored():
         del declared["optimizer"]["hyperparameters"][added]
     back = cut_from_shard(former, {**meta, "declaration": json.dumps(declared)})
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(NumpyParameterStore.restored(back.snapshot), NumpyParameterStore.restored(cut.snapshot))
+    same(NumpyParameterStore.from_snapshot(back.snapshot), NumpyParameterStore.from_snapshot(cut.snapshot))
 
 
 @PATIENT
@@ -102,8 +102,8 @@ def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     """What lets one function serve slabs, rows, and parts of both in any order."""
     rng = np.random.default_rng(seed)
     values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
-    slots = [np.abs(rng.normal(size=(6, 4))).astype(np.float32) for _ in spec.slots]
-    apply = make_rule(spec, spec.number("weight_decay"))
+    slots = [np.abs(rng.normal(size=(6, 4))).astype(np.float32) for _ in spec.slot_starts]
+    apply = make_rule(spec, spec.get_number("weight_decay"))
     parts = [[array.copy() for array in (values, *slots)] for _ in range(2)]
     apply(parts[0][0], parts[0][1:], ParameterUpdate(gradient, 0.1, step), ScratchArrays.allocate_like(values))
     for row in rng.permutation(6):
@@ -124,7 +124,7 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
     for held, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
         for rows in turn:
             values = np.sin(np.outer(rows + 1, np.arange(1, 4))).astype(np.float32)
-            held.apply(PushGradients(np.zeros(11, np.float32), {"emb": RowBatch(rows, values)}, 0.1, 0.0), 3)
+            held.apply_gradients(PushGradients(np.zeros(11, np.float32), {"emb": RowBatch(rows, values)}, 0.1, 0.0), 3)
     asked = np.arange(TABLE.rows)
     np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
 
@@ -152,7 +152,7 @@ def test_nadams_product_is_a_function_of_the_step(step, beta_1):
 def test_ftrl_keeps_a_value_whose_gradients_were_all_zero():
     """Keras divides zero by zero here."""
     spec = OptimizerSpec("ftrl", {"initial_accumulator_value": 0.0})
-    values, slots = np.ones(4, np.float32), [np.zeros(4, np.float32) for _ in spec.slots]
+    values, slots = np.ones(4, np.float32), [np.zeros(4, np.float32) for _ in spec.slot_starts]
     gradient = np.array([0, 1, 0, -1], np.float32)
     make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.allocate_like(values))
     assert np.isfinite(values).all()
@@ -165,7 +165,7 @@ def test_a_centered_rmsprop_is_finite_under_a_constant_gradient(constant, steps)
     """Its variance goes to 0, where rounding makes it negative."""
     spec = OptimizerSpec("rmsprop", {"centered": True})
     values = np.zeros(3, np.float32)
-    slots, gradient = [np.zeros(3, np.float32) for _ in spec.slots], np.full_like(values, constant)
+    slots, gradient = [np.zeros(3, np.float32) for _ in spec.slot_starts], np.full_like(values, constant)
     scratch = ScratchArrays.allocate_like(values)
     for step in range(1, steps + 1):
         make_rule(spec, 0.0)(values, slots, ParameterUpdate(gradient, 1e-3, step), scratch)
@@ -174,8 +174,8 @@ def test_a_centered_rmsprop_is_finite_under_a_constant_gradient(constant, steps)
 
 def test_a_gradient_is_not_changed(spec):
     gradient, values = np.ones(4, np.float32), np.zeros(4, np.float32)
-    slots = [np.full(4, initial, np.float32) for initial in spec.slots.values()]
-    make_rule(spec, spec.number("weight_decay"))(
+    slots = [np.full(4, initial, np.float32) for initial in spec.slot_starts.values()]
+    make_rule(spec, spec.get_number("weight_decay"))(
         values, slots, ParameterUpdate(gradient, 0.1, 1), ScratchArrays.allocate_like(values)
     )
     np.testing.assert_array_equal(gradient, 1)

@@ -54,7 +54,7 @@ def row_store(spec: OptimizerSpec) -> tuple[NumpyParameterStore, np.ndarray]:
 
 
 def push_rows(store: NumpyParameterStore, ids: np.ndarray, values: np.ndarray, rate: float, step: int) -> None:
-    store.apply(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, values)}, rate, 1.0), step)
+    store.apply_gradients(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, values)}, rate, 1.0), step)
 
 
 def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_still(spec, rng):
@@ -71,9 +71,9 @@ def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_
 def test_rows_that_are_not_touched_do_not_move_at_all(spec, rng):
     store, start = row_store(spec)
     push_rows(store, np.arange(ROWS), rng.normal(size=(ROWS, DIM)).astype(np.float32), 0.1, 1)
-    before = store.snapshot().tables[TABLE.name]
+    before = store.take_snapshot().tables[TABLE.name]
     push_rows(store, np.array([3]), np.full((1, DIM), 9, np.float32), 0.1, 2)
-    after = store.snapshot().tables[TABLE.name]
+    after = store.take_snapshot().tables[TABLE.name]
     others = np.arange(ROWS) != 3
     for old, new in [(before.values, after.values), *((before.slots[s], after.slots[s]) for s in before.slots)]:
         np.testing.assert_array_equal(old[others], new[others])

@@ -39,7 +39,7 @@ class Pair:
     def __init__(self, evict_after: int | None = None, threads: int = 1) -> None:
         self._retention = RowRetention(evict_after_steps=evict_after)
         self._native = NativeTable(SHAPE, ADAGRAD, threads=threads, retention=self._retention)
-        self._numpy = NumpyTable(SHAPE, ADAGRAD.slots, make_rule(ADAGRAD, 0.0), self._retention)
+        self._numpy = NumpyTable(SHAPE, ADAGRAD.slot_starts, make_rule(ADAGRAD, 0.0), self._retention)
         self.step = 0
 
     def read(self, ids: Ids) -> None:
@@ -49,17 +49,17 @@ class Pair:
         self.step += later
         gradients = dyadic(np.random.default_rng(self.step), len(ids), DIM)
         for table in self._both():
-            table.apply(ids, gradients, 0.5, self.step)
+            table.apply_gradients(ids, gradients, 0.5, self.step)
 
     def restore(self) -> None:
         """Both go on from a checkpoint, the native table as one that was made anew."""
-        rows = self._numpy.snapshot().whole()
+        rows = self._numpy.take_snapshot().read_all()
         self._native = NativeTable(SHAPE, ADAGRAD, retention=self._retention)
         self._native.load(rows, self.step)
 
     def check(self) -> None:
         """Both hold the same rows, with their slot variables."""
-        found, expected = (table.snapshot().whole() for table in self._both())
+        found, expected = (table.take_snapshot().read_all() for table in self._both())
         order, wanted = np.argsort(found.ids), np.argsort(expected.ids)
         np.testing.assert_array_equal(found.ids[order], expected.ids[wanted])
         np.testing.assert_array_equal(found.values[order], expected.values[wanted])
@@ -157,12 +157,12 @@ def test_several_workers_read_before_any_of_them_pushes() -> None:
 
 def test_what_no_push_follows_is_forgotten() -> None:
     table = NativeTable(SHAPE, ADAGRAD)
-    before = table.memory.resident
+    before = table.memory_usage.resident
     for start in range(0, 16_000_000, 40_000):
         table.read(np.arange(start, start + 40_000))
-    assert before + REMEMBERED // 2 < table.memory.resident < before + REMEMBERED + (1 << 16)
+    assert before + REMEMBERED // 2 < table.memory_usage.resident < before + REMEMBERED + (1 << 16)
     table.read(np.arange(REMEMBERED))  # more ids than are remembered at all
-    assert table.memory.resident < before + REMEMBERED + (1 << 16)
+    assert table.memory_usage.resident < before + REMEMBERED + (1 << 16)
 
 
 few = st.lists(st.integers(0, FEW), max_size=8)

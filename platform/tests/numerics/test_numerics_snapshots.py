@@ -44,7 +44,7 @@ def filled(rows: int, threads: int = 1) -> NativeTable:
 
 def push(table: NativeTable, ids, step: int) -> None:
     random = np.random.default_rng(step)
-    table.apply(array(ids), random.standard_normal((len(ids), SHAPE.dim)).astype(np.float32), 0.1, step)
+    table.apply_gradients(array(ids), random.standard_normal((len(ids), SHAPE.dim)).astype(np.float32), 0.1, step)
 
 
 def same(rows: TableSnapshot, copy) -> None:
@@ -73,8 +73,8 @@ def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch)
         pusher.start()
     for _ in range(4):
         with moment:
-            early, late = table.snapshot(), table.snapshot()
-            copy, read = early.whole(), table.read(np.arange(60_000))
+            early, late = table.take_snapshot(), table.take_snapshot()
+            copy, read = early.read_all(), table.read(np.arange(60_000))
         same(early, copy)
         early.release()
         np.testing.assert_array_equal(late.read(np.arange(60_000), SHAPE), read)
@@ -83,52 +83,52 @@ def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch)
     done.set()
     for pusher in pushers:
         pusher.join()
-    assert table.memory.snapshots == 0
+    assert table.memory_usage.snapshots == 0
 
 
 def test_memory_of_a_snapshot_is_what_pushes_change_and_no_more_than_the_rows():
     table = filled(40_000)
-    without = table.memory.resident
-    snapshot = table.snapshot()
-    assert table.memory.snapshots == 0
+    without = table.memory_usage.resident
+    snapshot = table.take_snapshot()
+    assert table.memory_usage.snapshots == 0
     push(table, np.arange(1000), 2)
-    once = table.memory.snapshots
+    once = table.memory_usage.snapshots
     assert 1000 * (ROW_BYTES + 4) <= once <= 1000 * (ROW_BYTES + 4) + SLACK
     push(table, np.arange(1000), 3)
-    assert table.memory.snapshots == once
+    assert table.memory_usage.snapshots == once
     push(table, np.arange(100_000), 4)
-    everything = table.memory
+    everything = table.memory_usage
     assert everything.snapshots <= 40_000 * (ROW_BYTES + 4) + 2 * SLACK + (2 << 20)
     assert everything.resident >= without + everything.snapshots
     snapshot.release()
-    assert table.memory.snapshots == 0
+    assert table.memory_usage.snapshots == 0
 
 
 def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
     monkeypatch.setattr(native_table, "CHUNK_BYTES", 100 * ROW_BYTES)
     table = filled(2000)
-    alone, shared = table.snapshot(), table.snapshot()
-    shared.hold()
-    copy, reading = alone.whole(), [rows.iter_chunks() for rows in (alone, shared)]
+    alone, shared = table.take_snapshot(), table.take_snapshot()
+    shared.retain()
+    copy, reading = alone.read_all(), [rows.iter_chunks() for rows in (alone, shared)]
     for pieces in reading:
         assert sum(len(next(pieces)) for _ in range(10)) == 1000
     push(table, np.arange(2000), 2)
     kept = (1000 + 2000) * (ROW_BYTES + 4)
-    assert kept <= table.memory.snapshots <= kept + 2 * SLACK
+    assert kept <= table.memory_usage.snapshots <= kept + 2 * SLACK
     for pieces in reading:
         np.testing.assert_array_equal(np.concatenate([piece.values.copy() for piece in pieces]), copy.values[1000:])
-    np.testing.assert_array_equal(shared.whole().values, copy.values)
+    np.testing.assert_array_equal(shared.read_all().values, copy.values)
 
 
 def test_who_is_told_that_a_snapshot_is_gone():
     table = filled(10)
-    rows = table.snapshot()
-    rows.hold()
+    rows = table.take_snapshot()
+    rows.retain()
     rows.release()
-    assert len(rows.whole()) == 10
+    assert len(rows.read_all()) == 10
     rows.release()
     assert len(rows) == 10
-    for use in (rows.whole, lambda: rows.read(array([1]), SHAPE), lambda: next(rows.iter_chunks())):
+    for use in (rows.read_all, lambda: rows.read(array([1]), SHAPE), lambda: next(rows.iter_chunks())):
         with pytest.raises(PinError, match="not kept any more"):
             use()
 
@@ -138,7 +138,7 @@ def trained() -> tuple[NativeParameterStore, PushGradients]:
     store = NativeParameterStore(declaration, np.empty(0, np.float32))
     values = np.random.default_rng(3).standard_normal((900, SHAPE.dim)).astype(np.float32)
     gradients = PushGradients(np.empty(0, np.float32), {SHAPE.name: RowBatch(np.arange(900), values)}, 0.1, 1.0)
-    store.apply(gradients, 1)
+    store.apply_gradients(gradients, 1)
     return store, gradients
 
 
@@ -147,26 +147,26 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
 ):
     monkeypatch.setattr(native_table, "CHUNK_BYTES", 7 * ROW_BYTES)
     store, gradients = trained()
-    cut = CutSnapshot(3, store.snapshot(), 1, {})
-    expected, meta = shard_arrays(CutSnapshot(3, store.snapshot(), 1, {}))
+    cut = CutSnapshot(3, store.take_snapshot(), 1, {})
+    expected, meta = shard_arrays(CutSnapshot(3, store.take_snapshot(), 1, {}))
     writer = ShardWriter(0)
     writer.begin(tmp_path, cut)
     for step in range(2, 30):
-        store.apply(gradients, step)
+        store.apply_gradients(gradients, step)
     saved = writer.wait(3, 60)
     arrays, strings = read_array_file(tmp_path / saved.file)
     assert strings == meta
     for name, values in expected.items():
         np.testing.assert_array_equal(arrays[name], values)
     rows = cut.snapshot.tables[SHAPE.name]
-    whole = rows.whole()  # not of pieces, which share their memory
+    whole = rows.read_all()  # not of pieces, which share their memory
     np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/ids"], whole.ids)
     np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/values"], whole.values)
     np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/slot/accumulator"], whole.slots["accumulator"])
-    assert len(rows.whole()) == 900
+    assert len(rows.read_all()) == 900
     cut.snapshot.release()
     with pytest.raises(PinError):
-        rows.whole()
+        rows.read_all()
 
 
 def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_path):
@@ -188,10 +188,10 @@ def test_a_shard_that_cannot_be_written_lets_go_of_its_snapshot(tmp_path):
     def full(directory: Path, index: int, cut: CutSnapshot) -> SavedShard:
         raise StorageError("the disk is full")
 
-    cut = CutSnapshot(3, trained()[0].snapshot(), 1, {})
+    cut = CutSnapshot(3, trained()[0].take_snapshot(), 1, {})
     writer = ShardWriter(0, full)
     with cut.snapshot:
         writer.begin(tmp_path, cut)
     assert writer.wait(3, 60).error == "the disk is full"
     with pytest.raises(PinError):
-        cut.snapshot.tables[SHAPE.name].whole()
+        cut.snapshot.tables[SHAPE.name].read_all()

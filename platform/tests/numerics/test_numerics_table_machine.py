@@ -57,7 +57,7 @@ class Model:
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec = spec
-        self._rule = rule_of(spec, spec.decay_of(SHAPE.name))
+        self._rule = rule_of(spec, spec.weight_decay_for(SHAPE.name))
         self.rows: dict[int, Row] = {}
 
     def push(self, ids: Ids, gradients: Floats, rate: float, step: int) -> None:
@@ -76,7 +76,7 @@ class Model:
             self.rows[row] = values, slots
 
     def _new(self, row: int) -> Row:
-        slots = {name: np.full((1, DIM), start, np.float32) for name, start in self._spec.slots.items()}
+        slots = {name: np.full((1, DIM), start, np.float32) for name, start in self._spec.slot_starts.items()}
         return initial(SHAPE, array([row])), slots
 
 
@@ -111,7 +111,7 @@ class TableMachine(RuleBasedStateMachine):
     def _push(self, ids: Ids, seed: int, rate: float) -> None:
         self._step += 1
         gradients = dyadic(np.random.default_rng(seed), len(ids), DIM)
-        self._table.apply(ids, gradients, rate, self._step)
+        self._table.apply_gradients(ids, gradients, rate, self._step)
         self._model.push(ids, gradients, rate, self._step)
 
     @rule(ids=few_ids, seed=st.integers(0, 99), rate=st.sampled_from([0.5, 0.125, 0.0]))
@@ -155,7 +155,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self._frozen) < KEPT)
     @rule()
     def freeze(self) -> None:
-        self._frozen.append((self._table.snapshot(), dict(self._model.rows)))
+        self._frozen.append((self._table.take_snapshot(), dict(self._model.rows)))
 
     @precondition(lambda self: self._frozen)
     @rule(which=st.integers(0, KEPT - 1), ids=few_ids, start=st.integers(0, MANY), limit=st.integers(0, 50))
@@ -173,7 +173,10 @@ class TableMachine(RuleBasedStateMachine):
     def write(self, which: int) -> None:
         """As a checkpoint is: piece by piece, and then forgotten."""
         frozen, rows = self._frozen.pop(which % len(self._frozen))
-        pieces = [RowArrays.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.iter_chunks())]
+        pieces = [
+            RowArrays.allocate(0, DIM, list(self._spec.slot_starts)),
+            *(deepcopy(piece) for piece in frozen.iter_chunks()),
+        ]
         check_rows(join_rows(pieces), rows)
         frozen.release()
 
@@ -183,12 +186,12 @@ class TableMachine(RuleBasedStateMachine):
         """A new table goes on from what was frozen, as a parameter server does that was lost."""
         frozen, rows = self._frozen[which % len(self._frozen)]
         self._model.rows = dict(rows)
-        self._table = self._make(self._spec, frozen.whole())
+        self._table = self._make(self._spec, frozen.read_all())
         self._order = []
 
     def teardown(self) -> None:
         for frozen, rows in self._frozen:
-            check_rows(frozen.whole(), rows)
+            check_rows(frozen.read_all(), rows)
             frozen.release()
 
 
@@ -210,14 +213,14 @@ class TableOfStore:
     def __init__(self, store: ParameterStore) -> None:
         self._store = store
         self.read = partial(store.read_rows, SHAPE.name)
-        self.scan = partial(store.scan, SHAPE.name)
+        self.scan = partial(store.scan_rows, SHAPE.name)
 
-    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         rows = {SHAPE.name: RowBatch(ids, gradients), "other": RowBatch(ids[:1], gradients[:1])}
-        self._store.apply(PushGradients(np.ones(4, np.float32), rows, learning_rate, 1.0), step)
+        self._store.apply_gradients(PushGradients(np.ones(4, np.float32), rows, learning_rate, 1.0), step)
 
-    def snapshot(self) -> TableSnapshot:
-        return self._store.snapshot().tables[SHAPE.name]
+    def take_snapshot(self) -> TableSnapshot:
+        return self._store.take_snapshot().tables[SHAPE.name]
 
 
 def store(kind: Any, spec: OptimizerSpec, rows: RowArrays | None) -> TableOfStore:
@@ -227,14 +230,14 @@ def store(kind: Any, spec: OptimizerSpec, rows: RowArrays | None) -> TableOfStor
     if rows is None:
         return TableOfStore(kind(declaration, dense))
     nothing = np.empty((0, DIM), np.float32)
-    none = RowArrays(np.empty(0, np.int64), nothing, dict.fromkeys(spec.slots, nothing))
-    slots = {name: np.full(4, start, np.float32) for name, start in spec.slots.items()}
+    none = RowArrays(np.empty(0, np.int64), nothing, dict.fromkeys(spec.slot_starts, nothing))
+    slots = {name: np.full(4, start, np.float32) for name, start in spec.slot_starts.items()}
     snapshot = ParameterSnapshot(declaration, dense, slots, {SHAPE.name: rows, "other": none})
-    return TableOfStore(kind.restored(snapshot))
+    return TableOfStore(kind.from_snapshot(snapshot))
 
 
 def numpy_table(shape: TableSpec, spec: OptimizerSpec) -> NumpyTable:
-    return NumpyTable(shape, spec.slots, rule_of(spec, spec.decay_of(shape.name)))
+    return NumpyTable(shape, spec.slot_starts, rule_of(spec, spec.weight_decay_for(shape.name)))
 
 
 def check(make: Callable[[OptimizerSpec, RowArrays | None], Any], spec: OptimizerSpec) -> None:

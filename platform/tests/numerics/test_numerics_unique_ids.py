@@ -26,7 +26,7 @@ class TestNumpyDistinct(DistinctContract):
 
 @given(IDS, st.randoms(use_true_random=False))
 def test_positions_follow_ids_that_are_given_in_another_order(ids: Any, random: Any) -> None:
-    found = UniqueIdFinder().of(ids)
+    found = UniqueIdFinder().find(ids)
     other = np.array(random.sample(found.tolist(), len(found)), np.int64)
     np.testing.assert_array_equal(other[positions_in(other, found)], ids)
     assert positions_in(found, found) is found.positions
@@ -36,7 +36,7 @@ def test_ids_that_always_meet_in_the_hash_table_are_told_apart(monkeypatch: pyte
     """Every number times zero is in the same slot."""
     monkeypatch.setattr(unique_ids, "_HASH_MULTIPLIERS", (np.uint64(0),) * unique_ids._HASH_ROUNDS)
     ids = np.random.default_rng(0).integers(0, 40, 200)
-    check(UniqueIdFinder(NumpyUniqueFinder).of(ids), ids)
+    check(UniqueIdFinder(NumpyUniqueFinder).find(ids), ids)
 
 
 def test_numpy_does_it_where_there_is_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:

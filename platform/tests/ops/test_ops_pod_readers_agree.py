@@ -47,7 +47,7 @@ RUNNING: Manifest = {"running": {}}
 
 def test_the_end_of_a_sidecar_is_not_the_end_of_the_pod() -> None:
     seen = pod(phase="Running", containerStatuses=[container(ended(1), "agent"), container(RUNNING)])
-    assert not read_pod_status(seen).ended
+    assert not read_pod_status(seen).has_ended
     assert find_pod_problem(seen) is None
     assert classify_master_pod(seen).stage is MasterStage.RUNNING
 
@@ -101,7 +101,7 @@ def test_commands_agree_on_which_waiting_is_in_vain(state: Manifest, in_vain: bo
     assert problem is not None
     assert problem.final == in_vain
     assert (classify_master_pod(seen).stage is MasterStage.FAILED) == in_vain
-    assert not read_pod_status(seen).ended
+    assert not read_pod_status(seen).has_ended
 
 
 def test_what_the_scheduler_says_is_read_once_it_has_refused() -> None:

@@ -69,7 +69,7 @@ def server(root: Path) -> Iterator[Server]:
 
 def test_a_file_arrives_whole_and_under_its_name(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
-        assert pod.ask("receive", "/a/b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
+        assert pod.ask("receive", "/a/b.rec", size=len(CONTENT), sha256=SHA256).json_payload() == {"arrived": 0}
         pod.say(encode_frame(DATA_FRAME, CONTENT))
         assert pod.hear() == CopyFrame(REPLY_FRAME, b"{}")
     assert (tmp_path / "a" / "b.rec").read_bytes() == CONTENT
@@ -82,7 +82,7 @@ def test_what_arrived_before_the_cut_is_not_sent_again(tmp_path: Path) -> None:
         pod.say(encode_frame(DATA_FRAME, CONTENT[:1000]))
     assert not (tmp_path / "b.rec").exists()
     with server(tmp_path) as pod:
-        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 1000}
+        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json_payload() == {"arrived": 1000}
         pod.say(encode_frame(DATA_FRAME, CONTENT[1000:]))
         assert pod.hear().kind == REPLY_FRAME
     assert (tmp_path / "b.rec").read_bytes() == CONTENT
@@ -91,7 +91,7 @@ def test_what_arrived_before_the_cut_is_not_sent_again(tmp_path: Path) -> None:
 def test_a_part_of_another_content_is_not_gone_on_with(tmp_path: Path) -> None:
     partial_upload_path(tmp_path / "b.rec", "0" * 64).write_bytes(b"older")
     with server(tmp_path) as pod:
-        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
+        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json_payload() == {"arrived": 0}
 
 
 def test_a_wrong_checksum_keeps_the_old_file_and_throws_the_new_one_away(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_wrong_checksum_keeps_the_old_file_and_throws_the_new_one_away(tmp_pat
         pod.say(encode_frame(DATA_FRAME, b"new"))
         answer = pod.hear()
     assert answer.kind == ERROR_FRAME
-    assert "checksum" in answer.json()["message"]
+    assert "checksum" in answer.json_payload()["message"]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"b.rec": b"old"}
 
 
@@ -109,13 +109,13 @@ def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         pod.ask("receive", "b.rec", size=2, sha256=SHA256)
         pod.say(encode_frame(DATA_FRAME, b"new"))
-        assert "more arrives" in pod.hear().json()["message"]
+        assert "more arrives" in pod.hear().json_payload()["message"]
 
 
 def test_a_file_is_sent_from_where_the_other_end_has_it(tmp_path: Path) -> None:
     (tmp_path / "b.rec").write_bytes(CONTENT)
     with server(tmp_path) as pod:
-        answer = pod.ask("stat", "b.rec", digest=True).json()
+        answer = pod.ask("stat", "b.rec", digest=True).json_payload()
         assert answer == {"kind": "file", "size": len(CONTENT), "sha256": SHA256}
         pod.say(
             encode_json_frame(REQUEST_FRAME, {"op": "send", "path": "b.rec", "offset": 300_000, "size": len(CONTENT)})
@@ -131,7 +131,7 @@ def test_a_list_names_kinds_and_sizes_and_follows_no_links(tmp_path: Path) -> No
     (tmp_path / "train" / "a").write_bytes(b"123")
     (tmp_path / "link").symlink_to("/etc")
     with server(tmp_path) as pod:
-        answer = pod.ask("list", "/", recursive=True).json()
+        answer = pod.ask("list", "/", recursive=True).json_payload()
     found = [(entry["path"], entry["kind"]) for entry in answer["entries"]]
     assert found == [("link", "other"), ("train", "directory"), ("train/a", "file")]
     assert answer["more"] is False
@@ -141,7 +141,7 @@ def test_a_long_list_comes_in_parts(tmp_path: Path) -> None:
     for number in range(1001):
         (tmp_path / f"{number:04}").touch()
     with server(tmp_path) as pod:
-        first, second = pod.ask("list", "").json(), pod.hear().json()
+        first, second = pod.ask("list", "").json_payload(), pod.hear().json_payload()
     assert (len(first["entries"]), first["more"], len(second["entries"]), second["more"]) == (1000, True, 1, False)
 
 
@@ -151,12 +151,12 @@ def test_nothing_outside_the_volume_is_touched(tmp_path: Path, path: str) -> Non
     with server(tmp_path) as pod:
         answer = pod.ask("stat", path)
     assert answer.kind == ERROR_FRAME
-    assert "out of the volume" in answer.json()["message"]
+    assert "out of the volume" in answer.json_payload()["message"]
 
 
 def test_what_is_missing_is_said_and_the_next_request_is_answered(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
-        assert pod.ask("stat", "x").json()["kind"] == "missing"
+        assert pod.ask("stat", "x").json_payload()["kind"] == "missing"
         assert pod.ask("list", "x").kind == ERROR_FRAME
         assert pod.ask("make", "x/y").kind == REPLY_FRAME
     assert (tmp_path / "x" / "y").is_dir()
@@ -166,6 +166,6 @@ def test_a_denial_names_the_user_and_the_path_as_people_know_it(tmp_path: Path) 
     files = FileServer(tmp_path, io.BytesIO(), io.BytesIO())
     with pytest.raises(StorageError) as denied, translate_os_errors(tmp_path / "a", "write"):
         raise PermissionError(13, "Permission denied")
-    told = files._told(denied.value)
+    told = files._error_payload(denied.value)
     assert (told["where"], told["input"]) == ("/a", True)
     assert f"user {os.getuid()}" in told["hint"]

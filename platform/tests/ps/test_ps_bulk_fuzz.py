@@ -200,7 +200,7 @@ class Plane:
         if self.store == NUMPY_STORE:
             return 0, 0
         tables = self.server.account().tables.values()
-        reports = [table.memory for table in tables if isinstance(table, NativeTable)]
+        reports = [table.memory_usage for table in tables if isinstance(table, NativeTable)]
         return sum(each.resident for each in reports), sum(each.reserved for each in reports)
 
     def declared(self, request: ReceivedFrame) -> int:

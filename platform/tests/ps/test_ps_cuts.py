@@ -110,7 +110,7 @@ def test_updates_go_on_while_room_is_made_for_the_copy(two, monkeypatch: pytest.
     def make_room(store: TableParameterStore) -> None:
         seen.append(worker.push(LEASE, 0, [1, 1, 1])[0].outcome)
 
-    monkeypatch.setattr(TableParameterStore, "make_room", make_room)
+    monkeypatch.setattr(TableParameterStore, "preallocate_copy", make_room)
     ps.prepare(1)
     assert seen == [pb.Pushed.APPLIED]
 

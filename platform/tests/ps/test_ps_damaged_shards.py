@@ -46,8 +46,8 @@ SLOTS = initial_placement(1)
 def cut_of(number: int) -> CutSnapshot:
     store = NumpyParameterStore(MODEL, np.arange(9, dtype=np.float32))
     rows = RowBatch(np.arange(0, 40, 3), np.full((14, 3), number, np.float32))
-    store.apply(PushGradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
-    return CutSnapshot(number, store.snapshot(), 1, {11: 2})
+    store.apply_gradients(PushGradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
+    return CutSnapshot(number, store.take_snapshot(), 1, {11: 2})
 
 
 def write(checkpoints: Path, number: int) -> Path:
@@ -128,8 +128,10 @@ def test_arrays_that_do_not_fit_are_refused_and_others_can_be_held(draw: st.Data
         cut = cut_from_shard({name: array for name, array in changed.items() if array is not None}, meta)
     except StorageError:
         return
-    store = NumpyParameterStore.restored(cut.snapshot)
-    store.apply(PushGradients(np.zeros(9, np.float32), {"emb": RowBatch(np.arange(50), ones(50))}, 0.1, 1.0), 2)
+    store = NumpyParameterStore.from_snapshot(cut.snapshot)
+    store.apply_gradients(
+        PushGradients(np.zeros(9, np.float32), {"emb": RowBatch(np.arange(50), ones(50))}, 0.1, 1.0), 2
+    )
     assert len(store.read_rows("emb", np.arange(50))) == 50
 
 

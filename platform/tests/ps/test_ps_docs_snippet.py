@@ -39,8 +39,8 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     declared = ModelDeclaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
     store = NumpyParameterStore(declared, np.arange(5, dtype=np.float32))
     rows = RowBatch(np.array([900, 3]), np.full((2, 2), 4, np.float32))
-    store.apply(PushGradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
-    write_cut_shard(tmp_path, 0, CutSnapshot(1, store.snapshot(), 1, {}))
+    store.apply_gradients(PushGradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
+    write_cut_shard(tmp_path, 0, CutSnapshot(1, store.take_snapshot(), 1, {}))
 
     code = f"import sys; sys.modules['edl'] = None\n{snippet}{TELL}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -130,13 +130,13 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     commit_checkpoint(directory, CheckpointManifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
     held = server.declaration()
     with monkeypatch.context() as little:
-        little.setattr(type(table(server, "users")), "apply", none_left)
+        little.setattr(type(table(server, "users")), "apply_gradients", none_left)
         with pytest.raises(PartialUpdateError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
             sent(server, 1, push(users=range(4)))
     for call in (
         lambda: server.pull(held, np.empty(2, np.float32)),
         lambda: server.pull_rows({"users": np.array([1])}),
-        lambda: server.scan("users", 0, 9),
+        lambda: server.scan_rows("users", 0, 9),
         lambda: server.push(PendingPush(PushId(LEASE, 1), held, push(users=range(4)))),
         lambda: server.snapshot(1, 2, None, pin=True),
         server.declaration,
@@ -160,10 +160,10 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
         little.setattr(kind, "read", none_left)
         with pytest.raises(OutOfMemoryError, match=r"2 rows of table 'users' \(any id x 8\)"):
             server.pull_rows({"users": np.array([1, 2])})
-        little.setattr(kind, "snapshot", none_left)
+        little.setattr(kind, "take_snapshot", none_left)
         with pytest.raises(OutOfMemoryError, match=r"2 dense values, table 'users' \(any id x 8\)"):
             server.snapshot(1, 1, None, pin=True)
-        little.setattr(FlatParameters, "make_room", none_left)
+        little.setattr(FlatParameters, "preallocate_copy", none_left)
         with pytest.raises(OutOfMemoryError, match="2 dense values"):
             server.prepare(1)
     assert server.snapshot(1, 1, None, pin=True).version == 1

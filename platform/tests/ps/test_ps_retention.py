@@ -47,16 +47,16 @@ def push(**ids: list[int]) -> PushGradients:
 
 @given(st.integers(1, 10**9), st.integers(1, 100))
 def test_the_shares_of_all_servers_hold_a_table_of_the_bound(bound, servers):
-    share = RowRetention(bound, servers=servers).share
+    share = RowRetention(bound, server_count=servers).row_limit
     assert share is not None
     assert bound <= share * servers < bound + servers
-    assert RowRetention(None, servers=servers).share is None
+    assert RowRetention(None, server_count=servers).row_limit is None
 
 
 def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
     any_id = TableSpec("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
     with pytest.raises(TableFullError) as refused:
-        RowRetention(60, 5, servers=2).check(any_id, 24, 10)
+        RowRetention(60, 5, server_count=2).check_capacity(any_id, 24, 10)
     first, remedy = str(refused.value).splitlines()
     assert not missing_keys(
         first, "'users/embeddings' (any id x 8)", "24 rows", "10 more", "30", "ps.max_rows 60", "2 parameter servers"
@@ -67,9 +67,9 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
 def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
     """With more servers than before a share is smaller, and one server may have got more rows than that."""
     table = TableSpec("emb", 0, 8, {"name": "zeros"}, 1)
-    RowRetention(9, servers=3).check(table, 4, 0)
+    RowRetention(9, server_count=3).check_capacity(table, 4, 0)
     with pytest.raises(TableFullError, match="1 more"):
-        RowRetention(9, servers=3).check(table, 4, 1)
+        RowRetention(9, server_count=3).check_capacity(table, 4, 1)
 
 
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
@@ -94,9 +94,9 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
     made = stores(RowRetention(evict_after_steps=3))
     store = made.make(DECLARED, np.zeros(2, np.float32))
     for step, ids in enumerate(([1, 2, 3], [2, 3], [3]), start=1):
-        store.apply(push(small=ids), step)
+        store.apply_gradients(push(small=ids), step)
     directory = cut_directory(tmp_path, 1)
-    with store.snapshot() as snapshot:
+    with store.take_snapshot() as snapshot:
         saved = write_cut_shard(directory, 0, CutSnapshot(1, snapshot, 3, {}))
     commit_checkpoint(
         directory,
@@ -105,25 +105,25 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
         ),
     )
     (found,) = (table for table in read_checkpoint_contents([directory / saved.file]).tables if table.name == "small")
-    assert (found.rows, found.slots) == (3, ("accumulator",))
+    assert (found.row_count, found.slots) == (3, ("accumulator",))
 
     back = load_owned_part(directory, 0, initial_placement(1))
     restored = made.restored(back.snapshot, back.version)
     for step, left in ((4, [1, 2, 3]), (5, [2, 3]), (6, [3]), (7, [])):
-        restored.apply(push(large=[5], small=[]), step)
-        rows = restored.snapshot().tables["small"].whole()
+        restored.apply_gradients(push(large=[5], small=[]), step)
+        rows = restored.take_snapshot().tables["small"].read_all()
         assert sorted(rows.ids.tolist()) == left
 
 
 def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_step(stores):
     """As after `--resume --set ps.evict_after_steps=3`: nothing is dropped for what happened before."""
     store = stores(RowRetention()).make(DECLARED, np.zeros(2, np.float32))
-    store.apply(push(small=[1, 2]), 1)
-    with store.snapshot() as snapshot:
+    store.apply_gradients(push(small=[1, 2]), 1)
+    with store.take_snapshot() as snapshot:
         restored = stores(RowRetention(evict_after_steps=3)).restored(snapshot, 8)
     for step, left in ((9, [1, 2]), (10, [1, 2]), (11, [1, 2]), (12, [])):
-        restored.apply(push(small=[]), step)
-        assert sorted(restored.snapshot().tables["small"].whole().ids.tolist()) == left
+        restored.apply_gradients(push(small=[]), step)
+        assert sorted(restored.take_snapshot().tables["small"].read_all().ids.tolist()) == left
 
 
 def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_checkpoint(tmp_path):
@@ -134,8 +134,8 @@ def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_check
         )
         values = np.ones((1, 2), np.float32)
         rows = {"small": RowBatch(np.array([index]), values)}
-        store.apply(PushGradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
-        saved = write_cut_shard(tmp_path / str(index), index, CutSnapshot(1, store.snapshot(), 9, {}))
+        store.apply_gradients(PushGradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
+        saved = write_cut_shard(tmp_path / str(index), index, CutSnapshot(1, store.take_snapshot(), 9, {}))
         cuts.append(cut_from_shard(*read_array_file(tmp_path / str(index) / saved.file)))
     assert [cut.snapshot.tables["small"].has_last_steps for cut in cuts] == [False, True]
     merged = merge_cuts(cuts)

@@ -31,16 +31,16 @@ def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "ad
     rng = np.random.default_rng(seed)
     store = NumpyParameterStore(
         declared := ModelDeclaration(variables, (TABLE,), OptimizerSpec(optimizer), "model"),
-        rng.normal(size=declared.size).astype(np.float32),
+        rng.normal(size=declared.flat_size).astype(np.float32),
     )
     for step in range(1, 4):
         ids = rng.integers(0, TABLE.rows, 60)
         if row_owner is not None:
             ids = ids[row_owner(ids)]
         rows = RowBatch(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
-        slab = rng.normal(size=declared.size).astype(np.float32)
-        store.apply(PushGradients(slab, {"emb": rows}, 0.1, 1.0), step)
-    return CutSnapshot(7, store.snapshot(), 3, {11: 2})
+        slab = rng.normal(size=declared.flat_size).astype(np.float32)
+        store.apply_gradients(PushGradients(slab, {"emb": rows}, 0.1, 1.0), step)
+    return CutSnapshot(7, store.take_snapshot(), 3, {11: 2})
 
 
 def variables(*names: str) -> tuple[VariableSpec, ...]:
@@ -70,7 +70,7 @@ def contents(cuts: list[CutSnapshot]) -> dict[str, bytes]:
             if not name.startswith("rows/"):
                 assert name not in found
                 found[name] = array.tobytes()
-        rows = cut.snapshot.tables["emb"].whole()
+        rows = cut.snapshot.tables["emb"].read_all()
         for position, row in enumerate(rows.ids.tolist()):
             assert f"row/{row}" not in found
             slots = [slot[position].tobytes() for slot in rows.slots.values()]
@@ -86,15 +86,15 @@ def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optim
     assert back.snapshot.declaration == cut.snapshot.declaration
     assert contents([back]) == contents([cut])
     gradients = PushGradients(
-        np.ones(cut.snapshot.declaration.size, np.float32),
+        np.ones(cut.snapshot.declaration.flat_size, np.float32),
         {"emb": RowBatch(np.arange(500), np.ones((500, 3), np.float32))},
         0.1,
         0.5,
     )
-    stores = [NumpyParameterStore.restored(c.snapshot) for c in (cut, back)]
+    stores = [NumpyParameterStore.from_snapshot(c.snapshot) for c in (cut, back)]
     for store in stores:
-        store.apply(gradients, 4)
-    after = [CutSnapshot(8, store.snapshot(), 4, {}) for store in stores]
+        store.apply_gradients(gradients, 4)
+    after = [CutSnapshot(8, store.take_snapshot(), 4, {}) for store in stores]
     assert contents(after[:1]) == contents(after[1:])
 
 
@@ -106,7 +106,7 @@ def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
     restored = [merge_cuts([select_owned(cut, index, slots) for cut in saved]) for index in range(after)]
     assert contents(restored) == contents(saved)
     for index, cut in enumerate(restored):
-        assert all(owner_of_name(v.name, slots) == index for v in cut.snapshot.declaration.dense)
+        assert all(owner_of_name(v.name, slots) == index for v in cut.snapshot.declaration.variables)
     if before == after:
         assert [cut.snapshot.declaration for cut in restored] == [cut.snapshot.declaration for cut in saved]
         assert all(cut.has_slab_order for cut in restored)

@@ -46,10 +46,10 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
     servers = [start(index) for index in range(2)]
     for ps in servers:
         ps.attach()
-        head, values = layout().declaration(ps.index)
+        head, values = layout().encode_declaration(ps.index)
         worker = ps.worker()
         worker.client.request(FrameKind.DECLARE, head.SerializeToString(), [values.data])
-        assert ps.server.declaration().dense == OWNED[ps.index]
+        assert ps.server.declaration().variables == OWNED[ps.index]
         assert ps.server.declaration().tables == TABLES
         worker.push(LEASE, 0, np.ones(len(values)), rows=([7 + ps.index], np.ones((1, 2))))
     directory = servers[0].checkpoint(servers, 1, tmp_path)
@@ -59,14 +59,14 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
     assert {stored.spec for stored in contents.variables} == set(VARIABLES)
     assert tuple(stored.spec for stored in contents.tables) == TABLES
     restored = load_owned_part(directory, 0, initial_placement(1)).snapshot.declaration
-    assert (set(restored.dense), restored.tables) == (set(VARIABLES), TABLES)
+    assert (set(restored.variables), restored.tables) == (set(VARIABLES), TABLES)
     weights = StoredWeights.read(directory, TABLES)
     assert weights.slab(VARIABLES).shape == (10,)
 
 
 def test_what_is_on_the_wire_and_on_disk_has_its_form(start: Callable[..., Any], tmp_path: Path) -> None:
     """Workers and parameter servers of two versions talk to each other, and old checkpoints are read."""
-    message, values = layout().declaration(1)
+    message, values = layout().encode_declaration(1)
     head = message.SerializeToString()
     uniform = '{"name": "uniform", "minval": -1, "maxval": 0.5}'
     assert (

@@ -193,7 +193,7 @@ class Heavy:
         self.clock, self.seconds, self.weighed = clock, seconds, 0
 
     @property
-    def occupied(self) -> int:
+    def memory_bytes(self) -> int:
         self.weighed += 1
         self.clock.now += self.seconds
         return self.weighed

@@ -60,7 +60,7 @@ def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and
 ):
     wants = StoreFactory("native", found=found)
     contents = ModelState(wants)
-    snapshot = NumpyParameterStore(declared(optimizer), NOTHING).snapshot()
+    snapshot = NumpyParameterStore(declared(optimizer), NOTHING).take_snapshot()
     for refused in (lambda: contents.declare(declared(optimizer), NOTHING), lambda: wants.restored(snapshot)):
         with pytest.raises(PeerRefusedError, match=message) as caught:
             refused()

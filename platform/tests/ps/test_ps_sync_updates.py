@@ -347,10 +347,10 @@ def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: li
     assert made is not None
     assert made.learning_rate == 0.5
     whole = np.concatenate(records).mean(axis=0)
-    np.testing.assert_allclose(made.slab, whole, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(made.flat, whole, rtol=1e-6, atol=1e-6)
     rows = made.rows["emb"]
     np.testing.assert_allclose(rows.values[rows.ids == 7].sum(axis=0), whole[:2], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(made.weight, np.mean(weights))
+    np.testing.assert_allclose(made.record_weight, np.mean(weights))
 
 
 def test_one_push_alone_is_applied_to_the_bit() -> None:
@@ -358,7 +358,7 @@ def test_one_push_alone_is_applied_to_the_bit() -> None:
     made = merge_gradients([only], 0.1)
     assert made == only
     assert made is not None
-    assert made.slab is only.slab
+    assert made.flat is only.flat
 
 
 def test_nothing_makes_nothing() -> None:

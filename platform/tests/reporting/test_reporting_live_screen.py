@@ -53,14 +53,14 @@ def drawn(progress: RunProgress, width: int = 80, height: int = 24, notice: str 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> RunProgress:
     monkeypatch.setattr("edl.reporting.live_view.format_local_time", lambda moment: "TIME")
-    known = RunProgress(began=BEGAN).at(STATUS)
+    known = RunProgress(start_time=BEGAN).with_status(STATUS)
     for event in (
         RoleStarted("master", 0, 4102, time=BEGAN),
         EvaluationEnded(1000, {"accuracy": 0.9134}, time=BEGAN + 40),
         RoleEnded("worker", 1, 4105, "Killed (SIGKILL)", 137, time=BEGAN + 50),
         RecordsRequeued(512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)", time=BEGAN + 50),
     ):
-        known = known.after(event)
+        known = known.with_event(event)
     return known
 
 
@@ -75,15 +75,15 @@ def test_a_notice_is_the_last_line(progress: RunProgress) -> None:
 def test_parameter_servers_say_how_many_tables_they_serve(progress: RunProgress) -> None:
     told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
     assert "ps 0       4103   serving 1 table\n" in drawn(
-        progress.at(replace(STATUS, updated=BEGAN + 70, parameters=told))
+        progress.with_status(replace(STATUS, updated=BEGAN + 70, parameters=told))
     )
 
 
 def test_the_pace_of_each_worker_and_the_evaluations_before(progress: RunProgress) -> None:
     for step, accuracy in ((2000, 0.92), (3000, 0.93)):
-        progress = progress.after(EvaluationEnded(step, {"accuracy": accuracy}, time=BEGAN + 41))
+        progress = progress.with_event(EvaluationEnded(step, {"accuracy": accuracy}, time=BEGAN + 41))
     paced = (RoleStatus(0, 4104, "training", samples_per_second=8123.4), RoleStatus(2, 4177, "starting"))
-    shown = drawn(progress.at(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
+    shown = drawn(progress.with_status(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
     assert shown[3] == "earlier: step 2,000 accuracy 0.92   step 1,000 accuracy 0.9134"
     assert shown[5] == "process     pid   state          samples/s"
     assert shown[8] == "worker 0   4104   training           8,123"
@@ -93,7 +93,7 @@ def test_the_pace_of_each_worker_and_the_evaluations_before(progress: RunProgres
 def test_only_the_newest_evaluations_are_kept() -> None:
     known = RunProgress(BEGAN)
     for step in range(50):
-        known = known.after(EvaluationEnded(step, {"accuracy": 0.5}, time=BEGAN))
+        known = known.with_event(EvaluationEnded(step, {"accuracy": 0.5}, time=BEGAN))
     assert [each.step for each in known.evaluations] == list(range(44, 50))
 
 
@@ -103,7 +103,7 @@ def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) ->
     view = LiveRenderer(Console(width=width, file=out, force_terminal=True, highlight=False))
     told = f"  evaluates on 359 records in /data/{'x' * 90}/test, every 1,000 steps and at the end"
     with view:
-        view.planned(SimpleNamespace(lines=lambda: ["mnist: model", told]))  # type: ignore[arg-type]
+        view.show_plan(SimpleNamespace(plan_lines=lambda: ["mnist: model", told]))  # type: ignore[arg-type]
     lines = out.getvalue().splitlines()
     assert f"/data/{'x' * 90}/test," in out.getvalue()
     assert " ".join(" ".join(lines).split()).startswith("mnist: model " + told.strip())
@@ -111,7 +111,7 @@ def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) ->
 
 
 def test_before_the_first_status() -> None:
-    assert drawn(RunProgress(began=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
+    assert drawn(RunProgress(start_time=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
 
 
 @settings(deadline=None)  # a busy machine draws slowly
@@ -119,9 +119,9 @@ def test_before_the_first_status() -> None:
 def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, width: int) -> None:
     roles = tuple(RoleStatus(index, 1000 + index, "training") for index in range(workers))
     status = Status("j", "r1", "/r1", "Training", BEGAN + 1, records_total=10**9, records_done=10**8, workers=roles)
-    known = RunProgress(began=BEGAN).at(status)
+    known = RunProgress(start_time=BEGAN).with_status(status)
     for number in range(events):
-        known = known.after(WarningRaised(f"{number} " * 100, time=BEGAN))
+        known = known.with_event(WarningRaised(f"{number} " * 100, time=BEGAN))
     lines = drawn(known, width, height, "Stopping").splitlines()
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)

@@ -54,11 +54,11 @@ def ended(phase: str) -> JobEnded:
 
 
 def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
-    progress = RunProgress(began=100.0)
-    assert progress.at(status(99.0, 7)) == progress
-    first = progress.at(status(101.0, 7))
+    progress = RunProgress(start_time=100.0)
+    assert progress.with_status(status(99.0, 7)) == progress
+    first = progress.with_status(status(101.0, 7))
     assert first.share == 0.007
-    assert first.at(status(100.5, 9)) == first
+    assert first.with_status(status(100.5, 9)) == first
 
 
 def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
@@ -68,23 +68,23 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
         RollbackDone(20, None, "ps-0", updates=5, time=3.0),
         ended("Interrupted"),
     ]
-    progress = RunProgress(began=0.0).at(status(1.0, 7))
+    progress = RunProgress(start_time=0.0).with_status(status(1.0, 7))
     for event in before:
-        progress = progress.after(event)
-    assert progress.ended is not None
+        progress = progress.with_event(event)
+    assert progress.end_event is not None
     again = RunStarted("r1", "/r1", resumed=True, time=10.0)
-    resumed = progress.after(again)
-    assert resumed == RunProgress(began=0.0, recent_events=(*before, again))
+    resumed = progress.with_event(again)
+    assert resumed == RunProgress(start_time=0.0, recent_events=(*before, again))
     assert resumed.phase == "Starting"
-    assert resumed.after(ended("Done")).phase == "Done"
+    assert resumed.with_event(ended("Done")).phase == "Done"
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000))))
 def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
-    progress = RunProgress(began=50.0)
+    progress = RunProgress(start_time=50.0)
     for updated, done in seen:
-        progress = progress.at(status(updated, done))
+        progress = progress.with_status(status(updated, done))
     valid = [entry for entry in seen if entry[0] >= 50.0]
     if not valid:
         assert progress.status is None
@@ -95,7 +95,7 @@ def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
 
 
 def test_losses_are_counted_from_events() -> None:
-    progress = RunProgress(began=0.0).at(status(1.0, 500))
+    progress = RunProgress(start_time=0.0).with_status(status(1.0, 500))
     told: list[JobEvent] = [
         RoleStarted("master", 0, 11, time=1.0),
         RoleEnded("worker", 0, 12, "Killed (SIGKILL)", 137, time=2.0),
@@ -105,9 +105,9 @@ def test_losses_are_counted_from_events() -> None:
         RollbackDone(128, 2, "ps-0 is gone", updates=5, time=3.0),
     ]
     for event in told:
-        progress = progress.after(event)
+        progress = progress.with_event(event)
     assert progress.master_pid == 11
-    summary = progress.at(status(4.0, 700)).partial_summary(10.0, "/logs")
+    summary = progress.with_status(status(4.0, 700)).partial_summary(10.0, "/logs")
     assert (summary.workers_lost, summary.records_repeated, summary.records_rolled_back) == (1, 32, 128)
     assert (summary.updates_rolled_back, summary.records_done, summary.seconds) == (5, 700, 10.0)
     assert summary.samples_per_second == 20.0  # 200 since this start
@@ -116,18 +116,22 @@ def test_losses_are_counted_from_events() -> None:
 def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
     """Events and statuses come from two files, and a line of before must not follow the newer evaluation."""
     before = status(101.0, metrics={"accuracy": 0.5})
-    told = RunProgress(began=100.0).at(before).after(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
+    told = (
+        RunProgress(start_time=100.0).with_status(before).with_event(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
+    )
     assert told.status == status(101.0, metrics={"accuracy": 0.8})
-    assert told.at(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(101.5, 9, metrics={"accuracy": 0.8})
+    assert told.with_status(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(
+        101.5, 9, metrics={"accuracy": 0.8}
+    )
     best = status(103.0, metrics={"accuracy": 0.9})  # of the weights that a callback restored
-    assert told.at(best).status == best
-    assert told.at(best).at(status(104.0)).status == status(104.0)
+    assert told.with_status(best).status == best
+    assert told.with_status(best).with_status(status(104.0)).status == status(104.0)
 
 
 def test_only_the_newest_events_are_kept() -> None:
-    progress = RunProgress(began=0.0)
+    progress = RunProgress(start_time=0.0)
     for number in range(100):
-        progress = progress.after(WarningRaised("m", time=float(number)))
+        progress = progress.with_event(WarningRaised("m", time=float(number)))
     assert [event.time for event in progress.recent_events] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
 
 
@@ -236,6 +240,6 @@ def test_tables_that_are_served_are_told_once() -> None:
     out = io.StringIO()
     face = plain_text.PlainTextRenderer(out, io.StringIO())
     for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, told), (40.0, told)):
-        face.refresh(RunProgress(0.0).at(status(at, 5, parameters=parameters)), at)
+        face.refresh(RunProgress(0.0).with_status(status(at, 5, parameters=parameters)), at)
     said = [line for line in out.getvalue().splitlines() if "served" in line]
     assert [line.partition("  ")[2] for line in said] == ["2 tables served by the parameter servers: users, items"]

@@ -103,7 +103,7 @@ def test_what_shards_hold_together_is_told(tmp_path: Path) -> None:
     assert contents.optimizer == OPTIMIZER
     (table,) = contents.tables
     assert table.spec == TableSpec("items", 5_000_000_000, 4, INITIALIZER, 3)
-    assert (table.name, table.rows, table.width, table.slots) == ("items", 5, 4, SLOTS)
+    assert (table.name, table.row_count, table.width, table.slots) == ("items", 5, 4, SLOTS)
     assert table.described_initializer == {**INITIALIZER, "seed": 3}
 
 

@@ -40,7 +40,7 @@ def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDirectory:
     make_run_directory(run)
     journal, _ = Journal.open(run.journal, holder="the test")
     for lease in range(20):  # each durable before the next: a bad one amid them is damage, and no torn tail
-        journal.wait(journal.append({"kind": "progress", "lease": lease, "through": 1}))
+        journal.wait_until_durable(journal.append({"kind": "progress", "lease": lease, "through": 1}))
     journal.close()
     (segment,) = run.journal.glob("*.edlj")
     data = bytearray(segment.read_bytes())
@@ -97,7 +97,7 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
     manifest = cut_directory(run.checkpoints, 3) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 31}))
 
-    told = "\n".join(plan_restart(run).lines())
+    told = "\n".join(plan_restart(run).describe_losses())
 
     assert not missing_keys(told, "checkpoint 2", "step 4", "checkpoint 3")
 

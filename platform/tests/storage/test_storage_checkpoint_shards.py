@@ -93,10 +93,10 @@ def test_the_newest_committed_cut_is_found_with_its_ledger(tmp_path: Path) -> No
     assert (found.cut, found.version) == (12, 120)
     assert found.ledger == {"done": {"3": [1, 2.5]}, "epoch": [1, 2]}
     assert found.directory == tmp_path / "cut-00000012"
-    path = found.shard(1)
+    path = found.shard_path(1)
     assert path is not None
     assert read_shard(path)[0]["w"][0] == 13
-    assert found.shard(2) is None
+    assert found.shard_path(2) is None
 
 
 def test_a_cut_without_a_manifest_never_happened(tmp_path: Path) -> None:

@@ -48,4 +48,4 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
 @pytest.mark.parametrize("payload", [b"{", b"[]"])
 def test_an_answer_is_a_json_object(payload: bytes) -> None:
     with pytest.raises(RefusedError, match="no JSON"):
-        CopyFrame(REPLY_FRAME, payload).json()
+        CopyFrame(REPLY_FRAME, payload).json_payload()

@@ -55,7 +55,7 @@ def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, 
     gate.entered.acquire()
     last = [journal.append({"n": n}) for n in range(1, 50)][-1]
     gate.open.set()
-    journal.wait(last)
+    journal.wait_until_durable(last)
 
     assert gate.calls == 2
     assert [entry["n"] for entry in replay_journal(tmp_path).entries] == list(range(50))
@@ -66,9 +66,9 @@ def test_nothing_is_acknowledged_before_it_is_synced(journal: Journal, gate: Gat
     gate.entered.acquire()
 
     with pytest.raises(RetryableError, match="not synced within"):
-        journal.wait(lsn, timeout=0.01)
+        journal.wait_until_durable(lsn, timeout=0.01)
     gate.open.set()
-    journal.wait(lsn)
+    journal.wait_until_durable(lsn)
 
 
 def test_the_order_of_lsn_is_the_order_in_the_file(journal: Journal, tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_the_order_of_lsn_is_the_order_in_the_file(journal: Journal, tmp_path: P
         for count in range(100):
             number = thread * 1000 + count
             noted.append((journal.append({"n": number}), number))
-        journal.wait(noted[-1][0])
+        journal.wait_until_durable(noted[-1][0])
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    journal.wait(max(noted)[0])
+    journal.wait_until_durable(max(noted)[0])
 
     assert [entry["n"] for entry in replay_journal(tmp_path).entries] == [number for _, number in sorted(noted)]
     assert sorted(lsn for lsn, _ in noted) == list(range(1, 801))
@@ -121,7 +121,7 @@ def test_size_counts_the_entries_behind_the_snapshot_over_incarnations(tmp_path:
 def test_sync_latency_is_measured(journal: Journal) -> None:
     assert journal.fsync_latency.count == 0
     for n in range(3):
-        journal.wait(journal.append({"n": n}))
+        journal.wait_until_durable(journal.append({"n": n}))
 
     seen = journal.fsync_latency
     assert seen.count == 3
@@ -134,14 +134,14 @@ def test_an_entry_that_is_not_json_is_refused_at_once_and_harms_nothing(
 ) -> None:
     with pytest.raises((TypeError, ValueError)):
         journal.append(entry)
-    journal.wait(journal.append({"n": 1}))
+    journal.wait_until_durable(journal.append({"n": 1}))
 
     assert list(replay_journal(tmp_path).entries) == [{"n": 1}]
 
 
 def test_waiting_for_an_lsn_that_was_never_given_out_is_a_mistake(journal: Journal) -> None:
     with pytest.raises(ValueError, match="never given out"):
-        journal.wait(1)
+        journal.wait_until_durable(1)
 
 
 def test_a_second_opener_is_told_who_holds_the_journal(journal: Journal, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ class TestDiskFull:
     def test_the_failed_group_is_cut_off_and_the_journal_fails_for_good(
         self, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        journal.wait(journal.append({"n": 1}))
+        journal.wait_until_durable(journal.append({"n": 1}))
         write = os.write
 
         def half(descriptor: int, data: memoryview) -> int:
@@ -222,10 +222,14 @@ class TestDiskFull:
             patch.setattr(os, "write", half)
             lsn = journal.append({"n": 2, "padding": "x" * 100})
             with pytest.raises(StorageError, match="No space left on device") as caught:
-                journal.wait(lsn)
+                journal.wait_until_durable(lsn)
         assert "free some space" in (caught.value.hint or "")
         assert "000001-000001.edlj" in (caught.value.where or "")
-        for later in (lambda: journal.append({"n": 3}), lambda: journal.wait(lsn), lambda: journal.compact({})):
+        for later in (
+            lambda: journal.append({"n": 3}),
+            lambda: journal.wait_until_durable(lsn),
+            lambda: journal.compact({}),
+        ):
             with pytest.raises(StorageError) as again:
                 later()
             assert again.value is caught.value
@@ -239,7 +243,7 @@ class TestDiskFull:
 
         monkeypatch.setattr(os, "fdatasync", broken)
         with pytest.raises(StorageError, match="Input/output error"):
-            journal.wait(journal.append({"n": 1}))
+            journal.wait_until_durable(journal.append({"n": 1}))
 
     def test_a_real_limit_on_the_file(self, tmp_path: Path) -> None:
         """The kernel takes a part of a group and refuses the rest, in a process with a file size limit."""
@@ -252,7 +256,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 acknowledged = 0
 try:
     while True:
-        journal.wait(journal.append({"n": acknowledged, "padding": "x" * 700}))
+        journal.wait_until_durable(journal.append({"n": acknowledged, "padding": "x" * 700}))
         acknowledged += 1
 except StorageError as error:
     print(json.dumps([acknowledged, str(error)]))
@@ -296,7 +300,7 @@ class TestCompaction:
         journal.compact({"sum": 1})
         last = journal.append({"n": 2})
         gate.open.set()
-        journal.wait(last)
+        journal.wait_until_durable(last)
 
         found = replay_journal(tmp_path)
         assert found.snapshot == {"sum": 1}
@@ -318,14 +322,14 @@ class TestCompaction:
     def test_a_reader_that_is_overtaken_by_a_compaction_begins_again(
         self, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        journal.wait(journal.append({"n": 1}))
+        journal.wait_until_durable(journal.append({"n": 1}))
         read = Path.read_bytes
         overtaken: list[int] = []
 
         def overtake(path: Path) -> bytes:
             if not overtaken:
                 overtaken.append(journal.compact({"sum": 1}))
-                journal.wait(overtaken[0])
+                journal.wait_until_durable(overtaken[0])
             return read(path)
 
         monkeypatch.setattr(Path, "read_bytes", overtake)
@@ -346,7 +350,7 @@ class TestCompaction:
             crash(patch, survives)
             lsn = journal.compact({"seen": [0, 1, 2]})
             try:
-                journal.wait(lsn)
+                journal.wait_until_durable(lsn)
                 acknowledged = True
             except StorageError:
                 acknowledged = False
@@ -386,13 +390,13 @@ def crash(patch: pytest.MonkeyPatch, survives: int) -> None:
 
 def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: Path) -> None:
     first, _ = Journal.open(tmp_path, holder="a master that is cut off", exclusive=False)
-    first.wait(first.append({"n": 1}))
+    first.wait_until_durable(first.append({"n": 1}))
     second, found = Journal.open(tmp_path, holder="its successor", exclusive=False)
     assert [entry["n"] for entry in found.entries] == [1]
     lsn = first.append({"n": "late"})
     with pytest.raises(RefusedError, match="has replaced this one"):
-        first.wait(lsn)
-    second.wait(second.append({"n": 2}))
+        first.wait_until_durable(lsn)
+    second.wait_until_durable(second.append({"n": 2}))
     for journal in (first, second):
         journal.close()
     assert [entry["n"] for entry in replay_journal(tmp_path).entries] == [1, 2]

@@ -23,7 +23,7 @@ def work():
             number, lsn = seen[-1], journal.append({"n": seen[-1]})
             if journal.size_bytes > 2000:
                 journal.compact({"seen": seen})
-        journal.wait(lsn)
+        journal.wait_until_durable(lsn)
         sys.stdout.write(f"{number}\\n")
         sys.stdout.flush()
 

@@ -36,9 +36,9 @@ def write(directory: Path, groups: list[list[Entry]]) -> Path:
     """Journal ``groups``, each durable before the next begins; the segment's path."""
     journal, _ = Journal.open(directory, holder="test")
     for group in groups:
-        journal.wait([journal.append(entry) for entry in group][-1])
+        journal.wait_until_durable([journal.append(entry) for entry in group][-1])
     journal.close()
-    return directory / SegmentId(journal.incarnation, 1).name
+    return directory / SegmentId(journal.incarnation, 1).file_name
 
 
 def ends(path: Path) -> list[int]:
@@ -172,7 +172,7 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) ->
 
 def test_a_segment_under_another_name_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [[{"a": 1}]])
-    path.rename(tmp_path / SegmentId(4, 1).name)
+    path.rename(tmp_path / SegmentId(4, 1).file_name)
 
     with pytest.raises(StorageError, match=path.name):
         replay_journal(tmp_path)
@@ -192,7 +192,7 @@ class TestZombie:
     @pytest.fixture
     def zombie(self, tmp_path: Path) -> Iterator[Journal]:
         journal, _ = Journal.open(tmp_path, holder="old master")
-        journal.wait(journal.append({"n": 1}))
+        journal.wait_until_durable(journal.append({"n": 1}))
         (tmp_path / "LOCK").unlink()
         yield journal
         journal.close()
@@ -202,9 +202,9 @@ class TestZombie:
 
         lsn = zombie.append({"n": "zombie"})
         with pytest.raises(RefusedError, match="incarnation 2"):
-            zombie.wait(lsn)
+            zombie.wait_until_durable(lsn)
 
-        assert b"zombie" in (tmp_path / SegmentId(1, 1).name).read_bytes()
+        assert b"zombie" in (tmp_path / SegmentId(1, 1).file_name).read_bytes()
         assert list(replay_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}]
         with pytest.raises(RefusedError):
             zombie.append({"n": 3})
@@ -214,7 +214,7 @@ class TestZombie:
 
         lsn = zombie.compact({"state": "zombie"})
         with pytest.raises(RefusedError):
-            zombie.wait(lsn)
+            zombie.wait_until_durable(lsn)
 
         found = replay_journal(tmp_path)
         assert (found.snapshot, list(found.entries)) == (None, [{"n": 1}, {"n": 2}])
@@ -223,7 +223,7 @@ class TestZombie:
         self, zombie: Journal, tmp_path: Path
     ) -> None:
         write(tmp_path, [[{"n": 2}]])
-        with (tmp_path / SegmentId(1, 1).name).open("ab") as file:
+        with (tmp_path / SegmentId(1, 1).file_name).open("ab") as file:
             file.write(encode_record({"n": "zombie"}))
         write(tmp_path, [[{"n": 3}]])
 

@@ -61,7 +61,7 @@ def test_resolving_without_any_run_says_so(tmp_path: Path) -> None:
 
 def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
     with JobLock(tmp_path) as lock:
-        lock.describe("r3")
+        lock.describe_run("r3")
         with pytest.raises(LockHeldError, match=rf"process {os.getpid()}\b.*run r3\b") as caught:
             JobLock(tmp_path)
         assert caught.value.exit_code == 2
@@ -134,7 +134,7 @@ def test_a_tail_waits_for_the_file_and_leaves_out_what_is_no_object(tmp_path: Pa
     (tmp_path / "events.jsonl").write_bytes(b'{"n":1}\nrubbish\n[2]\n{"n":3}\n{"n"')
 
     assert follower.poll() == [{"n": 1}, {"n": 3}]
-    assert follower.damaged == 2
+    assert follower.damaged_lines == 2
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=8), max_size=3), max_size=5), st.data())
@@ -153,7 +153,7 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
         path.unlink()
 
     assert seen == lines
-    assert follower.damaged == 0
+    assert follower.damaged_lines == 0
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])

@@ -38,7 +38,7 @@ def entry(shape: Any = (2,), offsets: Any = (0, 8), dtype: Any = "F32") -> dict[
 def test_arrays_are_found_where_they_are(tmp_path: Path) -> None:
     write_array_file(tmp_path / "a.safetensors", ARRAYS, {"cut": "7"})
     header = read_safetensors_header(tmp_path / "a.safetensors")
-    assert header.strings == {"cut": "7"}
+    assert header.metadata == {"cut": "7"}
     assert header.arrays.keys() == ARRAYS.keys()
     for name, array in header.arrays.items():
         assert (array.dtype, array.shape, array.nbytes) == (ARRAYS[name].dtype, ARRAYS[name].shape, ARRAYS[name].nbytes)
@@ -113,7 +113,7 @@ def test_statistics_are_of_finite_values_and_count_the_others(tmp_path: Path, mo
     read: list[int] = []
     found = compute_statistics([arrays["a"], arrays["empty"]], read.append)
     assert (found.count, found.minimum, found.mean, found.maximum) == (9, -4, 1.6, 9)
-    assert (found.nan, found.infinite) == (2, 2)
+    assert (found.nan_count, found.infinite_count) == (2, 2)
     assert sum(read) == values.nbytes
     assert compute_statistics([arrays["none"]]).mean is None
     assert compute_statistics([]).count == 0

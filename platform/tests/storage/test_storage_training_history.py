@@ -23,17 +23,17 @@ def test_a_line_every_few_seconds_while_there_are_steps(tmp_path: Path) -> None:
     history = TrainingHistory(run)
     for moment in range(60):
         status = replace(STATUS, updated=100.0 + moment / 4, step=10 + min(moment, 55))
-        history.tell(status)
+        history.record_status(status)
     assert [line["time"] for line in lines(run)] == [100.0, 104.5, 109.0, 113.5]
     assert HISTORY_PERIOD_SECONDS == 5.0
-    history.tell(replace(STATUS, updated=115.0, step=70, phase="Done"))
+    history.record_status(replace(STATUS, updated=115.0, step=70, phase="Done"))
     assert lines(run)[-1]["step"] == 70, "the last step is kept, however soon it comes"
 
 
 def test_what_a_line_says(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     workers = (RoleStatus(0, 7, "training"), RoleStatus(1, None, "pending"))
-    TrainingHistory(run).tell(replace(STATUS, workers=workers, loss=float("nan")))
+    TrainingHistory(run).record_status(replace(STATUS, workers=workers, loss=float("nan")))
     assert lines(run) == [
         {"time": 100.0, "step": 10, "epoch": 0, "records_done": 640, "loss": None, "samples_per_second": 99.0,
          "workers": 1, "pending": 1}
@@ -42,4 +42,4 @@ def test_what_a_line_says(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    TrainingHistory(RunDirectory(tmp_path / "file")).tell(STATUS)
+    TrainingHistory(RunDirectory(tmp_path / "file")).record_status(STATUS)

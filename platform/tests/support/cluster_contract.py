@@ -78,7 +78,7 @@ class Watching:
 
     def ended(self, uid: str) -> PodStatus:
         """Wait for the end of a pod and return its last state."""
-        return self._until(lambda pod: pod.uid == uid and pod.ended)
+        return self._until(lambda pod: pod.uid == uid and pod.has_ended)
 
     def running(self, uid: str) -> PodStatus:
         """Wait until a pod runs."""
@@ -107,7 +107,7 @@ class Watching:
         """Wait until the newest state of a pod says that its node is unreachable since then; 0: it is not."""
         newest = [pod for pod in self.seen if pod.uid == uid][-1:]
         self.seen = [pod for pod in self.seen if pod.uid != uid] + newest
-        return self._until(lambda pod: pod.uid == uid and pod.unreachable == since)
+        return self._until(lambda pod: pod.uid == uid and pod.unreachable_since == since)
 
     def wait_over(self) -> None:
         """Wait until the watch has ended by itself."""
@@ -140,7 +140,7 @@ class ClusterContract:
     def test_watch_lists_what_exists_and_then_changes(self, stand: Stand) -> None:
         first = stand.cluster.start(Role.WORKER, 0)
         watching = Watching(stand.cluster)
-        assert [(pod.uid, pod.role, pod.index, pod.ended) for pod in watching.synced()] == [
+        assert [(pod.uid, pod.role, pod.index, pod.has_ended) for pod in watching.synced()] == [
             (first, Role.WORKER, 0, False)
         ]
         second = stand.cluster.start(Role.PS, 7)
@@ -237,9 +237,9 @@ class ClusterContract:
         stand.cluster.delete(uids[0], grace=0)
         stand.kill(uids[3])
         watching.ended(uids[3])
-        assert sorted(pod.uid for pod in watching.seen if pod.ended) == sorted(uids)
+        assert sorted(pod.uid for pod in watching.seen if pod.has_ended) == sorted(uids)
         for uid in uids:
-            states = [pod.ended for pod in watching.seen if pod.uid == uid]
+            states = [pod.has_ended for pod in watching.seen if pod.uid == uid]
             assert states == sorted(states), "a pod was alive again after its end"
 
     def test_restarted_master_adopts_live_pods(self, stand: Stand) -> None:
@@ -248,7 +248,7 @@ class ClusterContract:
         stand.cluster.close()
         again = stand.connect()
         watching = Watching(again)
-        assert [pod.uid for pod in watching.synced() if not pod.ended] == [uid]
+        assert [pod.uid for pod in watching.synced() if not pod.has_ended] == [uid]
         assert again.start(Role.WORKER, 5) == uid
         stand.kill(uid)
         assert watching.ended(uid).exit_code == 137
@@ -270,7 +270,7 @@ class ClusterContract:
         witness.ended(killed)
         witness.ended(deleted)
         listed = {pod.uid: pod for pod in Watching(stand.connect()).synced()}
-        assert [uid for uid, pod in listed.items() if not pod.ended] == [alive]
+        assert [uid for uid, pod in listed.items() if not pod.has_ended] == [alive]
         assert listed[killed].exit_code == 137
 
     def test_two_watches_see_the_same(self, stand: Stand) -> None:
@@ -333,7 +333,7 @@ class PodContract(ClusterContract):
         uid = stand.cluster.start(Role.PS, 0)
         stand.await_running(uid)
         watching.synced()
-        assert watching.running(uid).unreachable == 0
+        assert watching.running(uid).unreachable_since == 0
         stand.lose_node(uid)
         lost = watching.unreachable(uid, since=1_700_000_000)
         assert (lost.phase, lost.leaving, lost.cause) == (PodPhase.RUNNING, False, TerminationCause.NONE)

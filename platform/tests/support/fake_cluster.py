@@ -106,7 +106,7 @@ class FakeCluster:
             pod = self._pods.get(uid)
             if pod is None:
                 return
-            if pod.seen.ended:
+            if pod.seen.has_ended:
                 del self._pods[uid]
                 return
             self._delete(uid, grace)
@@ -125,7 +125,7 @@ class FakeCluster:
         """Somebody else than the master deletes a pod: the scheduler, an eviction, a person, a lost node."""
         with self._lock:
             pod = self._pods.get(uid)
-            if pod is not None and not pod.seen.ended:
+            if pod is not None and not pod.seen.has_ended:
                 pod.seen = replace(pod.seen, cause=cause)
                 self._delete(uid, grace)
 
@@ -133,13 +133,13 @@ class FakeCluster:
         """The cluster has not heard of the node of a pod since then, in unix seconds; 0: it does. The pod goes on."""
         with self._lock:
             pod = self._pods[uid]
-            pod.seen = replace(pod.seen, unreachable=since)
+            pod.seen = replace(pod.seen, unreachable_since=since)
             self._change(pod, reason=pod.seen.reason)
 
     def run_out_of_memory(self, uid: str) -> None:
         """The kernel kills a pod that wants more memory than it may have."""
         with self._lock:
-            if uid in self._pods and not self._pods[uid].seen.ended:
+            if uid in self._pods and not self._pods[uid].seen.has_ended:
                 self._pods[uid].seen = replace(self._pods[uid].seen, cause=TerminationCause.OUT_OF_MEMORY)
                 self._end(uid, KILLED)
 
@@ -173,7 +173,7 @@ class FakeCluster:
             self._end(uid, KILLED)
         else:
             self._terminate(uid, grace)
-            if not pod.seen.ended:
+            if not pod.seen.has_ended:
                 pod.seen = replace(pod.seen, leaving=True)
                 self._change(pod, reason="Terminating")
 
@@ -206,7 +206,7 @@ class FakeCluster:
     def _run(self, uid: str) -> None:
         with self._lock:
             pod = self._pods.get(uid)
-            if pod is not None and not pod.seen.ended:
+            if pod is not None and not pod.seen.has_ended:
                 pod.seen = replace(pod.seen, message="", node="fake-node")
                 self._change(pod, phase=PodPhase.RUNNING, reason="Started")
 
@@ -226,7 +226,7 @@ class FakeCluster:
         """End a pod; does nothing for one that has ended. ``returncode`` is None for a pod that never ran."""
         with self._lock:
             pod = self._pods.get(uid)
-            if pod is None or pod.seen.ended:
+            if pod is None or pod.seen.has_ended:
                 return
             self._give_room_back(uid, pod)
             pod.seen = replace(pod.seen, leaving=False)

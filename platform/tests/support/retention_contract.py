@@ -46,7 +46,7 @@ class Model:
         return Model(self.span, dict(self.rows), dict(self.seen))
 
     def check(self, rows) -> None:
-        assert dict(zip(rows.ids.tolist(), rows.seen.tolist(), strict=True)) == self.seen
+        assert dict(zip(rows.ids.tolist(), rows.last_steps.tolist(), strict=True)) == self.seen
         for row, value in zip(rows.ids.tolist(), rows.values, strict=True):
             np.testing.assert_array_equal(value, self.rows[row])
 
@@ -65,10 +65,10 @@ class RetentionContract:
         kept, step = [], 0
         for ahead, ids in [*pushes, (1, [])]:
             if data.draw(st.integers(0, 2)) == 0:
-                kept.append((table.snapshot(), model.copy()))
+                kept.append((table.take_snapshot(), model.copy()))
             step += ahead
             gradients = gradients_of(step, ids)
-            table.apply(array(ids), gradients, 0.5, step)
+            table.apply_gradients(array(ids), gradients, 0.5, step)
             model.push(step, ids, gradients)
             np.testing.assert_array_equal(table.read(EVERY), model.every())
             assert sorted(table.scan(0, table.position_limit).ids.tolist()) == sorted(model.rows)
@@ -78,10 +78,10 @@ class RetentionContract:
                 np.testing.assert_array_equal(snapshot.read(EVERY, SHAPE), then.every())
                 windows = [snapshot.scan(start, 3).ids for start in range(0, snapshot.position_limit, 3)]
                 assert sorted(np.concatenate([array([]), *windows]).tolist()) == sorted(then.rows)
-                then.check(snapshot.whole())
+                then.check(snapshot.read_all())
                 assert sum(len(piece) for piece in snapshot.iter_chunks()) == len(then.rows)
                 snapshot.release()
-        model.check(table.snapshot().whole())
+        model.check(table.take_snapshot().read_all())
 
     @PATIENT
     @given(st.integers(1, 9), pushes, pushes)
@@ -90,36 +90,36 @@ class RetentionContract:
         one, model, step = make(SHAPE, SGD, retention=policy), Model(span), 0
         for ahead, ids in before:
             step += ahead
-            one.apply(array(ids), gradients_of(step, ids), 0.5, step)
+            one.apply_gradients(array(ids), gradients_of(step, ids), 0.5, step)
             model.push(step, ids, gradients_of(step, ids))
         other = make(SHAPE, SGD, retention=policy)
-        copy = one.snapshot().whole()
+        copy = one.take_snapshot().read_all()
         for part in (copy.select_rows(np.arange(len(copy)) % 2 == odd) for odd in (0, 1)):
             other.load(part, step)
         for ahead, ids in after:
             step += ahead
             gradients = gradients_of(step, ids)
             model.push(step, ids, gradients)
-            other.apply(array(ids), gradients, 0.5, step)
-            model.check(other.snapshot().whole())
+            other.apply_gradients(array(ids), gradients, 0.5, step)
+            model.check(other.take_snapshot().read_all())
 
     def test_rows_that_do_not_say_when_they_were_named_count_as_named_when_they_were_saved(self, make: Make):
         before = make(SHAPE, SGD)
-        before.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
+        before.apply_gradients(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         table = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=10))
-        table.load(before.snapshot().whole(), 1000)
+        table.load(before.take_snapshot().read_all(), 1000)
         for step, left in ((1001, [1, 2, 5]), (1010, [1, 2, 5]), (1011, [5])):
-            table.apply(array([5]), gradients_of(step, [5]), 0.5, step)
-            assert sorted(table.snapshot().whole().ids.tolist()) == left
+            table.apply_gradients(array([5]), gradients_of(step, [5]), 0.5, step)
+            assert sorted(table.take_snapshot().read_all().ids.tolist()) == left
 
     def test_a_dropped_row_comes_back_as_it_was_at_first(self, make: Make):
         table = make(SHAPE, ADAGRAD, retention=RowRetention(evict_after_steps=2))
         fresh = make(SHAPE, ADAGRAD)
         for step in (1, 2):
-            table.apply(array([7, 8]), gradients_of(step, [7, 8]), 0.5, step)
+            table.apply_gradients(array([7, 8]), gradients_of(step, [7, 8]), 0.5, step)
         for one in (table, fresh):
-            one.apply(array([7]), gradients_of(9, [7]), 0.5, 9)
-        ours, theirs = table.snapshot().whole(), fresh.snapshot().whole()
+            one.apply_gradients(array([7]), gradients_of(9, [7]), 0.5, 9)
+        ours, theirs = table.take_snapshot().read_all(), fresh.take_snapshot().read_all()
         assert ours.ids.tolist() == theirs.ids.tolist() == [7]
         np.testing.assert_array_equal(ours.values, theirs.values)
         np.testing.assert_array_equal(ours.slots["accumulator"], theirs.slots["accumulator"])
@@ -129,9 +129,9 @@ class RetentionContract:
         kept = [3, 2000]
         for step in range(1, 300):
             ids = [*kept, *(np.arange(10) + 10 * step).tolist()]
-            table.apply(array(ids), gradients_of(step, ids), 0.5, step)
+            table.apply_gradients(array(ids), gradients_of(step, ids), 0.5, step)
             assert table.scan(0, 2).ids.tolist() == kept
-        assert len(table) == len(table.snapshot()) == 2 + 10 * 6
+        assert len(table) == len(table.take_snapshot()) == 2 + 10 * 6
         named = {*kept, *range(10, 3000)}
         assert table.evicted_count == len(named) - len(table)
         assert table.position_limit <= 2 + 10 * 7
@@ -139,9 +139,9 @@ class RetentionContract:
     def test_a_push_beyond_the_bound_is_refused_before_it_begins(self, make: Make):
         table = make(SHAPE, SGD, retention=RowRetention(max_rows=3))
         table.prepare_update(array([1, 2, 2, 1]), 1)
-        table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
+        table.apply_gradients(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         before = table.read(EVERY)
-        assert (len(table), table.bound, table.evicted_count) == (2, 3, 0)
+        assert (len(table), table.row_limit, table.evicted_count) == (2, 3, 0)
         table.prepare_update(array([9, 1, 2, 9]), 2)
         with pytest.raises(TableFullError, match="2 more do not fit") as refused:
             table.prepare_update(array([1, 8, 9]), 2)
@@ -157,12 +157,12 @@ class RetentionContract:
 
     def test_dropped_rows_make_room(self, make: Make):
         table = make(SHAPE, SGD, retention=RowRetention(max_rows=2, evict_after_steps=3))
-        table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
+        table.apply_gradients(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         with pytest.raises(TableFullError, match="1 more") as refused:
             table.prepare_update(array([3]), 4)
         assert "lower ps.evict_after_steps (3)" in (refused.value.hint or "")
         assert table.evicted_count == 0
         table.prepare_update(array([3, 4]), 5)
         assert (len(table), table.evicted_count) == (0, 2)
-        table.apply(array([3, 4]), gradients_of(5, [3, 4]), 0.5, 5)
-        assert sorted(table.snapshot().whole().ids.tolist()) == [3, 4]
+        table.apply_gradients(array([3, 4]), gradients_of(5, [3, 4]), 0.5, 5)
+        assert sorted(table.take_snapshot().read_all().ids.tolist()) == [3, 4]

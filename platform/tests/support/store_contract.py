@@ -49,7 +49,7 @@ def drawn(declared: ModelDeclaration, random: np.random.Generator) -> PushGradie
     for table in declared.tables:
         ids = random.permutation(table.rows)[: random.integers(table.rows // 3)].astype(np.int64)
         rows[table.name] = RowBatch(ids, random.standard_normal((len(ids), table.dim)).astype(np.float32))
-    return PushGradients(random.standard_normal(declared.size).astype(np.float32), rows, 0.03, 0.5)
+    return PushGradients(random.standard_normal(declared.flat_size).astype(np.float32), rows, 0.03, 0.5)
 
 
 class StoreContract:
@@ -60,12 +60,12 @@ class StoreContract:
     def test_rows_are_what_a_dictionary_of_rows_would_hold(self, make: Make, pushes):
         held, expected = make(rows_only(TABLE), NOTHING), {}
         for step, ids in enumerate(pushes, start=1):
-            held.apply(ones(ids), step)
+            held.apply_gradients(ones(ids), step)
             for row in ids:
                 before = expected.get(row, initial_rows(UNIFORM, 9, np.array([row]), 2)[0])
                 expected[row] = before - np.float32(1)
-        copy = held.snapshot()
-        assert sorted(copy.tables["emb"].whole().ids.tolist()) == sorted(expected)
+        copy = held.take_snapshot()
+        assert sorted(copy.tables["emb"].read_all().ids.tolist()) == sorted(expected)
         asked = np.array([*expected, 17, 4999, 17], np.int64)
         for reader in (held, copy):
             values = reader.read_rows("emb", asked)
@@ -79,20 +79,20 @@ class StoreContract:
         held = make(rows_only(TABLE), NOTHING)
         for ids in pushes:
             held.read_rows("emb", np.array(ids, np.int64))
-        assert len(held.snapshot().tables["emb"]) == 0
+        assert len(held.take_snapshot().tables["emb"]) == 0
 
     def test_tables_grow_past_their_first_capacity_and_scan_in_a_stable_order(self, make: Make):
         held = make(rows_only(TABLE), NOTHING)
-        held.apply(ones(list(range(0, 5000, 2))), 1)
-        first = held.scan("emb", 0, 100)
-        held.apply(ones(list(range(5000))), 2)
-        np.testing.assert_array_equal(held.scan("emb", 0, 100).ids, first.ids)
-        chunks = [held.scan("emb", start, 700).ids for start in range(0, 5600, 700)]
+        held.apply_gradients(ones(list(range(0, 5000, 2))), 1)
+        first = held.scan_rows("emb", 0, 100)
+        held.apply_gradients(ones(list(range(5000))), 2)
+        np.testing.assert_array_equal(held.scan_rows("emb", 0, 100).ids, first.ids)
+        chunks = [held.scan_rows("emb", start, 700).ids for start in range(0, 5600, 700)]
         assert sorted(np.concatenate(chunks).tolist()) == list(range(5000))
 
     def test_the_slab_moves_by_gradients_and_statistics_by_weighted_deltas(self, make: Make):
         held = make(ModelDeclaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
-        held.apply(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
+        held.apply_gradients(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
         slab = np.empty(4, np.float32)
         held.read_flat(slab)
         np.testing.assert_array_equal(slab, [0.5, 0, -0.5, 2])
@@ -102,16 +102,16 @@ class StoreContract:
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(1)
         held = make(declared, np.ones(4, np.float32))
-        held.apply(drawn(declared, random), 1)
-        copy = held.snapshot()
-        arrays = [copy.dense, *copy.slots.values()]
+        held.apply_gradients(drawn(declared, random), 1)
+        copy = held.take_snapshot()
+        arrays = [copy.flat_values, *copy.slots.values()]
         before = [array.copy() for array in arrays]
-        rows = {name: frozen.whole() for name, frozen in copy.tables.items()}
-        held.apply(drawn(declared, random), 2)
+        rows = {name: frozen.read_all() for name, frozen in copy.tables.items()}
+        held.apply_gradients(drawn(declared, random), 2)
         for array, old in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, old)
         for name, old in rows.items():
-            now = copy.tables[name].whole()
+            now = copy.tables[name].read_all()
             np.testing.assert_array_equal(now.ids, old.ids)
             np.testing.assert_array_equal(now.values, old.values)
             for slot, values in now.slots.items():
@@ -122,15 +122,15 @@ class StoreContract:
         declared = ModelDeclaration(DENSE, (), OptimizerSpec("adam"), "model")
         random = np.random.default_rng(3)
         held = make(declared, np.ones(4, np.float32))
-        held.make_room()
-        held.apply(drawn(declared, random), 1)
+        held.preallocate_copy()
+        held.apply_gradients(drawn(declared, random), 1)
         dense = np.empty(4, np.float32)
         held.read_flat(dense)
-        first = held.snapshot()
-        np.testing.assert_array_equal(first.dense, dense)
-        second = held.snapshot()
+        first = held.take_snapshot()
+        np.testing.assert_array_equal(first.flat_values, dense)
+        second = held.take_snapshot()
         for one, other in (
-            (first.dense, second.dense),
+            (first.flat_values, second.flat_values),
             *((first.slots[name], second.slots[name]) for name in first.slots),
         ):
             np.testing.assert_array_equal(one, other)
@@ -141,26 +141,26 @@ class StoreContract:
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(2)
         one = make(declared, np.ones(4, np.float32))
-        one.apply(drawn(declared, random), 1)
+        one.apply_gradients(drawn(declared, random), 1)
         other = make(declared, np.zeros(4, np.float32))
-        other.load(one.snapshot())
+        other.load_snapshot(one.take_snapshot())
         push = drawn(declared, random)
         for store in (one, other):
-            store.apply(push, 2)
+            store.apply_gradients(push, 2)
         same(one, other)
 
 
 def same(one: ParameterStore, other: ParameterStore) -> None:
     """Both hold the same bits; rows may stand in another order."""
-    ours, theirs = one.snapshot(), other.snapshot()
-    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    ours, theirs = one.take_snapshot(), other.take_snapshot()
+    np.testing.assert_array_equal(ours.flat_values, theirs.flat_values)
     assert ours.slots.keys() == theirs.slots.keys()
     for name, slot in ours.slots.items():
         np.testing.assert_array_equal(slot, theirs.slots[name])
     assert ours.tables.keys() == theirs.tables.keys()
     for name, frozen in ours.tables.items():
-        rows, others = frozen.whole(), theirs.tables[name].whole()
-        found = others.select_rows(others.find(rows.ids))
+        rows, others = frozen.read_all(), theirs.tables[name].read_all()
+        found = others.select_rows(others.find_positions(rows.ids))
         assert len(found.ids) == len(others.ids)
         np.testing.assert_array_equal(rows.ids, found.ids)
         np.testing.assert_array_equal(rows.values, found.values)

@@ -45,9 +45,9 @@ class Table(Protocol):
     """What a store asks of a table."""
 
     def read(self, ids: Ids) -> Floats: ...
-    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None: ...
+    def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None: ...
     def scan(self, start: int, limit: int) -> RowArrays: ...
-    def snapshot(self) -> TableSnapshot: ...
+    def take_snapshot(self) -> TableSnapshot: ...
     def load(self, rows: RowArrays) -> None: ...
 
 
@@ -86,7 +86,7 @@ class TableContract:
         table = make(declared(), OPTIMIZERS[0])
         for ids in ([], [4, 4, 9], range(ROWS)):
             assert table.read(array(ids)).shape == (len(ids), 3)
-        assert len(table.snapshot().whole().ids) == len(table.scan(0, 100).ids) == 0
+        assert len(table.take_snapshot().read_all().ids) == len(table.scan(0, 100).ids) == 0
 
     @PATIENT
     @given(batches)
@@ -95,12 +95,12 @@ class TableContract:
         table, expected = make(shape, OPTIMIZERS[0]), {}
         for step, ids in enumerate(pushes, start=1):
             gradients = dyadic(np.random.default_rng(step), len(ids), 3)
-            table.apply(array(ids), gradients, 0.5, step)
+            table.apply_gradients(array(ids), gradients, 0.5, step)
             for row in set(ids):
                 total = gradients[[i for i, other in enumerate(ids) if other == row]].sum(axis=0)
                 before = expected.get(row, initial(shape, array([row]))[0])
                 expected[row] = before - total * np.float32(0.5)
-        copy = table.snapshot().whole()
+        copy = table.take_snapshot().read_all()
         assert sorted(copy.ids.tolist()) == sorted(expected)
         for row, values in zip(copy.ids.tolist(), copy.values, strict=True):
             np.testing.assert_array_equal(values, expected[row])
@@ -116,26 +116,26 @@ class TableContract:
         distinct = sorted(set(ids))
         sums = np.stack([gradients[array(ids) == row].sum(axis=0) for row in distinct])
         one, other = (make(declared(), OptimizerSpec("adagrad")) for _ in range(2))
-        one.apply(array(ids), gradients, 0.1, 1)
-        other.apply(array(distinct), sums, 0.1, 1)
+        one.apply_gradients(array(ids), gradients, 0.1, 1)
+        other.apply_gradients(array(distinct), sums, 0.1, 1)
         np.testing.assert_array_equal(one.read(array(distinct)), other.read(array(distinct)))
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
     def test_rows_that_no_push_names_stand_still(self, make: Make, optimizer):
         table = make(declared(), optimizer)
-        table.apply(array([1, 2]), np.ones((2, 3), np.float32), 0.1, 1)
-        before = table.snapshot().whole()
-        table.apply(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
-        after = table.snapshot().whole()
-        one = after.select_rows(after.find(array([1])))
-        np.testing.assert_array_equal(one.values, before.select_rows(before.find(array([1]))).values)
+        table.apply_gradients(array([1, 2]), np.ones((2, 3), np.float32), 0.1, 1)
+        before = table.take_snapshot().read_all()
+        table.apply_gradients(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
+        after = table.take_snapshot().read_all()
+        one = after.select_rows(after.find_positions(array([1])))
+        np.testing.assert_array_equal(one.values, before.select_rows(before.find_positions(array([1]))).values)
         for name, slot in one.slots.items():
-            np.testing.assert_array_equal(slot, before.select_rows(before.find(array([1]))).slots[name])
+            np.testing.assert_array_equal(slot, before.select_rows(before.find_positions(array([1]))).slots[name])
 
     def test_a_push_of_nothing_changes_nothing(self, make: Make):
         table = make(declared(), OPTIMIZERS[0])
-        table.apply(array([]), np.empty((0, 3), np.float32), 1.0, 1)
-        assert len(table.snapshot().whole().ids) == 0
+        table.apply_gradients(array([]), np.empty((0, 3), np.float32), 1.0, 1)
+        assert len(table.take_snapshot().read_all().ids) == 0
 
     @PATIENT
     @given(batches, st.data())
@@ -145,8 +145,8 @@ class TableContract:
         table, kept = make(shape, spec), []
         for step, ids in enumerate([*pushes, [], []], start=1):
             if data.draw(st.booleans()):
-                kept.append((snapshot := table.snapshot(), snapshot.whole(), table.read(np.arange(ROWS))))
-            table.apply(array(ids), dyadic(np.random.default_rng(step), len(ids), 3), 0.5, step)
+                kept.append((snapshot := table.take_snapshot(), snapshot.read_all(), table.read(np.arange(ROWS))))
+            table.apply_gradients(array(ids), dyadic(np.random.default_rng(step), len(ids), 3), 0.5, step)
             if kept and data.draw(st.booleans()):
                 snapshot, copy, every = kept.pop(data.draw(st.integers(0, len(kept) - 1)))
                 np.testing.assert_array_equal(snapshot.read(np.arange(ROWS), shape), every)
@@ -157,7 +157,9 @@ class TableContract:
                 assert len(snapshot) == len(copy.ids)
                 for piece in snapshot.iter_chunks():
                     for name, slot in piece.slots.items():
-                        np.testing.assert_array_equal(slot, copy.select_rows(copy.find(piece.ids)).slots[name])
+                        np.testing.assert_array_equal(
+                            slot, copy.select_rows(copy.find_positions(piece.ids)).slots[name]
+                        )
                 snapshot.release()
 
     def test_positions_belong_to_rows_for_ever(self, make: Make):
@@ -166,11 +168,11 @@ class TableContract:
         table, seen = make(shape, OPTIMIZERS[0]), array([])
         for step in range(1, 9):
             ids = array(random.integers(0, shape.rows, 20_000))
-            table.apply(ids, np.ones((len(ids), 3), np.float32), 0.1, step)
+            table.apply_gradients(ids, np.ones((len(ids), 3), np.float32), 0.1, step)
             scanned = table.scan(0, len(seen))
             np.testing.assert_array_equal(scanned.ids, seen)
             np.testing.assert_array_equal(scanned.values, table.read(seen))
-            seen = table.snapshot().whole().ids
+            seen = table.take_snapshot().read_all().ids
         parts = [table.scan(start, 7000).ids for start in range(0, len(seen) + 7000, 7000)]
         np.testing.assert_array_equal(np.concatenate(parts), seen)
         assert len(np.unique(seen)) == len(seen)
@@ -181,16 +183,18 @@ class TableContract:
         random = np.random.default_rng(6)
         table = make(declared(), optimizer)
         ids = array(random.permutation(ROWS)[:900])
-        table.apply(ids, dyadic(random, len(ids), 3), 0.1, 1)
-        copy = table.snapshot().whole()
+        table.apply_gradients(ids, dyadic(random, len(ids), 3), 0.1, 1)
+        copy = table.take_snapshot().read_all()
         restored = make(declared(), optimizer)
         restored.load(copy)
         values = copy.values.copy()
         gradients = dyadic(random, len(ids), 3)
         for one in (table, restored):
-            one.apply(ids, gradients, 0.1, 2)
+            one.apply_gradients(ids, gradients, 0.1, 2)
         np.testing.assert_array_equal(restored.read(ids), table.read(ids))
         np.testing.assert_array_equal(copy.values, values)
-        for name, slot in restored.snapshot().whole().slots.items():
-            same = table.snapshot().whole()
-            np.testing.assert_array_equal(slot, same.slots[name][same.find(restored.snapshot().whole().ids)])
+        for name, slot in restored.take_snapshot().read_all().slots.items():
+            same = table.take_snapshot().read_all()
+            np.testing.assert_array_equal(
+                slot, same.slots[name][same.find_positions(restored.take_snapshot().read_all().ids)]
+            )

@@ -125,7 +125,7 @@ def pod(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
         message=fields.get("message", ""),
         elevated="elevated" in who,
         node=fields.get("node", ""),
-        unreachable=float(fields.get("unreachable", 0)),
+        unreachable_since=float(fields.get("unreachable", 0)),
     )
     return ev.PodChanged(stage.pods[who[0]])
 

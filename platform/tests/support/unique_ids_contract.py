@@ -51,17 +51,17 @@ class DistinctContract:
     @pytest.mark.parametrize("stride", [1, -1, 26, 1 << 20, 1 << 32, (1 << 32) + 1, 102_334_155])
     def test_ids_with_equal_distances_are_told_apart(self, make: Make, count: int, stride: int) -> None:
         distinct, ids = UniqueIdFinder(make), np.arange(count, dtype=np.int64) % 50_000 * stride
-        check(distinct.of(ids), ids)
-        check(distinct.of(ids[: count // 2]), ids[: count // 2])
+        check(distinct.find(ids), ids)
+        check(distinct.find(ids[: count // 2]), ids[: count // 2])
 
     def test_ids_that_cannot_be_written_to_are_taken_as_they_are(self, make: Make) -> None:
         """Features are TensorFlow's memory."""
         ids = np.array([7, 7, 5])
         ids.flags.writeable = False
-        check(UniqueIdFinder(make).of(ids), ids)
+        check(UniqueIdFinder(make).find(ids), ids)
 
     def test_positions_go_to_tensorflow_without_a_copy(self, make: Make) -> None:
-        assert is_aligned(UniqueIdFinder(make).of(np.arange(100)).positions)
+        assert is_aligned(UniqueIdFinder(make).find(np.arange(100)).positions)
 
     def test_threads_do_not_disturb_each_other(self, make: Make) -> None:
         distinct, random = UniqueIdFinder(make), np.random.default_rng(1)
@@ -71,7 +71,7 @@ class DistinctContract:
         def find() -> None:
             try:
                 for ids in batches * 5:
-                    check(distinct.of(ids), ids)
+                    check(distinct.find(ids), ids)
             except BaseException as error:
                 failed.append(error)
 

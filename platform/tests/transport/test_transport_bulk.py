@@ -228,7 +228,7 @@ def test_a_body_that_there_is_no_memory_for_is_refused_and_others_are_served(
 ) -> None:
     """A peer whose connection just ended would send the same again and again."""
 
-    room = BulkConnection._room_for_body
+    room = BulkConnection._body_buffer
 
     def none_left(connection: BulkConnection, size: int, into: memoryview | None) -> memoryview:
         if size:
@@ -237,7 +237,7 @@ def test_a_body_that_there_is_no_memory_for_is_refused_and_others_are_served(
 
     server = start(lambda frame: OutgoingFrame(FrameKind.PULLED, b"on"))
     with monkeypatch.context() as little:
-        little.setattr(BulkConnection, "_room_for_body", none_left)
+        little.setattr(BulkConnection, "_body_buffer", none_left)
         with client_of(server) as client, pytest.raises(BulkRefusedError, match="no memory for a frame") as refused:
             client.request(FrameKind.PUSH, b"", [bytes(9)])
     assert refused.value.kind == "full"

@@ -197,7 +197,7 @@ def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
 
     time, server = VirtualTime(), start(Scripted(progress))
     channel = opened(server.address, timing=time.timing())
-    reply = channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(first=0.1, max_pause=0.5))
+    reply = channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(first_pause=0.1, max_pause=0.5))
     assert reply.incarnation == 3
     assert time.slept == pytest.approx([0.3, 0.5])
 
@@ -206,7 +206,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path
     time, address = VirtualTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
         opened(address, timing=time.timing()).call(
-            MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(within=2.0, max_pause=0.5)
+            MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0, max_pause=0.5)
         )
     assert error.value.where == address
     assert 1.5 < time.now <= 2.0

@@ -13,12 +13,14 @@ from edl.transport.retry import RetryPolicy, iter_pauses
 
 @given(st.integers(), st.floats(0.001, 1.0), st.floats(1.0, 10.0))
 def test_pauses_stay_within_bounds(seed: int, first: float, ceiling: float) -> None:
-    drawn = list(islice(iter_pauses(RetryPolicy(first=first, max_pause=ceiling), random.Random(seed).uniform), 50))
+    drawn = list(
+        islice(iter_pauses(RetryPolicy(first_pause=first, max_pause=ceiling), random.Random(seed).uniform), 50)
+    )
     assert all(first <= pause <= ceiling for pause in drawn)
 
 
 def test_pauses_grow_up_to_the_ceiling() -> None:
-    drawn = list(islice(iter_pauses(RetryPolicy(first=0.1, max_pause=2.0), lambda low, high: high), 5))
+    drawn = list(islice(iter_pauses(RetryPolicy(first_pause=0.1, max_pause=2.0), lambda low, high: high), 5))
     assert [round(pause, 6) for pause in drawn] == [0.3, 0.9, 2.0, 2.0, 2.0]
 
 

@@ -151,8 +151,8 @@ class Servers:
 @dataclass
 class LinearStep:
     loss: float
-    slab: np.ndarray
-    rows: dict[str, np.ndarray] = field(default_factory=dict)
+    flat_gradients: np.ndarray
+    row_gradients: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class LinearNetwork:
@@ -165,7 +165,7 @@ class LinearNetwork:
         self.variables = tuple(VariableSpec(names[i], (1,)) for i in self.order)
         counts = [sum(owner[name] == part for name in names) for part in range(parts)]
         ends = np.cumsum(counts).tolist()
-        self.slices = tuple(slice(end - count, end) for end, count in zip(ends, counts, strict=True))
+        self.ps_slices = tuple(slice(end - count, end) for end, count in zip(ends, counts, strict=True))
         self.tables = (TableSpec("emb", 100, 1, {"name": "constant", "value": 0.5}, 0),) if table else ()
         self.fingerprint = "linear"
         self.poison = poison
@@ -173,10 +173,10 @@ class LinearNetwork:
         self._sum = 0.0
         self._count = 0
 
-    def initial(self) -> np.ndarray:
+    def initial_values(self) -> np.ndarray:
         return np.zeros(FEATURES, np.float32)
 
-    def ids(self, features: np.ndarray) -> dict[str, np.ndarray]:
+    def unique_ids(self, features: np.ndarray) -> dict[str, np.ndarray]:
         return {"emb": np.unique(features[:, 0].astype(np.int64))} if self.tables else {}
 
     def predict(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray) -> np.ndarray:
@@ -200,7 +200,7 @@ class LinearNetwork:
             index = np.searchsorted(rows["emb"].ids, features[:, 0].astype(np.int64))
             total = np.zeros((len(rows["emb"].ids), 1), np.float32)
             np.add.at(total[:, 0], index, (2 * error / len(labels)).astype(np.float32))
-            result.rows = {"emb": total}
+            result.row_gradients = {"emb": total}
         return result
 
     def evaluate(
@@ -326,10 +326,10 @@ class Stage:
     ) -> ParameterClient:
         layout = FlatLayout(
             network.variables,
-            network.slices,
+            network.ps_slices,
             network.tables,
             network.fingerprint,
-            network.initial(),
+            network.initial_values(),
             json.dumps(optimizer.to_json()),
         )
         parameters = ParameterClient(

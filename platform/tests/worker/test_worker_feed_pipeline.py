@@ -206,7 +206,7 @@ def module_in(folder: Path, source: str, name: str = "custom_model", **params: A
 
 
 def test_parameters_are_keyword_arguments_of_the_model(tmp_path: Path) -> None:
-    assert module_in(tmp_path, MODULE, width=7).model().output_shape == (None, 7)
+    assert module_in(tmp_path, MODULE, width=7).make_model().output_shape == (None, 7)
 
 
 def test_the_zoo_and_its_parent_are_importable_and_zoos_of_one_name_do_not_meet(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_functions_that_raise_later_and_other_results_are_named(tmp_path: Path) 
     with pytest.raises(UserCodeError, match=r"optimizer\(\) raised ValueError: rate\?"):
         module.optimizer()
     with pytest.raises(BadInputError, match=r"nothing\(\) returned int, expected a keras.Model"):
-        module.model()
+        module.make_model()

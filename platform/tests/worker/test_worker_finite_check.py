@@ -28,13 +28,13 @@ TASK = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch=32)
 def step(slab_at: int | None = None, table: str = "", value: float = np.nan, loss: float = 1.0) -> Any:
     result = SimpleNamespace(
         loss=loss,
-        slab=np.ones(9, np.float32),
-        rows={"emb": np.ones((3, 2), np.float32), "words": np.ones((1, 2), np.float32)},
+        flat_gradients=np.ones(9, np.float32),
+        row_gradients={"emb": np.ones((3, 2), np.float32), "words": np.ones((1, 2), np.float32)},
     )
     if slab_at is not None:
-        result.slab[slab_at] = value
+        result.flat_gradients[slab_at] = value
     if table:
-        result.rows[table][-1, -1] = value
+        result.row_gradients[table][-1, -1] = value
     return result
 
 
@@ -57,7 +57,7 @@ def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: tuple[
 
 def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
     large = step()
-    large.slab[:] = 3e38
+    large.flat_gradients[:] = 3e38
     assert is_finite(large)
 
 

@@ -28,7 +28,7 @@ RECORDS = np.ones((2, 1), np.float32)
 
 def arrive(slabs: DoubleBuffer, value: float) -> Floats:
     """New values, as a step gets them."""
-    slabs.next().fill(value)
+    slabs.next_values().fill(value)
     slabs.publish_next(complete=True)
     return slabs.lend()
 
@@ -77,7 +77,7 @@ def network() -> tuple[KerasNetwork, Keeper]:
     model = keras.Model(inputs, layer(inputs))
     module = ModelModule(
         zoo=Path(__file__).parent,
-        model=lambda: model,
+        make_model=lambda: model,
         loss=lambda labels, predictions: tf.reduce_mean(predictions),
         optimizer=lambda: keras.optimizers.SGD(0.1),
         eval_metrics_fn=dict,
@@ -97,7 +97,7 @@ def test_gradients_and_what_a_model_keeps_stay_as_they_were() -> None:
         if step:
             np.testing.assert_array_equal(layer.kept, step - 1)
         steps.append(net.train(values, {}, RECORDS, RECORDS))
-        assert not np.shares_memory(steps[-1].slab, values)
+        assert not np.shares_memory(steps[-1].flat_gradients, values)
         del values
     for step, made in enumerate(steps):
-        np.testing.assert_array_equal(made.slab, step)
+        np.testing.assert_array_equal(made.flat_gradients, step)

@@ -180,7 +180,7 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage
     def watched(slab: np.ndarray, rows: Mapping[str, Any], *arguments: np.ndarray) -> LinearStep:
         seen.append(rows["emb"].values.copy())
         result = train(slab, rows, *arguments)
-        result.rows = {"emb": np.ones_like(rows["emb"].values)}
+        result.row_gradients = {"emb": np.ones_like(rows["emb"].values)}
         return result
 
     network.train = watched  # type: ignore[method-assign]
@@ -352,7 +352,7 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
         applied = server._leases._steps  # also of revoked leases
         steps = [leased.window(step) for leased in tasks for step in range(applied.get(leased.lease, 0))]
         moved = sum((moves(window)[network.order] for window in steps), np.zeros(3, np.float32))
-        np.testing.assert_array_equal(values[network.slices[part]], -moved[network.slices[part]])
+        np.testing.assert_array_equal(values[network.ps_slices[part]], -moved[network.ps_slices[part]])
         assert all(through <= applied.get(lease, 0) for lease, through in told_in.items()), "in, but not here"
         if not faults:
             assert applied == told_in == {leased.lease: leased.steps for leased in tasks}

@@ -98,12 +98,12 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
     states = [stage.servers.state(part) for part in range(count)]
     assert [state.applied for state in states] == [{LEASE + 1: 4, SECOND: 1}] * count
     assert len(calls) == 6
-    slab, between = network.initial(), gradient(network, 8.0)
+    slab, between = network.initial_values(), gradient(network, 8.0)
     for start in range(0, 16, MINIBATCH):
         rows = np.array([record(index) for index in range(start, start + MINIBATCH)])
         if start == MINIBATCH:
             slab = slab - between
-        slab = slab - np.float32(0.01) * train(slab, {}, rows[:, :-1], rows[:, -1]).slab
+        slab = slab - np.float32(0.01) * train(slab, {}, rows[:, :-1], rows[:, -1]).flat_gradients
     np.testing.assert_array_equal(parameters.slab(), slab)
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 4)

@@ -31,11 +31,11 @@ def stage() -> Iterator[Stage]:
 
 def plain_sgd(network: LinearNetwork, ranges: list[tuple[int, int]], rate: float = 0.01) -> np.ndarray:
     """The same steps without any of the machinery."""
-    slab = network.initial()
+    slab = network.initial_values()
     for start, end in ranges:
         for first in range(start, end, MINIBATCH):
             rows = np.array([record(i) for i in range(first, min(end, first + MINIBATCH))])
-            slab = slab - np.float32(rate) * network.train(slab, {}, rows[:, :-1], rows[:, -1]).slab
+            slab = slab - np.float32(rate) * network.train(slab, {}, rows[:, :-1], rows[:, -1]).flat_gradients
     return slab
 
 
@@ -124,7 +124,7 @@ def test_a_gradient_that_is_infinite_counts_as_nan(stage: Stage) -> None:
 
     def train(*arguments: Any) -> Any:
         result = plain(*arguments)
-        result.slab[1] = np.inf
+        result.flat_gradients[1] = np.inf
         return result
 
     network.train = train  # type: ignore[method-assign]

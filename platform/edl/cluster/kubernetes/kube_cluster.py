@@ -50,7 +50,7 @@ def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> lis
     """Ended pods that are not among the newest of their role."""
     ended: defaultdict[Role, list[PodRecord]] = defaultdict(list)
     for body in bodies:
-        if body.seen.ended and body.leaving_since is None:
+        if body.seen.has_ended and body.leaving_since is None:
             ended[body.seen.role].append(body)
     by_age = (sorted(found, key=_age_key) for found in ended.values())
     return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
@@ -274,7 +274,7 @@ class KubeCluster:
         seen = self._register.note(holder)
         if seen is None:
             raise RetryableError(f"Pod {name} belongs to somebody else", where=self._namespace)
-        if not seen.ended:
+        if not seen.has_ended:
             # Leaving: the name will be free when it has gone. Otherwise it is the pod that is asked for, from before a
             # restart of the master or from a request whose answer was lost.
             if seen.leaving:

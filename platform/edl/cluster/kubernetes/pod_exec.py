@@ -64,7 +64,7 @@ class PodExec:
         self._socket.shutdown()  # type: ignore[no-untyped-call]
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the program wrote on standard error."""
         return self._errors.decode(errors="replace").strip()
 
@@ -91,7 +91,7 @@ class PodExec:
         del self._stdout[:size]
         return taken
 
-    def waiting(self) -> bool:
+    def has_pending_input(self) -> bool:
         """Whether there is output that was not read, or the program has ended; waits for neither.
 
         What has arrived is looked at: a ping, or a word on standard error, is nothing to read, and who read then would

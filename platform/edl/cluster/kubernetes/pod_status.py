@@ -239,13 +239,13 @@ def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodSt
         message=message,
         node=pod.get("spec", {}).get("nodeName") or "",
         elevated=labels.get(names.ELEVATED_LABEL) == "true",
-        unreachable=unreachable_since(pod) if container_end is None else 0.0,
+        unreachable_since=unreachable_since(pod) if container_end is None else 0.0,
     )
 
 
 def removed_pod_status(last: PodStatus, *, deletion_requested: bool = False) -> PodStatus:
     """The end of a pod whose object is gone, from what it was last like; an end that it has had stays its end."""
-    if last.ended:
+    if last.has_ended:
         return last
     cause = last.cause if last.leaving else TerminationCause.NONE if deletion_requested else TerminationCause.DELETED
     return replace(last, phase=PodPhase.GONE, reason=DELETED_REASON, leaving=False, cause=cause)

@@ -73,7 +73,7 @@ class DecodedChunk:
     payload: bytes
     bounds: array[int]
 
-    def records(self, first: int, last: int) -> list[bytes]:
+    def slice_records(self, first: int, last: int) -> list[bytes]:
         """Records ``[first, last)``, counted within the chunk."""
         payload = self.payload
         return [payload[begin + LENGTH_BYTES : end] for begin, end in pairwise(self.bounds[first : last + 1])]

@@ -67,18 +67,18 @@ class ChunkIndex:
     first_records: tuple[int, ...]
 
     @classmethod
-    def of(cls, headers: Sequence[ChunkHeader]) -> ChunkIndex:
+    def from_headers(cls, headers: Sequence[ChunkHeader]) -> ChunkIndex:
         """The index of a file with these chunks."""
         offsets = accumulate((HEADER_BYTES + header.size for header in headers), initial=0)
         firsts = accumulate((header.records for header in headers), initial=0)
         return cls(tuple(headers), tuple(offsets)[:-1], tuple(firsts))
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
         """Records in the file."""
         return self.first_records[-1]
 
-    def chunks(self, start: int, end: int) -> range:
+    def chunks_of_range(self, start: int, end: int) -> range:
         """Numbers of the chunks that hold records ``[start, end)``, which must lie within the file."""
         if start >= end:
             return range(0)
@@ -98,7 +98,7 @@ def load_index(file: Path, *, save: bool = False) -> ChunkIndex:
             saved = _load_saved_index(file, stat)
             if saved is not None:
                 return saved
-            index = ChunkIndex.of(_walk_headers(stream.fileno(), stat.st_size, file))
+            index = ChunkIndex.from_headers(_walk_headers(stream.fileno(), stat.st_size, file))
     except OSError as error:
         raise read_error(file, error) from error
     if save:
@@ -132,7 +132,7 @@ def _load_saved_index(file: Path, stat: os.stat_result) -> ChunkIndex | None:
         saved = json.loads(_index_path(file).read_bytes())
         if [saved["version"], saved["size"], saved["mtime_ns"]] != [_INDEX_VERSION, stat.st_size, stat.st_mtime_ns]:
             return None
-        return ChunkIndex.of([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
+        return ChunkIndex.from_headers([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -194,7 +194,7 @@ class RecordFile:
     @property
     def records(self) -> int:
         """Records in the file, as the headers say."""
-        return self.index.records
+        return self.index.record_count
 
     def blocks(self) -> BlockSizes:
         """The chunks."""
@@ -214,19 +214,19 @@ class RecordFile:
         """
         start, end = max(start, 0), self.records if end is None else min(end, self.records)
         records: list[bytes] = []
-        for number in self.index.chunks(start, end):
+        for number in self.index.chunks_of_range(start, end):
             first = self.index.first_records[number]
             begin, finish = max(start, first), min(end, self.index.first_records[number + 1])
             chunk = self._read_chunk(number)
             if isinstance(chunk, DecodedChunk):
-                records += chunk.records(begin - first, finish - first)
+                records += chunk.slice_records(begin - first, finish - first)
             else:
-                self._report(number, begin, finish, chunk, on_corrupt)
+                self._report_corrupt(number, begin, finish, chunk, on_corrupt)
         return records
 
     def read_packed(self, start: int, end: int) -> PackedRecords | None:
         """Records ``[start, end)`` where they are; None: they are not one whole chunk, or it cannot be read."""
-        numbers = self.index.chunks(start, end)
+        numbers = self.index.chunks_of_range(start, end)
         if len(numbers) != 1 or (start, end) != (
             self.index.first_records[numbers[0]],
             self.index.first_records[numbers[0] + 1],
@@ -235,7 +235,7 @@ class RecordFile:
         chunk = self._read_chunk(numbers[0])
         return PackedRecords(chunk.payload, chunk.bounds, LENGTH_BYTES) if isinstance(chunk, DecodedChunk) else None
 
-    def _report(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
+    def _report_corrupt(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
         whole = (self.index.first_records[number], self.index.first_records[number + 1])
         corrupt = CorruptRange(str(self.path), begin, finish, number, self.index.offsets[number], reason, whole)
         if on_corrupt is None:

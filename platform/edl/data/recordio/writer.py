@@ -51,12 +51,12 @@ class Writer:
         self.path = Path(path)
         self.records = 0
         self._compression = compression
-        self._limit = DEFAULT_CHUNK_LIMIT if chunk_limit is None else chunk_limit
+        self._chunk_limit = DEFAULT_CHUNK_LIMIT if chunk_limit is None else chunk_limit
         self._record_limit = LARGEST_RECORD if chunk_limit is None else chunk_limit
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._temporary = temporary_path(self.path)
-        self._stream = self._open()
+        self._stream = self._open_temporary()
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +86,7 @@ class Writer:
                 where=str(self.path),
                 hint="raise the chunk limit, or store large values in files of their own",
             )
-        if self._pending_bytes + len(record) > self._limit:
+        if self._pending_bytes + len(record) > self._chunk_limit:
             self._write_chunk()
         self._pending.append(record)
         self._pending_bytes += len(record)
@@ -112,7 +112,7 @@ class Writer:
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
 
-    def _open(self) -> BinaryIO:
+    def _open_temporary(self) -> BinaryIO:
         try:
             return self._temporary.open("wb")
         except OSError as error:

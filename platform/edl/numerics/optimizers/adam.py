@@ -20,17 +20,23 @@ def adam(optimizer: OptimizerSpec) -> UpdateRule:
 
     ``alpha`` is the rate with both bias corrections. Under ``amsgrad`` the root is of the largest ``v`` so far.
     """
-    return partial(_adam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+    return partial(
+        _adam, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
+    )
 
 
 def adamax(optimizer: OptimizerSpec) -> UpdateRule:
     """Adam with the largest gradient so far, fading by ``beta_2``, in place of the root of the second moment."""
-    return partial(_adamax, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+    return partial(
+        _adamax, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
+    )
 
 
 def nadam(optimizer: OptimizerSpec) -> UpdateRule:
     """Adam with Nesterov's momentum, whose factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``."""
-    return partial(_nadam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+    return partial(
+        _nadam, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
+    )
 
 
 def update_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) -> None:
@@ -90,7 +96,7 @@ def _adam(
         np.maximum(largest[0], v, out=largest[0])
     np.sqrt(largest[0] if largest else v, out=root)
     np.add(root, epsilon, out=root)
-    np.multiply(m, corrected_rate(beta_1, beta_2, update.learning_rate, update.step), out=change)
+    np.multiply(m, corrected_rate(beta_1, beta_2, update.learning_rate, update.update_number), out=change)
     np.divide(change, root, out=change)
     np.subtract(values, change, out=values)
 
@@ -111,7 +117,7 @@ def _adamax(
     np.multiply(norm, beta_2, out=norm)
     np.maximum(norm, largest, out=norm)
     np.add(norm, epsilon, out=largest)
-    np.multiply(m, first_moment_rate(beta_1, update.learning_rate, update.step), out=change)
+    np.multiply(m, first_moment_rate(beta_1, update.learning_rate, update.update_number), out=change)
     np.divide(change, largest, out=change)
     np.subtract(values, change, out=values)
 
@@ -128,12 +134,12 @@ def _nadam(
     m, v = slots
     change, root = scratch.first, scratch.second
     update_moments(m, v, update.gradient, (one_minus_float32(beta_1), one_minus_float32(beta_2)), change)
-    of_moment, of_gradient = nadam_factors(beta_1, update.step)
+    of_moment, of_gradient = nadam_factors(beta_1, update.update_number)
     np.multiply(m, of_moment, out=change)
     np.multiply(update.gradient, of_gradient, out=root)
     np.add(change, root, out=change)
     np.multiply(change, update.learning_rate, out=change)
-    np.divide(v, bias_correction(beta_2, update.step), out=root)
+    np.divide(v, bias_correction(beta_2, update.update_number), out=root)
     np.sqrt(root, out=root)
     np.add(root, epsilon, out=root)
     np.divide(change, root, out=change)

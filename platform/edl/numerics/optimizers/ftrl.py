@@ -30,27 +30,27 @@ class FtrlStrengths:
     l2: float
     shrinkage: float
     beta: float
-    group: float
+    group_lasso: float
 
     @classmethod
-    def of(cls, optimizer: OptimizerSpec) -> FtrlStrengths:
+    def from_optimizer(cls, optimizer: OptimizerSpec) -> FtrlStrengths:
         """Those of FTRL's hyperparameters."""
         return cls(
-            power=-optimizer.number("learning_rate_power"),
-            l1=optimizer.number("l1_regularization_strength"),
-            l2=optimizer.number("l2_regularization_strength"),
-            shrinkage=optimizer.number("l2_shrinkage_regularization_strength"),
-            beta=optimizer.number("beta"),
-            group=optimizer.number("group_lasso_regularization_strength"),
+            power=-optimizer.get_number("learning_rate_power"),
+            l1=optimizer.get_number("l1_regularization_strength"),
+            l2=optimizer.get_number("l2_regularization_strength"),
+            shrinkage=optimizer.get_number("l2_shrinkage_regularization_strength"),
+            beta=optimizer.get_number("beta"),
+            group_lasso=optimizer.get_number("group_lasso_regularization_strength"),
         )
 
     def added_curvature(self, rate: float) -> float:
         """What is added to that of the gradients."""
         return 2 * self.l2 + self.beta / rate
 
-    def limit(self, dim: int) -> np.float32:
+    def lasso_limit(self, dim: int) -> np.float32:
         """How long the pull on a row of this width must be for the group lasso not to make it zero."""
-        return np.float32(self.group * np.sqrt(dim))
+        return np.float32(self.group_lasso * np.sqrt(dim))
 
 
 def ftrl(optimizer: OptimizerSpec) -> UpdateRule:
@@ -58,12 +58,12 @@ def ftrl(optimizer: OptimizerSpec) -> UpdateRule:
 
     ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
     """
-    return partial(_ftrl, FtrlStrengths.of(optimizer))
+    return partial(_ftrl, FtrlStrengths.from_optimizer(optimizer))
 
 
 def uses_row_groups(optimizer: OptimizerSpec) -> bool:
     """Whether rows of embeddings must reach the rule as ``[n, dim]``."""
-    return optimizer.name == "ftrl" and optimizer.number("group_lasso_regularization_strength") > 0
+    return optimizer.name == "ftrl" and optimizer.get_number("group_lasso_regularization_strength") > 0
 
 
 def _ftrl(
@@ -91,8 +91,8 @@ def _ftrl(
     np.subtract(before, linear, out=before)
     # No curvature: no gradient so far but zeros, and nothing that pulls
     np.divide(before, after, out=values, where=after > 0)
-    if strengths.group and values.ndim == _ROW_DIMENSIONS:
-        np.multiply(values, _lasso_factors(before, strengths.limit(values.shape[1])), out=values)
+    if strengths.group_lasso and values.ndim == _ROW_DIMENSIONS:
+        np.multiply(values, _lasso_factors(before, strengths.lasso_limit(values.shape[1])), out=values)
 
 
 def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:

@@ -19,12 +19,12 @@ def sgd(optimizer: OptimizerSpec) -> UpdateRule:
 
 def momentum(optimizer: OptimizerSpec) -> UpdateRule:
     """``m = momentum * m - lr * g``, then ``w += m``; with ``nesterov`` ``w += momentum * m - lr * g``."""
-    return partial(_momentum, optimizer.number("momentum"), optimizer.get_flag("nesterov"))
+    return partial(_momentum, optimizer.get_number("momentum"), optimizer.get_flag("nesterov"))
 
 
 def lion(optimizer: OptimizerSpec) -> UpdateRule:
     """``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, then ``m = beta_2 * m + (1 - beta_2) * g``."""
-    return partial(_lion, optimizer.number("beta_1"), optimizer.number("beta_2"))
+    return partial(_lion, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"))
 
 
 def _sgd(values: Floats, slots: Sequence[Floats], update: ParameterUpdate, scratch: ScratchArrays) -> None:
@@ -80,7 +80,7 @@ def _lion(
 
 def adagrad(optimizer: OptimizerSpec) -> UpdateRule:
     """``a += g²``, then ``w -= lr * g / sqrt(a + epsilon)``."""
-    return partial(_adagrad, optimizer.number("epsilon"))
+    return partial(_adagrad, optimizer.get_number("epsilon"))
 
 
 def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
@@ -88,13 +88,13 @@ def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
 
     ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
     """
-    momentum, centered = optimizer.number("momentum"), optimizer.get_flag("centered")
-    return partial(_rmsprop, optimizer.number("rho"), optimizer.number("epsilon"), momentum, centered)
+    momentum, centered = optimizer.get_number("momentum"), optimizer.get_flag("centered")
+    return partial(_rmsprop, optimizer.get_number("rho"), optimizer.get_number("epsilon"), momentum, centered)
 
 
 def adadelta(optimizer: OptimizerSpec) -> UpdateRule:
     """Like RMSprop, with the root mean square of the steps so far in place of a rate; times ``lr``."""
-    return partial(_adadelta, optimizer.number("rho"), optimizer.number("epsilon"))
+    return partial(_adadelta, optimizer.get_number("rho"), optimizer.get_number("epsilon"))
 
 
 def _adagrad(

@@ -18,7 +18,9 @@ from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, Scratch
 
 def lamb(optimizer: OptimizerSpec) -> UpdateRule:
     """``w -= lr * |w| / |u| * u``, where ``u`` is Adam's step with both moments corrected."""
-    return partial(_lamb, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+    return partial(
+        _lamb, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
+    )
 
 
 def _lamb(
@@ -33,10 +35,10 @@ def _lamb(
     m, v = slots
     change, root = scratch.first, scratch.second
     update_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
-    np.divide(v, bias_correction(beta_2, update.step), out=root)
+    np.divide(v, bias_correction(beta_2, update.update_number), out=root)
     np.sqrt(root, out=root)
     np.add(root, epsilon, out=root)
-    np.divide(m, bias_correction(beta_1, update.step), out=change)
+    np.divide(m, bias_correction(beta_1, update.update_number), out=change)
     np.divide(change, root, out=change)
     np.multiply(change, update.learning_rate * _trust_ratio(values, change), out=change)
     np.subtract(values, change, out=values)

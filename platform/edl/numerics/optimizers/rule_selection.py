@@ -38,7 +38,7 @@ def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
 
     Args:
         optimizer: with its hyperparameters.
-        decay: the weight decay of what it is applied to: ``OptimizerSpec.decay_of``.
+        decay: the weight decay of what it is applied to: ``OptimizerSpec.weight_decay_for``.
     """
     base_rule = _RULE_FACTORIES[optimizer.name](optimizer)
     return partial(_apply_with_decay, weight_decay, base_rule) if weight_decay else base_rule
@@ -59,14 +59,17 @@ def make_blocks(
         if variable.statistic:
             break
         block = FlatBlock(
-            place, optimizer.decay_of(variable.name), _embedding_width(variable) if uses_row_groups(optimizer) else 0
+            place,
+            optimizer.weight_decay_for(variable.name),
+            _embedding_width(variable) if uses_row_groups(optimizer) else 0,
         )
         if (
             merged_blocks
             and not block_per_variable
-            and (merged_blocks[-1].weight_decay, merged_blocks[-1].width, block.width) == (block.weight_decay, 0, 0)
+            and (merged_blocks[-1].weight_decay, merged_blocks[-1].row_width, block.row_width)
+            == (block.weight_decay, 0, 0)
         ):
-            block = replace(block, place=slice(merged_blocks.pop().place.start, place.stop))
+            block = replace(block, flat_slice=slice(merged_blocks.pop().flat_slice.start, place.stop))
         merged_blocks.append(block)
     return tuple(merged_blocks)
 

@@ -32,16 +32,16 @@ class ParameterUpdate:
     Attributes:
         gradient: in the shape of the values, not changed.
         learning_rate: of this step.
-        step: how many updates there are with this one, from 1 (bias corrections).
+        update_number: how many updates there are with this one, from 1 (bias corrections).
     """
 
     gradient: Floats
     learning_rate: float
-    step: int
+    update_number: int
 
 
 UpdateRule = Callable[[Floats, Sequence[Floats], ParameterUpdate, ScratchArrays], None]
-"""Updates values and their slot variables (in the order of ``OptimizerSpec.slots``) in place."""
+"""Updates values and their slot variables (in the order of ``OptimizerSpec.slot_starts``) in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +49,23 @@ class FlatBlock:
     """A part of the slab to which a rule is applied at once.
 
     Attributes:
-        place: in the slab.
+        flat_slice: in the slab.
         weight_decay: weight decay of all variables in it.
-        width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
+        row_width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
     """
 
-    place: slice
+    flat_slice: slice
     weight_decay: float
-    width: int = 0
+    row_width: int = 0
 
-    def apply(
+    def apply_rule(
         self, rule: UpdateRule, values: Floats, slots: Iterable[Floats], update: ParameterUpdate, scratch: ScratchArrays
     ) -> None:
         """Apply a rule to this part of slabs."""
-        part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.step)
+        part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.update_number)
         part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
         rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
 
     def _select_part(self, slab: Floats) -> Floats:
-        part = slab[self.place]
-        return part.reshape(-1, self.width) if self.width else part
+        part = slab[self.flat_slice]
+        return part.reshape(-1, self.row_width) if self.row_width else part

@@ -37,11 +37,11 @@ class LocalModel:
         self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
-        self.variables = ModelVariables.of(self.model, lambda name: 0, 1, trained_by_ps=False)
+        self.variables = ModelVariables.from_model(self.model, lambda name: 0, 1, trained_by_ps=False)
         warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
         self._sample = sample
         outputs = output_names(self.model)
-        self._metrics = EvaluationMetrics.of(module, outputs)
+        self._metrics = EvaluationMetrics.from_module(module, outputs)
         self._objective = ModelLoss(module, outputs)
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
@@ -124,9 +124,9 @@ class LocalModel:
 
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the evaluation so far."""
-        states = json.loads(json.dumps(self._metrics.states()))
+        states = json.loads(json.dumps(self._metrics.collect_states()))
         with user_code(self.module.zoo, "eval_metrics_fn()"):
-            return self._metrics.values(evaluation.merge_metric_states({}, states))
+            return self._metrics.compute_values(evaluation.merge_metric_states({}, states))
 
     def arrays(self) -> Arrays:
         """Everything that training changes, for a checkpoint.
@@ -135,7 +135,7 @@ class LocalModel:
         """
         dense = zip(self.variables.specs, self.variables.weights, strict=True)
         found: Arrays = {f"dense/{spec.name}": np.asarray(weight) for spec, weight in dense}
-        found |= {f"state/{n}": np.asarray(v) for n, v in enumerate(self.variables.local)}
+        found |= {f"state/{n}": np.asarray(v) for n, v in enumerate(self.variables.local_variables)}
         return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class LocalModel:
         dense = zip(self.variables.specs, self.variables.weights, strict=True)
         for name, variable in (
             *((f"dense/{spec.name}", weight) for spec, weight in dense),
-            *((f"state/{n}", v) for n, v in enumerate(self.variables.local)),
+            *((f"state/{n}", v) for n, v in enumerate(self.variables.local_variables)),
             *((f"slot/{n}", v) for n, v in enumerate(self.optimizer.variables)),
         ):
             variable.assign(arrays[name])

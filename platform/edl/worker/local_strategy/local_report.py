@@ -64,7 +64,7 @@ class LocalReport:
         speed, left = self._speed(clock)
         self.status = replace(self.status, samples_per_second=speed, seconds_left=left)
         write_json(self._run.status, to_json(self.status))
-        self._history.tell(self.status)
+        self._history.record_status(self.status)
         if now or clock - self._shown >= (STATUS_SECONDS if self._as_json else LINE_SECONDS):
             self._shown = clock
             self._show()

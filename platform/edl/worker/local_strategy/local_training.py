@@ -194,7 +194,7 @@ class LocalTraining:
             self._train(sources)
             if self._model.finalize():
                 self._saved = self._evaluated = -1  # the last checkpoint has other values
-            self._watcher.end()
+            self._watcher.end_training()
             self._evaluate(final=True)
             restored = self._watcher.end_monitors()
             if restored is not None:
@@ -222,12 +222,12 @@ class LocalTraining:
         train, every = self._spec.train, self._spec.checkpoint
 
         def rest() -> Iterator[Planned]:
-            named = None if self._shuffled is None else self._shuffled.name
+            named = None if self._shuffled is None else self._shuffled.describe_positions
             return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
 
         before = bool(getattr(self._model.model, "stop_training", False))
         if self._evaluation_due and not before:  # callbacks are to see the evaluations of a run that nobody stopped
-            self._watcher.begin()
+            self._watcher.begin_training()
             self._evaluate(final=False)
         if getattr(self._model.model, "stop_training", False):  # before this run went on, or at that evaluation
             self._stopped = True
@@ -301,7 +301,7 @@ class LocalTraining:
         values = self._model.metric_values()
         self._report.event(EvaluationEnded(self._step, values, time=time.time()))
         self._report.changed(metrics=values)
-        for callback, decision in self._watcher.evaluated(self._step, values):
+        for callback, decision in self._watcher.run_monitors(self._step, values):
             self._report.event(CallbackDecided(self._step, callback, decision, time=time.time()))
 
     def _validation(self) -> Iterator[tuple[int, RecordWindow]]:
@@ -338,7 +338,7 @@ class LocalTraining:
             return None
         self._report.changed(now=True, phase="Exporting")
         directory: Path = export_directory(self._spec.export.path, self._run.path)
-        slab = self._model.variables.values()
+        slab = self._model.variables.read_values()
         written = model_export.export_model(
             self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
         )

@@ -28,7 +28,7 @@ def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:
 
 
 def ends(watching: Watching) -> list[str]:
-    return sorted(pod.uid for pod in watching.seen if pod.ended)
+    return sorted(pod.uid for pod in watching.seen if pod.has_ended)
 
 
 # ---------------------------------------------------------------------- watches

@@ -42,7 +42,7 @@ def test_bytes_travel_both_ways_in_whatever_pieces() -> None:
         execution.write(b"hello")
         assert execution.read(5) == b"hello"
         assert execution.read(4) == b"and "
-        assert execution.waiting()
+        assert execution.has_pending_input()
         assert execution.read(100) == b"more"
         assert execution.read(1) == b""
 
@@ -64,13 +64,13 @@ def test_the_programs_last_words_are_kept() -> None:
 
     with executed(fail) as (execution, _):
         assert execution.read(1) == b""
-        assert execution.last_words == "No module named edl"
+        assert execution.stderr_tail == "No module named edl"
 
 
 def test_an_end_without_words_has_those_of_the_server() -> None:
     with executed(lambda channel: channel.say(END, b'{"status": "Failure", "message": "exit code 137"}')) as (one, _):
         assert one.read(1) == b""
-        assert one.last_words == "exit code 137"
+        assert one.stderr_tail == "exit code 137"
 
 
 def test_a_connection_that_breaks_is_no_end() -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callabl
         execution.write(b"first")
         while not execution._is_readable():  # the noise has arrived
             pass
-        assert not execution.waiting()
+        assert not execution.has_pending_input()
         execution.write(b"rest")
         assert execution.read(4) == b"done"
 

@@ -44,7 +44,7 @@ def test_only_ended_pods_that_are_not_among_the_newest_are_surplus(pods: list[tu
     bodies = [body(index, phase, role) for index, (role, phase) in enumerate(pods)]
     removed = excess_pods(bodies)
     for role in (Role.PS, Role.WORKER):
-        ended = [each for each in bodies if each.seen.role == role and each.seen.ended]
+        ended = [each for each in bodies if each.seen.role == role and each.seen.has_ended]
         assert [each for each in removed if each.seen.role == role] == ended[: max(len(ended) - KEPT_ENDED_PODS, 0)]
 
 

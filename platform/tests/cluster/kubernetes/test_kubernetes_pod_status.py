@@ -188,7 +188,7 @@ def test_recorded_pod(label: str) -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_only_pods_of_lost_nodes_are_unreachable(label: str) -> None:
     lost = "node does not answer" in label or "for its node's taint" in label
-    assert bool(pod_status.read_pod_status(REAL[label]).unreachable) == lost
+    assert bool(pod_status.read_pod_status(REAL[label]).unreachable_since) == lost
 
 
 def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
@@ -200,9 +200,9 @@ def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
         (false, "False"),
     ):
         conditions = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
-        assert pod_status.read_pod_status(running(conditions=conditions)).unreachable == 0
+        assert pod_status.read_pod_status(running(conditions=conditions)).unreachable_since == 0
     lost = [{"type": "Ready", **false}, {"type": "ContainersReady", "status": "True"}]
-    assert pod_status.read_pod_status(running(conditions=lost)).unreachable == 1769860800
+    assert pod_status.read_pod_status(running(conditions=lost)).unreachable_since == 1769860800
 
 
 @pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])

@@ -125,7 +125,7 @@ def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]
     told = [each for each in watching.pods() if isinstance(each, PodStatus)]
     living = {pod["metadata"]["uid"] for pod in api.world.pods.values() if pod["status"]["phase"] != "Failed"}
     for uid in {pod.uid for pod in told}:
-        states = [pod.ended for pod in told if pod.uid == uid]
+        states = [pod.has_ended for pod in told if pod.uid == uid]
         assert states == sorted(states), "alive again after its end"
         assert sum(states) == (uid not in living), "ended once, or lives"
     assert living <= {pod.uid for pod in told}, "somebody lives of whom nothing was said"

@@ -136,7 +136,7 @@ def test_every_pod_seen_alive_is_seen_ended_once(
                 yielded += sightings.changed(pod(uid, ended=True))
     yielded += sightings.listed([])
     for uid in range(6):
-        states = [seen.ended for seen in yielded if seen.index == uid]
+        states = [seen.has_ended for seen in yielded if seen.index == uid]
         assert states.count(True) == (1 if states else 0)
         assert states == sorted(states)
 
