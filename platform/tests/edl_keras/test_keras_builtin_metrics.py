@@ -154,7 +154,15 @@ def values_of_keras(metric: Any, labels: Any, predictions: Any, weights: Any = N
     return {"mine": float(found)} if not found.ndim else {f"mine_{at}": float(each) for at, each in enumerate(found)}
 
 
-@pytest.mark.parametrize("case", CASES)
+def slow_if_multi_label(case: str) -> Any:
+    """A case as a parameter; an AUC for each label takes a second or two."""
+    return pytest.param(case, marks=pytest.mark.thorough) if "multi_label" in case else case
+
+
+OTHERS = [slow_if_multi_label(case) for case in ("F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError")]
+
+
+@pytest.mark.parametrize("case", [slow_if_multi_label(case) for case in CASES])
 def test_two_halves_give_the_value_of_keras(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     half = RECORDS // 2
@@ -163,7 +171,7 @@ def test_two_halves_give_the_value_of_keras(case: str) -> None:
     assert Worker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("case", ["F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError"])
+@pytest.mark.parametrize("case", OTHERS)
 def test_so_it_is_with_sample_weights(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     parts = [
@@ -174,7 +182,7 @@ def test_so_it_is_with_sample_weights(case: str) -> None:
     assert Worker(metric, weighted=True).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("case", ["F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError"])
+@pytest.mark.parametrize("case", OTHERS)
 def test_a_range_without_records_adds_nothing(case: str) -> None:
     """A worker whose first range has records that ``feed`` filters away has metrics without a shape."""
     metric, (labels, predictions) = CASES[case]

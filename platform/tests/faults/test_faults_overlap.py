@@ -16,12 +16,13 @@ from faults.linear_job import LinearJob
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param({"overlap": True}, id="overlapped", marks=pytest.mark.thorough),
+        pytest.param({"overlap": True}, id="overlapped"),
         pytest.param({"overlap": True, "get_model_steps": 3}, id="overlapped local steps"),
-        pytest.param({"get_model_steps": 3}, id="local steps in turn", marks=pytest.mark.thorough),
+        pytest.param({"get_model_steps": 3}, id="local steps in turn"),
     ],
 )
 def test_workers_are_killed_and_told_to_go(linear: Callable[..., LinearJob], strategy: dict[str, Any]) -> None:
