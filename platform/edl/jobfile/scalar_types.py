@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.api.fields import PATH, JsonValue, ScalarValue
+from edl.api.fields import PATH, JsonValue, ScalarValue, TextForm
 from edl.jobfile.document_tree import DocumentNode, ReadContext, closest_match
 
 
@@ -135,25 +135,24 @@ class BooleanType(ScalarType):
 class TextType(ScalarType):
     """Text of a form."""
 
-    pattern: str
-    description: str
+    form: TextForm
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return self.description
+        return self.form.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
         # fullmatch, because $ of a Python pattern also matches before a last line feed
-        if isinstance(node.value, str) and re.fullmatch(self.pattern, node.value):
+        if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
             return node.value
         quoted = None if isinstance(node.value, str | dict | list | None) else "put it in quotes to make it text"
         return self.refuse(node, place, quoted)
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
-        return {"type": "string", "pattern": self.pattern}
+        return {"type": "string", "pattern": self.form.pattern}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +355,7 @@ class MappingType:
     """A mapping whose names the user chooses, each value of one kind; ``names`` is what a name may be, if not any."""
 
     kind: FieldType
-    names: TextType | None = None
+    names: TextForm | None = None
 
     @property
     def expected(self) -> str:
@@ -409,4 +408,4 @@ class AnyJsonType:
         return {}
 
 
-_PATH_TYPE = TextType(PATH.pattern, PATH.description)
+_PATH_TYPE = TextType(PATH)

@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edl.api.events import JobEvent
-from edl.api.fields import Field, JsonValue, TextForm
+from edl.api.fields import Field, JsonValue
 from edl.jobfile.document_tree import (
     DocumentNode,
     ReadContext,
@@ -205,8 +205,7 @@ def _field_type(hint: Any, said: Field) -> FieldType:
     if get_origin(hint) is tuple:
         return PathListType() if said.paths else ListType(_field_type(inner[0], said))
     if get_origin(hint) is Mapping:
-        names = None if said.keys is None else _text_type(said.keys)
-        return MappingType(_field_type(inner[1], said), names)
+        return MappingType(_field_type(inner[1], said), said.keys)
     if dataclasses.is_dataclass(hint):
         return SectionType(hint)  # type: ignore[arg-type]
     if hint is bool:
@@ -217,11 +216,7 @@ def _field_type(hint: Any, said: Field) -> FieldType:
         return IntegerType(said.minimum, said.maximum)
     if hint is float:
         return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
-    return ChoiceType(said.choices, said.later) if said.choices else _text_type(said.text)
-
-
-def _text_type(form: TextForm) -> TextType:
-    return TextType(form.pattern, form.description)
+    return ChoiceType(said.choices, said.later) if said.choices else TextType(said.text)
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:

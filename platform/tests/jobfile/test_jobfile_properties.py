@@ -92,7 +92,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case NumberType():
             return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
         case TextType():
-            return st.from_regex(kind.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
+            return st.from_regex(kind.form.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
     raise AssertionError(kind)
 
 
