@@ -187,3 +187,39 @@ class Summary:
     ] = None
     logs: Annotated[str | None, Field("Directory of the roles' logs.", text=NAME)] = None
     parameters: Parameters = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """The job at one time of its life, for plots."""
+
+    time: Annotated[float, Field("When.", unit="unix seconds")]
+    workers: Annotated[int, Field("Workers that run.", unit="workers")]
+    pending: Annotated[int, Field("Workers that were asked for and wait for room.", unit="workers")] = 0
+    samples_per_second: Annotated[float, Field("Records a second, lately.", unit="records/s")] = 0.0
+    records_done: Annotated[int, Field("Records that are done for good.", unit="records")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """Why a job failed: the content of ``failure.json``."""
+
+    kind: Annotated[str, Field("What sort of thing failed: job, input, storage, crash ...")]
+    reason: Annotated[str, Field("Why, in a sentence or a few.")]
+    detail: Annotated[str, Field("More: a traceback, a log.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionReport:
+    """The content of ``losses.json``."""
+
+    workers: Annotated[Mapping[str, int], Field("Workers that were lost, by reason.")] = field(default_factory=dict)
+    ps: Annotated[Mapping[str, int], Field("Parameter servers that were lost, by reason.")] = field(
+        default_factory=dict
+    )
+    master: Annotated[Mapping[str, int], Field("Masters that were lost, by reason.")] = field(default_factory=dict)
+    rollbacks: Annotated[int, Field("How often parameters went back to a checkpoint.")] = 0
+    records_rolled_back: Annotated[int, Field("Records that went back with them.", unit="records")] = 0
+    rollback_reason: Annotated[str, Field("Why, the newest time.")] = ""
+    records_returned: Annotated[int, Field("Records that went back to the queue.", unit="records")] = 0
+    records_leased_again: Annotated[int, Field("Of them, those that were leased again.", unit="records")] = 0

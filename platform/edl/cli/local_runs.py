@@ -21,13 +21,13 @@ import typer
 
 from edl.api.errors import BadInputError, EdlError
 from edl.api.events import JobEvent, RunStarted, WarningRaised
-from edl.api.status import ENDED, Status, Summary
+from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import DesiredState
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
-from edl.jobfile.published_status import JobFailure, PublishedStatus, TimelinePoint, extend_timeline
+from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.ops.job_view import JobView, UnknownJobError
 from edl.storage.run_directory import (
     LOCAL_NAMESPACE,

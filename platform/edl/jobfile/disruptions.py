@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Self
+from collections.abc import Iterable
+from typing import Self
 
 from edl.api.cluster_port import TerminationCause
 from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
-from edl.api.fields import Field
+from edl.api.status import DisruptionReport
 
 _PLANNED_REASONS = ("Completed", "Deleted", "succeeded")
 _EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
-
-
-@dataclass(frozen=True, slots=True)
-class DisruptionReport:
-    """The content of ``losses.json``."""
-
-    workers: Annotated[Mapping[str, int], Field("Workers that were lost, by reason.")] = field(default_factory=dict)
-    ps: Annotated[Mapping[str, int], Field("Parameter servers that were lost, by reason.")] = field(
-        default_factory=dict
-    )
-    master: Annotated[Mapping[str, int], Field("Masters that were lost, by reason.")] = field(default_factory=dict)
-    rollbacks: Annotated[int, Field("How often parameters went back to a checkpoint.")] = 0
-    records_rolled_back: Annotated[int, Field("Records that went back with them.", unit="records")] = 0
-    rollback_reason: Annotated[str, Field("Why, the newest time.")] = ""
-    records_returned: Annotated[int, Field("Records that went back to the queue.", unit="records")] = 0
-    records_leased_again: Annotated[int, Field("Of them, those that were leased again.", unit="records")] = 0
 
 
 class DisruptionCounter:

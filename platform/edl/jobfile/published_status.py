@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Self
 
 from edl.api.events import JobEvent
-from edl.api.fields import Field
-from edl.api.status import Status, Summary
+from edl.api.status import DisruptionReport, JobFailure, Status, Summary, TimelinePoint
 from edl.jobfile import event_json
-from edl.jobfile.disruptions import DisruptionReport
 from edl.jobfile.document_tree import SpecError, SpecProblem
 from edl.jobfile.section_type import from_json, to_json
 
@@ -28,26 +26,6 @@ MAX_TIMELINE_POINTS = 240
 _TEXT_BYTES = 16 << 10
 _STATUS_BYTES = 512 << 10
 _TRUNCATION_MARK = " […]"
-
-
-@dataclass(frozen=True, slots=True)
-class TimelinePoint:
-    """The job at one time of its life, for plots."""
-
-    time: Annotated[float, Field("When.", unit="unix seconds")]
-    workers: Annotated[int, Field("Workers that run.", unit="workers")]
-    pending: Annotated[int, Field("Workers that were asked for and wait for room.", unit="workers")] = 0
-    samples_per_second: Annotated[float, Field("Records a second, lately.", unit="records/s")] = 0.0
-    records_done: Annotated[int, Field("Records that are done for good.", unit="records")] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobFailure:
-    """Why a job failed: the content of ``failure.json``."""
-
-    kind: Annotated[str, Field("What sort of thing failed: job, input, storage, crash ...")]
-    reason: Annotated[str, Field("Why, in a sentence or a few.")]
-    detail: Annotated[str, Field("More: a traceback, a log.")] = ""
 
 
 @dataclass(frozen=True, slots=True)

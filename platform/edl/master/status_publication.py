@@ -16,20 +16,13 @@ from pathlib import Path
 
 from edl.api.errors import EdlError, StorageError
 from edl.api.events import JobEvent
-from edl.api.status import ENDED, Status, Summary
+from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import StatusPublisher
 from edl.jobfile import section_type
 from edl.jobfile.disruptions import DisruptionCounter
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
-from edl.jobfile.published_status import (
-    MAX_EVENTS,
-    TIMELINE_KEY,
-    JobFailure,
-    PublishedStatus,
-    TimelinePoint,
-    extend_timeline,
-)
+from edl.jobfile.published_status import MAX_EVENTS, TIMELINE_KEY, PublishedStatus, extend_timeline
 from edl.master import guarded_threads, progress_log, status_reporter
 from edl.master.final_report import FAILURE_FILE, SUMMARY_FILE
 from edl.master.progress_log import ProgressLogger

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 
 from edl.api.events import RoleEnded, RoleStarted, WarningRaised
-from edl.api.status import ParametersStatus, RoundStatus
-from edl.jobfile.disruptions import DisruptionCounter, DisruptionReport
-from edl.jobfile.published_status import TimelinePoint
+from edl.api.status import DisruptionReport, ParametersStatus, RoundStatus, TimelinePoint
+from edl.jobfile.disruptions import DisruptionCounter
 from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView
 from edl.reporting.unit_formats import format_bytes, format_percent

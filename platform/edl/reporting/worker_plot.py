@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edl.jobfile.published_status import TimelinePoint
+from edl.api.status import TimelinePoint
 from edl.reporting.unit_formats import format_duration
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

@@ -13,11 +13,11 @@ from cli.cli_harness import JOB
 from support.in_memory_cluster import SmallCluster, when
 
 from edl.api.events import JobEnded, RoleStarted
-from edl.api.status import Status, Summary
+from edl.api.status import JobFailure, Status, Summary
 from edl.cli import submitter, submitter_loop
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.jobfile.published_status import JobFailure, PublishedStatus
+from edl.jobfile.published_status import PublishedStatus
 
 RELEASE = "train"
 T = 1_800_000_000.0

@@ -14,10 +14,10 @@ from support.in_memory_cluster import NOW
 from support.job_objects import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
 from support.text_keys import missing_keys
 
-from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
+from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus, TimelinePoint
 from edl.api.strategy import Strategy
 from edl.cli.status_view import status_lines
-from edl.jobfile.published_status import PublishedStatus, TimelinePoint
+from edl.jobfile.published_status import PublishedStatus
 from edl.jobfile.section_type import to_json
 from edl.reporting.worker_plot import column_averages, plot_workers
 

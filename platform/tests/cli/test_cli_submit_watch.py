@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded, JobEvent, RoleStarted, WarningRaised
-from edl.api.status import Status, Summary
+from edl.api.status import JobFailure, Status, Summary
 from edl.cli.submission_workflow import SubmitOptions
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.jobfile.published_status import JobFailure, PublishedStatus
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_following import DELETED_REASON, UNEXPLAINED_END, JobFollower, WatchedJob, new_events
 from edl.ops.job_view import JobView
 from edl.reporting.plain_text import PlainTextRenderer

@@ -9,16 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
-from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
+from edl.api.status import (
+    NAME_LENGTH,
+    TABLES_SHOWN,
+    JobFailure,
+    ParametersStatus,
+    RoleStatus,
+    Status,
+    Summary,
+    TableStatus,
+    TimelinePoint,
+)
 from edl.api.strategy import Strategy
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.published_status import (
     MAX_EVENTS,
     MAX_EVENTS_BYTES,
     MAX_TIMELINE_POINTS,
-    JobFailure,
     PublishedStatus,
-    TimelinePoint,
     extend_timeline,
 )
 

@@ -23,10 +23,10 @@ from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
-from edl.api.status import ParametersStatus, TableStatus
+from edl.api.status import JobFailure, ParametersStatus, TableStatus, TimelinePoint
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.published_status import JobFailure, PublishedStatus, TimelinePoint
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops.diagnosis import JobEvidence, diagnose_job
 from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView, KubernetesEvent, select_job_events

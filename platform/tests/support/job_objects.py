@@ -10,10 +10,10 @@ from support.in_memory_cluster import NOW, SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleStarted
-from edl.api.status import RoleStatus, Status
+from edl.api.status import RoleStatus, Status, TimelinePoint
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.published_status import PublishedStatus, TimelinePoint
+from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_view import JobView, find_job
 
 SPEC: dict[str, Any] = {
