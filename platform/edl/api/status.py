@@ -1,4 +1,4 @@
-"""What a job tells about itself: its status now, what its parameter servers did, and the summary at its end.
+"""What a job tells about itself: its status now, its course, its losses, and the summary or the failure at its end.
 
 One set of values for ``status.json``, for the events of edl.api.events and, on Kubernetes, for the status ConfigMap.
 Times are unix seconds, record ranges are half open. Numbers that are not finite are null in JSON and come back as None.
