@@ -26,7 +26,7 @@ EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEA
 
 .PHONY: help setup demo test test-all check static lint types layers unit native native-test sanitizers charts jobs \
   faults faults-all third chaos dist dist-test images e2e e2e-all bench proto generate reference chart-schema \
-  chart-docs kustomize docs schema constraints clean
+  chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16

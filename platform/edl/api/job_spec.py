@@ -47,13 +47,13 @@ class ModelSpec:
     """The user's model code."""
 
     definition: Annotated[
-        str, Field("The module below the zoo and the function that makes the model.", text=_MODEL_DEFINITION)
+        str, Field("Module below the zoo, and the function in it that returns the model.", text=_MODEL_DEFINITION)
     ]
-    zoo: Annotated[str, Field("The directory of model code; relative to this file under edl run.", text=PATH)] = (
+    zoo: Annotated[str, Field("Directory of model code; edl run takes it relative to this file.", text=PATH)] = (
         "model_zoo"
     )
-    params: Annotated[Mapping[str, JsonValue], Field("Keyword arguments of the function that makes the model.")] = (
-        field(default_factory=dict)
+    params: Annotated[Mapping[str, JsonValue], Field("Keyword arguments of that function.")] = field(
+        default_factory=dict
     )
 
 
@@ -66,10 +66,10 @@ class DataSpec:
     prediction: Annotated[tuple[str, ...], Field("Files or directories of records to predict.", paths=True)] = ()
     reader: Annotated[
         Mapping[str, JsonValue],
-        Field("Arguments of the reader, such as format (recordio or csv); the reader checks them."),
+        Field("Arguments of the reader, such as format (recordio or csv). The reader checks them."),
     ] = field(default_factory=dict)
     max_corrupt_records: Annotated[
-        int, Field("Corrupt records that are skipped and counted before the job fails.", unit="records")
+        int, Field("Number of corrupt records that are skipped and counted; one more fails the job.", unit="records")
     ] = 0
 
 
@@ -80,11 +80,11 @@ class ShuffleSpec:
     window: Annotated[
         int | None,
         Field(
-            "Training records that are mixed with each other. The blocks of all files come in random order, and a "
-            "worker holds the records of one window and of up to two blocks more (a chunk of RecordIO, 256 rows of "
-            "CSV) in memory. null: as many as take about 64 MiB, 65536 at most; none where a custom reader has no "
-            "blocks(). 0: no record is mixed, only ranges of train.minibatches_per_task minibatches come in random "
-            "order.",
+            "Number of training records that are shuffled with each other. The blocks of all files (a "
+            "chunk of RecordIO, 256 rows of CSV) come in random order, and a worker keeps the records "
+            "of one window and of up to two more blocks in memory. null: as many as take about 64 "
+            "MiB, at most 65536; no window if a custom reader has no blocks(). 0: records are not "
+            "shuffled; only ranges of train.minibatches_per_task minibatches come in random order.",
             unit="records",
         ),
     ] = None
@@ -94,36 +94,34 @@ class ShuffleSpec:
 class TrainSpec:
     """How long and in which portions to train."""
 
-    epochs: Annotated[int, Field("How often the training records are gone through.", unit="epochs", minimum=1)] = 1
-    minibatch_size: Annotated[int, Field("Records of one step of one worker.", unit="records", minimum=1)] = 64
-    minibatches_per_task: Annotated[
-        int, Field("Minibatches that a worker leases at once.", unit="minibatches", minimum=1)
-    ] = 64
+    epochs: Annotated[int, Field("Number of passes over the training records.", unit="epochs", minimum=1)] = 1
+    minibatch_size: Annotated[int, Field("Records per step of one worker.", unit="records", minimum=1)] = 64
+    minibatches_per_task: Annotated[int, Field("Minibatches per lease.", unit="minibatches", minimum=1)] = 64
     evaluation_steps: Annotated[
         int | None,
         Field(
-            "Steps from one evaluation to the next; those that fall due while one runs are left out. null evaluates "
-            "at the end only.",
+            "Steps between two evaluations; one that is due while another runs is skipped. null: "
+            "evaluate only at the end.",
             unit="steps",
             minimum=1,
         ),
     ] = None
     max_steps: Annotated[
-        int | None, Field("Steps after which the job ends; null ends with the epochs.", unit="steps", minimum=1)
+        int | None, Field("Steps after which training ends; null: after all epochs.", unit="steps", minimum=1)
     ] = None
-    shuffle: Annotated[ShuffleSpec, Field("How training records are mixed.")] = field(default_factory=ShuffleSpec)
-    seed: Annotated[int, Field("Seed of the initial weights and of the order of the records.")] = 0
+    shuffle: Annotated[ShuffleSpec, Field("How training records are shuffled.")] = field(default_factory=ShuffleSpec)
+    seed: Annotated[int, Field("Seed of the initial weights and of the order of records.")] = 0
     on_nan: Annotated[
         str,
         Field(
-            "When a loss or gradient is not finite: stop the job naming the records, or skip the minibatch's update.",
+            "If a loss or gradient is not finite: fail the job and name the records, or skip the minibatch's update.",
             choices=("stop", "skip"),
         ),
     ] = "stop"
     on_crashing_range: Annotated[
         str,
         Field(
-            "When a range of records makes workers crash again and again: fail the job, or skip the range and say so.",
+            "If a range of records crashes workers repeatedly: fail the job, or skip the range and report it.",
             choices=("fail", "skip"),
         ),
     ] = "fail"
@@ -133,12 +131,12 @@ class TrainSpec:
 class CheckpointSpec:
     """When cuts of the parameters and the ledger are kept."""
 
-    every_steps: Annotated[int, Field("Steps from one checkpoint to the next.", unit="steps", minimum=1)] = 1000
+    every_steps: Annotated[int, Field("Steps between two checkpoints.", unit="steps", minimum=1)] = 1000
     keep: Annotated[
         int,
         Field(
-            "Newest checkpoints that are kept; there must be room for one more, which is written before the oldest is "
-            "removed.",
+            "Number of newest checkpoints to keep. The disk needs room for one more, which is written "
+            "before the oldest is removed.",
             unit="checkpoints",
             minimum=1,
         ),
@@ -146,8 +144,8 @@ class CheckpointSpec:
     full_timeout: Annotated[
         float,
         Field(
-            "How long training waits when a checkpoint cannot be written, one interval after it was due; then the job "
-            "fails and can be resumed.",
+            "If a checkpoint cannot be written, training pauses one interval after it was due. After "
+            "this time the job fails; it can be resumed.",
             unit="seconds",
             quantity=Quantity.DURATION,
         ),
@@ -159,7 +157,7 @@ class ExportSpec:
     """Where the trained model goes."""
 
     path: Annotated[
-        str | None, Field("Directory of the exported model; null is export/ in the run's directory.", text=PATH)
+        str | None, Field("Directory of the exported model; null: export/ in the run's directory.", text=PATH)
     ] = None
 
 
@@ -167,12 +165,14 @@ class ExportSpec:
 class MasterSpec:
     """The coordinator's pod."""
 
-    priority: Annotated[str, Field("PriorityClass of the pod; edl run does not use it.", text=_PRIORITY)] = "high"
-    resources: Annotated[ResourceSpec, Field("What the pod asks for.")] = field(default_factory=ResourceSpec)
+    priority: Annotated[str, Field("PriorityClass of the pod; edl run ignores it.", text=_PRIORITY)] = "high"
+    resources: Annotated[ResourceSpec, Field("Resource requests of the pod.")] = field(default_factory=ResourceSpec)
     lost_timeout: Annotated[
         float,
         Field(
-            "How long workers and parameter servers wait for a lost master.", unit="seconds", quantity=Quantity.DURATION
+            "How long workers and parameter servers wait for a lost master before they exit.",
+            unit="seconds",
+            quantity=Quantity.DURATION,
         ),
     ] = 1800.0
 
@@ -182,24 +182,30 @@ class ParameterServerSpec:
     """The roles that hold the parameters."""
 
     count: Annotated[int, Field("Number of parameter servers.", unit="processes or pods", minimum=1)] = 1
-    priority: Annotated[str, Field("PriorityClass of the pods; edl run does not use it.", text=_PRIORITY)] = "high"
-    replicas: Annotated[int, Field("Copies of each slot on other parameter servers.", built=(0,))] = 0
+    priority: Annotated[str, Field("PriorityClass of the pods; edl run ignores it.", text=_PRIORITY)] = "high"
+    replicas: Annotated[int, Field("Replicas of each slot on other parameter servers.", built=(0,))] = 0
     embedding_threshold: Annotated[
-        int, Field("Embedding layers of at least this size are served as rows.", unit="bytes", quantity=Quantity.SIZE)
+        int,
+        Field(
+            "Embedding layers of at least this size are kept on the parameter servers; workers pull rows.",
+            unit="bytes",
+            quantity=Quantity.SIZE,
+        ),
     ] = 2 << 20
-    resources: Annotated[ResourceSpec, Field("What each pod asks for.")] = field(default_factory=ResourceSpec)
+    resources: Annotated[ResourceSpec, Field("Resource requests of each pod.")] = field(default_factory=ResourceSpec)
     store: Annotated[
         str,
         Field(
-            "What holds embedding rows: native code, or numpy, which is slower; auto is native where that is there.",
+            "Implementation of embedding tables: native code, or numpy, which is slower. auto: native "
+            "if it is installed.",
             choices=("auto", "native", "numpy"),
         ),
     ] = "auto"
     max_rows: Annotated[
         int | None,
         Field(
-            "Rows that an embedding table may hold on all parameter servers together; a push beyond that fails the "
-            "job.",
+            "Maximum rows of an embedding table on all parameter servers together; a push that "
+            "exceeds it fails the job.",
             unit="rows",
             minimum=1,
         ),
@@ -207,7 +213,7 @@ class ParameterServerSpec:
     evict_after_steps: Annotated[
         int | None,
         Field(
-            "Steps after which a row that no push named is dropped; null keeps all.",
+            "Steps after which a row that no push has named is dropped; null: keep all rows.",
             unit="steps",
             minimum=1,
             maximum=_MAX_EVICTION_STEPS,
@@ -219,27 +225,34 @@ class ParameterServerSpec:
 class WorkerSpec:
     """The elastic part of the job."""
 
-    min: Annotated[int, Field("Below this many workers the job is called starved; it goes on.", unit="workers")] = 1
+    min: Annotated[
+        int, Field("With fewer running workers the status calls the job starved; it continues.", unit="workers")
+    ] = 1
     max: Annotated[
         int,
         Field(
-            "As many workers are asked for; edl run starts this many.", unit="workers", minimum=1, maximum=MOST_WORKERS
+            "Number of workers that the job requests; edl run starts this many.",
+            unit="workers",
+            minimum=1,
+            maximum=MOST_WORKERS,
         ),
     ] = 2
     priority: Annotated[
         str,
         Field(
-            "PriorityClass of the pods; high=0.5 gives high to half of them, low to the rest. edl run does not use it.",
+            "PriorityClass of the pods; high=0.5 gives high to half of them, low to the others. edl run ignores it.",
             text=_SPLIT_PRIORITY,
         ),
     ] = "low"
-    resources: Annotated[WorkerResourceSpec, Field("What each pod asks for.")] = field(
+    resources: Annotated[WorkerResourceSpec, Field("Resource requests of each pod.")] = field(
         default_factory=WorkerResourceSpec
     )
     oom_memory_factor: Annotated[
         float,
         Field(
-            "Memory of a worker's successor after it ran out of memory, as a factor; 1 ends the job instead.", minimum=1
+            "Factor by which memory grows for the successors of a worker that ran out of memory; 1: "
+            "the job fails instead.",
+            minimum=1,
         ),
     ] = 1.0
 
@@ -248,46 +261,47 @@ class WorkerSpec:
 class JobSpec:
     """All about one job."""
 
-    name: Annotated[str, Field("Names the job, its runs and its pods.", text=_JOB_NAME)]
+    name: Annotated[str, Field("Name of the job, its runs and its pods.", text=_JOB_NAME)]
     model: Annotated[ModelSpec, Field("The user's model code.")]
-    image: Annotated[str | None, Field("Container image of every role; edl run does not use it.", text=_IMAGE_NAME)] = (
-        None
-    )
-    data: Annotated[DataSpec, Field("Where records come from.")] = field(default_factory=DataSpec)
-    train: Annotated[TrainSpec, Field("How long and in which portions to train.")] = field(default_factory=TrainSpec)
-    strategy: Annotated[Strategy, Field("How workers combine what they learn.")] = field(default_factory=Strategy)
+    image: Annotated[str | None, Field("Container image of all roles; edl run ignores it.", text=_IMAGE_NAME)] = None
+    data: Annotated[DataSpec, Field("The data sets.")] = field(default_factory=DataSpec)
+    train: Annotated[TrainSpec, Field("How long to train, and in which portions.")] = field(default_factory=TrainSpec)
+    strategy: Annotated[Strategy, Field("How the gradients of workers are combined.")] = field(default_factory=Strategy)
     checkpoint: Annotated[
         CheckpointSpec | None,
         Field(
-            "When checkpoints are kept; null keeps those of step 0 and of the end only (Local: none): a job that is "
-            "resumed, or loses its only parameter server, begins at step 0."
+            "When to take checkpoints. null: only at step 0, at the end and when the job is stopped "
+            "(Local: none); a job that is killed, or loses its only parameter server, then starts "
+            "again at step 0."
         ),
     ] = field(default_factory=CheckpointSpec)
-    export: Annotated[ExportSpec | None, Field("Where the trained model goes; null exports nothing.")] = field(
+    export: Annotated[ExportSpec | None, Field("Where to write the trained model; null: no export.")] = field(
         default_factory=ExportSpec
     )
-    master: Annotated[MasterSpec, Field("The coordinator's pod.")] = field(default_factory=MasterSpec)
-    ps: Annotated[ParameterServerSpec, Field("The roles that hold the parameters.")] = field(
+    master: Annotated[MasterSpec, Field("The master: it coordinates the job.")] = field(default_factory=MasterSpec)
+    ps: Annotated[ParameterServerSpec, Field("The parameter servers: they hold the parameters.")] = field(
         default_factory=ParameterServerSpec
     )
-    workers: Annotated[WorkerSpec, Field("The elastic part of the job.")] = field(default_factory=WorkerSpec)
+    workers: Annotated[WorkerSpec, Field("The workers: their number may change at any time.")] = field(
+        default_factory=WorkerSpec
+    )
     ttl_after_finished: Annotated[
         float | None,
         Field(
-            "How long the ended job's objects stay on the cluster, where edl list, status and logs find them: its Job, "
-            "and with it the ConfigMaps, Service, Secret and Lease; null keeps them. What is on volumes stays; edl run "
-            "does not use it.",
+            "How long the objects of an ended job stay on the cluster for edl list, status and logs: "
+            "the Job, and with it ConfigMaps, Service, Secret and Lease. null: until you delete the "
+            "job. Files on volumes are kept; edl run ignores it.",
             unit="seconds",
             quantity=Quantity.DURATION,
         ),
     ] = None
-    volumes: Annotated[tuple[VolumeSpec, ...], Field("Directories that all roles share.")] = ()
-    storage: Annotated[StorageSpec, Field("Where journal, checkpoints and logs go.")] = field(
+    volumes: Annotated[tuple[VolumeSpec, ...], Field("Directories that all roles can access.")] = ()
+    storage: Annotated[StorageSpec, Field("Where to write journal, checkpoints and logs.")] = field(
         default_factory=StorageSpec
     )
-    pod: Annotated[PodSpec, Field("What every pod of the job gets; edl run has no pods and does not use it.")] = field(
+    pod: Annotated[PodSpec, Field("Settings of every pod of the job; edl run ignores them.")] = field(
         default_factory=PodSpec
     )
-    security: Annotated[SecuritySpec, Field("Whom pods run as; edl run does not use it.")] = field(
+    security: Annotated[SecuritySpec, Field("User and ServiceAccounts of the pods; edl run ignores them.")] = field(
         default_factory=SecuritySpec
     )

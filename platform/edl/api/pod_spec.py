@@ -36,21 +36,27 @@ class ResourceSpec:
 
     cpu: Annotated[
         float,
-        Field("CPU of one pod; edl run does not limit its processes.", unit="cores", quantity=Quantity.POSITIVE_CORES),
+        Field(
+            "CPU request of one pod; edl run does not limit its processes.",
+            unit="cores",
+            quantity=Quantity.POSITIVE_CORES,
+        ),
     ] = 2.0
     memory: Annotated[
         int,
         Field(
-            "Memory of one pod; edl run does not limit its processes.", unit="bytes", quantity=Quantity.POSITIVE_SIZE
+            "Memory request of one pod; edl run does not limit its processes.",
+            unit="bytes",
+            quantity=Quantity.POSITIVE_SIZE,
         ),
     ] = 2 << 30
     gpu: Annotated[int, Field("GPUs of one pod.", unit="devices", built=(0,))] = 0
     ephemeral_storage: Annotated[
         int | None,
         Field(
-            "Most that one pod writes on its node's own disk: its log, its temporary files; a pod that writes more is "
-            "evicted, which counts as a crash. Not what it writes on volumes; null asks for none, where nodes do not "
-            "count it. edl run does not limit its processes.",
+            "What one pod may write to its node's disk: its log and temporary files, not volumes. A "
+            "pod that writes more is evicted, which counts as a crash. null: no request, for nodes "
+            "that do not account for it. edl run does not limit its processes.",
             unit="bytes",
             quantity=Quantity.POSITIVE_SIZE,
         ),
@@ -61,25 +67,23 @@ class ResourceSpec:
 class WorkerResourceSpec(ResourceSpec):
     """What one worker's pod asks Kubernetes for: of all roles only workers compute on devices."""
 
-    gpu: Annotated[int, Field("GPUs of one pod; edl run uses those that there are.", unit="devices")] = 0
+    gpu: Annotated[int, Field("GPUs of one pod; edl run uses all that it finds.", unit="devices")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeSpec:
     """A directory that all roles share."""
 
-    mount: Annotated[str, Field("Where the volume appears in paths of this file.", text=_ABSOLUTE_PATH)]
+    mount: Annotated[str, Field("Path of the volume in the containers and in paths of this file.", text=_ABSOLUTE_PATH)]
     claim: Annotated[
-        str | None, Field("PersistentVolumeClaim of the volume; edl run does not use it.", text=_CLAIM_NAME)
+        str | None, Field("PersistentVolumeClaim of the volume; edl run ignores it.", text=_CLAIM_NAME)
     ] = None
     host_path: Annotated[
         str | None,
-        Field(
-            "Directory of every node, in place of a claim, where the namespace allows hostPath.", text=_ABSOLUTE_PATH
-        ),
+        Field("Directory of every node instead of a claim, if the namespace allows hostPath.", text=_ABSOLUTE_PATH),
     ] = None
     local: Annotated[
-        str | None, Field("Folder that stands for the volume under edl run, relative to this file.", text=PATH)
+        str | None, Field("Folder that edl run uses instead of the volume, relative to this file.", text=PATH)
     ] = None
 
 
@@ -89,11 +93,14 @@ class StorageSpec:
 
     claim: Annotated[
         str | None,
-        Field("PersistentVolumeClaim; null is the first volume's. edl run does not use it.", text=_CLAIM_NAME),
+        Field("PersistentVolumeClaim; null: that of the first volume. edl run ignores it.", text=_CLAIM_NAME),
     ] = None
     path: Annotated[
         str | None,
-        Field("Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume.", text=PATH),
+        Field(
+            "Directory of runs; null: .edl in the current folder for edl run, the first volume on Kubernetes.",
+            text=PATH,
+        ),
     ] = None
 
 
@@ -102,7 +109,7 @@ class SecretKeyRef:
     """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
 
     secret: Annotated[
-        str, Field("Name of the Secret; an admin allows it by admission.allowedSecrets.", text=_SECRET_NAME)
+        str, Field("Name of the Secret; an admin allows it with admission.allowedSecrets.", text=_SECRET_NAME)
     ]
     key: Annotated[str, Field("Key of the value in the Secret.", text=_SECRET_KEY)]
 
@@ -114,26 +121,28 @@ class PodSpec:
     env: Annotated[
         Mapping[str, str | SecretKeyRef],
         Field(
-            "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value that a Secret of "
-            "the namespace keeps."
+            "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value "
+            "from a Secret of the namespace."
         ),
     ] = field(default_factory=dict)
     node_selector: Annotated[
-        Mapping[str, str], Field("Labels of the nodes that pods may use.", text=_LABEL_VALUE, keys=_LABEL_NAME)
+        Mapping[str, str], Field("Labels of the nodes on which pods may run.", text=_LABEL_VALUE, keys=_LABEL_NAME)
     ] = field(default_factory=dict)
-    tolerations: Annotated[tuple[Mapping[str, JsonValue], ...], Field("Tolerations, as Kubernetes has them.")] = ()
-    affinity: Annotated[Mapping[str, JsonValue], Field("Affinity, as Kubernetes has it.")] = field(default_factory=dict)
-    labels: Annotated[
-        Mapping[str, str], Field("Labels that are added to pods.", text=_LABEL_VALUE, keys=_LABEL_NAME)
-    ] = field(default_factory=dict)
-    annotations: Annotated[Mapping[str, str], Field("Annotations that are added to pods.", keys=_LABEL_NAME)] = field(
+    tolerations: Annotated[tuple[Mapping[str, JsonValue], ...], Field("Tolerations, in the syntax of Kubernetes.")] = ()
+    affinity: Annotated[Mapping[str, JsonValue], Field("Affinity, in the syntax of Kubernetes.")] = field(
+        default_factory=dict
+    )
+    labels: Annotated[Mapping[str, str], Field("Additional labels of pods.", text=_LABEL_VALUE, keys=_LABEL_NAME)] = (
+        field(default_factory=dict)
+    )
+    annotations: Annotated[Mapping[str, str], Field("Additional annotations of pods.", keys=_LABEL_NAME)] = field(
         default_factory=dict
     )
     overrides: Annotated[
-        Mapping[str, JsonValue], Field("Parts of a pod that are merged in last, as Kubernetes has them.")
+        Mapping[str, JsonValue], Field("Parts of a pod, in the syntax of Kubernetes, that are merged in last.")
     ] = field(default_factory=dict)
     image_pull_secrets: Annotated[
-        tuple[str, ...], Field("Names of the Secrets that the image is pulled with.", text=_SECRET_NAME)
+        tuple[str, ...], Field("Names of the Secrets for pulling the image.", text=_SECRET_NAME)
     ] = ()
 
 
@@ -142,7 +151,7 @@ class RunAsSpec:
     """The user that containers run as."""
 
     user: Annotated[int, Field("Numeric user id.")] = 1000
-    group: Annotated[int, Field("Numeric group id, also of the volumes' files.")] = 1000
+    group: Annotated[int, Field("Numeric group id, also of files on volumes.")] = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +160,8 @@ class SecuritySpec:
 
     run_as: Annotated[RunAsSpec, Field("User and group of every container.")] = field(default_factory=RunAsSpec)
     master_account: Annotated[
-        str, Field("ServiceAccount of the master, which starts, watches and deletes the job's pods.", text=_ACCOUNT)
+        str, Field("ServiceAccount of the master, which creates, watches and deletes the job's pods.", text=_ACCOUNT)
     ] = "edl-job-master"
     pod_account: Annotated[
-        str, Field("ServiceAccount of parameter servers and workers; they get no API token.", text=_ACCOUNT)
+        str, Field("ServiceAccount of parameter servers and workers, which get no API token.", text=_ACCOUNT)
     ] = "edl-none"

@@ -18,19 +18,19 @@ class Strategy:
     name: Annotated[
         str,
         Field(
-            "ParameterServer for elastic jobs; Local for one process to debug in.",
+            "ParameterServer for elastic jobs; Local for debugging in one process.",
             choices=("ParameterServer", "Local"),
             later=("AllReduce",),
         ),
     ] = "ParameterServer"
     mode: Annotated[
         str,
-        Field("async: each push is an update at once; sync: several pushes are one update.", choices=("async", "sync")),
+        Field("async: each push is one update; sync: several pushes form one update.", choices=("async", "sync")),
     ] = "async"
     grads_to_wait: Annotated[
         int,
         Field(
-            "Pushes that an update waits for under mode: sync, or as many as workers can send.",
+            "With mode: sync, the number of pushes per update; fewer if fewer workers can send.",
             unit="pushes",
             minimum=1,
         ),
@@ -38,27 +38,25 @@ class Strategy:
     version_tolerance: Annotated[
         int,
         Field(
-            "Updates since its values that a push may miss under mode: sync; one that misses more is computed anew.",
+            "With mode: sync, the number of updates that the values of a push may lack; a push that "
+            "lacks more is computed again.",
             unit="updates",
         ),
     ] = 0
     staleness_aware: Annotated[
         bool,
-        Field("Whether, under mode: async, the learning rate is divided by the updates since a push's values."),
+        Field("With mode: async, divide the learning rate of a push by its staleness (updates since its values)."),
     ] = False
     get_model_steps: Annotated[
         int,
         Field(
-            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own "
-            "(refused with Ftrl).",
+            "Steps of a worker between two pulls of the dense values; in between it updates its own "
+            "copy. Refused with Ftrl.",
             unit="steps",
             minimum=1,
         ),
     ] = 1
     overlap: Annotated[
         bool,
-        Field(
-            "Whether a worker sends one step and fetches rows for another while it computes; its gradients then lack "
-            "one push more."
-        ),
+        Field("Send one step and pull the rows of the next one while computing; gradients then lack one more push."),
     ] = False
