@@ -67,16 +67,16 @@ def operations(path: str, *each: tuple[str, str, Any]) -> Try:
 def by_hand(admin: KubeClient, token: str) -> KubeClient:
     """The API server, asked with a token and nothing else."""
     ours = admin.connection
-    told = {key: value for key, value in ours.pool.connection_pool_kw.items() if key not in _CERTIFICATES}
+    told = {key: value for key, value in ours.http_pool.connection_pool_kw.items() if key not in _CERTIFICATES}
     proof = {"Authorization": f"Bearer {token}"}
-    return KubeClient(replace(ours, pool=urllib3.PoolManager(**told), headers=lambda: proof))
+    return KubeClient(replace(ours, http_pool=urllib3.PoolManager(**told), auth_headers=lambda: proof))
 
 
 def acting_as(admin: KubeClient, user: str) -> KubeClient:
     """The API server, asked by an admin in the name of a user without any group."""
     ours = admin.connection
     who = {"Impersonate-User": user, "Impersonate-Group": "system:authenticated"}
-    return KubeClient(replace(ours, headers=lambda: {**ours.headers(), **who}))
+    return KubeClient(replace(ours, auth_headers=lambda: {**ours.auth_headers(), **who}))
 
 
 def answer(api: KubeClient, asked: Try) -> tuple[str, Manifest, str]:
@@ -89,7 +89,7 @@ def answer(api: KubeClient, asked: Try) -> tuple[str, Manifest, str]:
         ApiError: the server refuses it for another reason.
     """
     try:
-        found = api.ask(
+        found = api.request(
             asked.method, asked.path, query=asked.query, body=asked.body, content_type=asked.content_type
         ).body
     except ApiError as error:

@@ -51,7 +51,7 @@ def clean(
             run.phase,
             _model_kind(run) or "-",
             format_bytes(_directory_size(run.run_dir.path)),
-            format_age(now - run.created),
+            format_age(now - run.created_at),
         ]
         for run in surplus_runs
     ]
@@ -69,10 +69,10 @@ def clean(
 def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
     named_runs = [find_local_run(name) for name in names if "/" in name]
     for run in named_runs:
-        if not run.ended:
+        if not run.has_ended:
             raise BadInputError(f"run {run.uid} of {run.name} goes on", hint="Stop it first: Ctrl-C where it runs.")
     jobs = [find_local_run(name).name for name in names if "/" not in name]
-    ended_runs = [run for run in list_local_runs() if run.ended and (not names or run.name in jobs)]
+    ended_runs = [run for run in list_local_runs() if run.has_ended and (not names or run.name in jobs)]
     surplus_runs = [
         run
         for job in dict.fromkeys(run.name for run in ended_runs)
@@ -82,7 +82,7 @@ def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
 
 
 def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
-    if not any(run.ended and (not names or run.name in names) for run in list_local_runs()):
+    if not any(run.has_ended and (not names or run.name in names) for run in list_local_runs()):
         return f"no ended runs{' of ' + ' and '.join(names) if names else ''} are below ./.edl"
     many = "ended run" if keep == 1 else f"{keep} ended runs"
     command = " ".join(["edl clean", *names, "--keep 0"])

@@ -132,7 +132,7 @@ def _plan_copy(
         raise BadInputError(
             "no such file or directory", where=source, hint=f"Look with: edl data ls {download_source.claim}:/"
         )
-    entries = files.entries(download_source.path, recursive=True)
+    entries = files.list_entries(download_source.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
     return file_transfer.plan_download(
         download_source.path, entries, Path(target), is_file=found.kind == "file", into_directory=inside
@@ -147,14 +147,16 @@ def _helper_pod_options(
 
     if not image:  # nor by the variable
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
-    return HelperPodSpec(claim, image, RunAsSpec(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
+    return HelperPodSpec(
+        claim, image, RunAsSpec(*who), read_only, minutes * 60, image_remedy=IMAGE_REMEDY, priority_class=priority
+    )
 
 
 def _list_entries(files: VolumeFiles, volume_path: ClaimPath, *, recursive: bool) -> list[VolumeEntry]:
     if files.stat(volume_path.path).kind == "missing":
         above = f"{volume_path.claim}:{PurePosixPath(volume_path.path).parent}"
         raise BadInputError("there is no such path", where=str(volume_path), hint=f"Look with: edl data ls {above}")
-    return list(files.entries(volume_path.path, recursive=recursive))
+    return list(files.list_entries(volume_path.path, recursive=recursive))
 
 
 def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:

@@ -60,7 +60,7 @@ def delete(
         raise typer.Exit(1)
     if not wait or len(names) > 1:  # all of them go at the same time, and each is waited for afterwards
         for job in names:
-            JobDeletion(api, job).round()
+            JobDeletion(api, job).delete_round()
     if not wait:
         typer.echo("Being deleted. Whether it is gone: edl list")
         return
@@ -111,6 +111,6 @@ def deletion_outline(job: str, leftovers: JobObjects) -> list[str]:
     else:
         head = f"{job}: {job_view.phase}, submitted {format_submit_time(job_view)}"
     lines = [head, f"  {count_by_kind(leftovers.objects) or '1 Secret'}"]
-    if job_view is not None and job_view.status is not None and not job_view.ended and job_view.phase != "Deleting":
+    if job_view is not None and job_view.status is not None and not job_view.has_ended and job_view.phase != "Deleting":
         lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
     return lines

@@ -68,21 +68,23 @@ def events(
 
     look, shown_keys = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
     for job_view in poll_repeatedly(look, _FOLLOW_SECONDS):
-        kubernetes_events = () if job_view.here else _list_kubernetes_events(connect_api(context, namespace, job), job)
+        kubernetes_events = (
+            () if job_view.is_local else _list_kubernetes_events(connect_api(context, namespace, job), job)
+        )
         for each in merge_events(job_view, kubernetes_events):
             if each.key not in shown_keys:
                 shown_keys.add(each.key)
                 print(json.dumps(each.json_value) if as_json else each.format_line(), flush=True)
-        if not follow or job_view.ended:
+        if not follow or job_view.has_ended:
             break
     if not shown_keys and not as_json:
-        forgotten = "" if job_view.here else "; Kubernetes forgets its events after an hour"
+        forgotten = "" if job_view.is_local else "; Kubernetes forgets its events after an hour"
         print(f"Nothing is known to have happened yet{forgotten}.")
 
 
 def merge_events(job_view: JobView, kubernetes_events: Iterable[KubernetesEvent]) -> list[EventLine]:
     """Both in the order of their time."""
-    own = [_job_event_line(event) for event in job_view.told.events]
+    own = [_job_event_line(event) for event in job_view.publication.events]
     return sorted([*own, *(_kubernetes_event_line(each) for each in kubernetes_events)], key=lambda told: told.time)
 
 
@@ -98,7 +100,7 @@ def _kubernetes_event_line(each: KubernetesEvent) -> EventLine:
         "time": each.time,
         "about": each.about,
         "message": each.text,
-        "warning": each.warning,
+        "warning": each.is_warning,
         "count": each.count,
     }
     text = f"{each.about}: {each.reason}: {each.text}{times}"

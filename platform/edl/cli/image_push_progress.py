@@ -36,15 +36,17 @@ def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
 
 
 def _update_bar(state: PushProgress, progress: Progress, task: TaskID) -> None:
-    layers = len(state.there) + len(state.waiting) + len(state.size.keys() - state.there)
+    layers = (
+        len(state.finished_layers) + len(state.waiting_layers) + len(state.total_bytes.keys() - state.finished_layers)
+    )
     progress.update(
         task,
-        description=f"Pushing, {len(state.there)} of {layers} layers there",
-        completed=sum(state.sent.values()),
-        total=sum(state.size.values()) or None,
+        description=f"Pushing, {len(state.finished_layers)} of {layers} layers there",
+        completed=sum(state.sent_bytes.values()),
+        total=sum(state.total_bytes.values()) or None,
     )
 
 
 def _print_finished_layers(state: PushProgress, before: PushProgress, console: Console) -> None:
-    for layer in sorted(state.there - before.there):
+    for layer in sorted(state.finished_layers - before.finished_layers):
         console.print(f"{layer}: there", highlight=False)

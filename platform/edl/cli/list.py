@@ -99,34 +99,39 @@ def job_table(job_views: Sequence[JobView], now: float, *, everywhere: bool) -> 
     rows = [_job_row(job, now) for job in job_views]
     if everywhere:
         head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(job_views, rows, strict=True)]
-    elif any(job.here for job in job_views):
+    elif any(job.is_local for job in job_views):
         head = ["WHERE", *head]
-        rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(job_views, rows, strict=True)]
+        rows = [["this machine" if job.is_local else "cluster", *row] for job, row in zip(job_views, rows, strict=True)]
     lines = align_columns([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT_ALIGNED])
-    return [*lines, *(f"{job.name} is stalled: {to_single_line(job.stall)}" for job in job_views if job.stall)]
+    return [
+        *lines,
+        *(f"{job.name} is stalled: {to_single_line(job.stall_reason)}" for job in job_views if job.stall_reason),
+    ]
 
 
 def _job_row(job: JobView, now: float) -> list[str]:
     status = job.status
     if status is None:
-        return [_display_name(job), job.phase, "-", "-", "-", format_age(now - job.created)]
+        return [_display_name(job), job.phase, "-", "-", "-", format_age(now - job.created_at)]
     share = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
-    if job.ended:
-        return [_display_name(job), job.phase, share, "-", "-", format_age(now - job.created)]
+    if job.has_ended:
+        return [_display_name(job), job.phase, share, "-", "-", format_age(now - job.created_at)]
     starved = " starved" if status.starved else ""
-    workers = f"{job.ready_workers}/{status.workers_wanted}" + (f" ({job.starting} starting)" if job.starting else "")
+    workers = f"{job.ready_workers}/{status.workers_wanted}" + (
+        f" ({job.starting_workers} starting)" if job.starting_workers else ""
+    )
     return [
         _display_name(job),
         job.phase + starved,
         share,
         workers,
         f"{status.samples_per_second:,.0f}",
-        format_age(now - job.created),
+        format_age(now - job.created_at),
     ]
 
 
 def _display_name(job: JobView) -> str:
-    return f"{job.name}/{job.uid}" if job.here else job.name
+    return f"{job.name}/{job.uid}" if job.is_local else job.name
 
 
 def job_json(job: JobView) -> dict[str, Any]:
@@ -134,14 +139,14 @@ def job_json(job: JobView) -> dict[str, Any]:
     return {
         "job": job.name,
         "namespace": job.namespace,
-        "local": job.here,
+        "local": job.is_local,
         "uid": job.uid,
         "phase": job.phase,
-        "stall": job.stall or None,
-        "created": job.created,
+        "stall": job.stall_reason or None,
+        "created": job.created_at,
         "ended": job.ended_at,
         "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},
         "status": to_json(job.status) if job.status else None,
-        "summary": to_json(job.told.summary) if job.told.summary else None,
+        "summary": to_json(job.publication.summary) if job.publication.summary else None,
         "unreadable": job.unreadable_reason or None,
     }

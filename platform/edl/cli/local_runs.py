@@ -61,19 +61,19 @@ class LocalRun(JobView):
         return self.run_dir.run_id
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """It is."""
         return True
 
     @property
-    def place(self) -> str:
+    def location_text(self) -> str:
         """Where it is and what its age counts from."""
         return f"run {self.run_dir.run_id} on this machine, started"
 
     @property
-    def created(self) -> float:
+    def created_at(self) -> float:
         """When it was started or resumed last, in unix seconds."""
-        starts = [event.time for event in self.told.events if isinstance(event, RunStarted)]
+        starts = [event.time for event in self.publication.events if isinstance(event, RunStarted)]
         if starts:
             return starts[-1]
         with suppress(OSError):  # removed meanwhile
@@ -96,7 +96,7 @@ class LocalRun(JobView):
     @property
     def ended_at(self) -> float | None:
         """When it ended, as far as it said something."""
-        return self.status.updated if self.ended and self.status else None
+        return self.status.updated if self.has_ended and self.status else None
 
 
 def list_local_runs() -> list[LocalRun]:

@@ -170,12 +170,12 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
         image,
         RunAsSpec(int(who["user"]), int(who["group"])),
         read_only=True,
-        seconds=READER_POD_SECONDS,
-        task="reads the logs",
-        remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
+        lifetime_seconds=READER_POD_SECONDS,
+        purpose="reads the logs",
+        image_remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
-        priority=worker_priority.parse_priority(workers).priority_class(elevated=False),
+        priority_class=worker_priority.parse_priority(workers).priority_class(elevated=False),
     )
 
 
@@ -205,7 +205,7 @@ def _read_stored_logs(
 
     assert isinstance(files, VolumeFiles)
     wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"
-    there = [each for each in files.entries(place.path, recursive=False) if each.path.startswith(wanted)]
+    there = [each for each in files.list_entries(place.path, recursive=False) if each.path.startswith(wanted)]
     if not there:
         raise BadInputError(f"there is no log of {chosen}", where=str(place))
     for entry in sorted(there, key=lambda each: (len(each.path), each.path)):

@@ -37,7 +37,7 @@ def scale(
 
     api = connect_api(context, namespace, job)
     seen = job_view.find_job(api, job)
-    if seen.ended:
+    if seen.has_ended:
         raise BadInputError(
             f"{job} is {seen.phase} already", hint=f"Its end: edl status {command_arguments(job, context, namespace)}"
         )

@@ -68,7 +68,7 @@ def _watch_live(look: JobLookup, name: str) -> None:
         for seen in poll_repeatedly(look):
             lines = status_lines(seen, time.time(), on.width)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if seen.ended:
+            if seen.has_ended:
                 break
     print(suggest_next_step(seen, name))
 
@@ -84,5 +84,5 @@ def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
             text = status_headline(seen.status) if seen.status else seen.phase
             print(json.dumps(job_json(seen)) if as_json else f"{format_local_time(time.time())}  {text}", flush=True)
             last_shown = known
-        if seen.ended:
+        if seen.has_ended:
             return

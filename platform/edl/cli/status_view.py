@@ -38,8 +38,8 @@ def status_lines(job: JobView, now: float, width: int) -> list[str]:
 
 
 def _title_line(job: JobView, now: float) -> str:
-    starved = " (starved)" if job.status and job.status.starved and not job.ended else ""
-    return f"{job.name}  {job.phase}{starved}  {job.place} {format_age(now - job.created)} ago"
+    starved = " (starved)" if job.status and job.status.starved and not job.has_ended else ""
+    return f"{job.name}  {job.phase}{starved}  {job.location_text} {format_age(now - job.created_at)} ago"
 
 
 def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
@@ -50,22 +50,24 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     if status is None:
         yield "The master has not said anything yet."
         return
-    evaluations = [event for event in job.told.events if isinstance(event, EvaluationEnded)]
+    evaluations = [event for event in job.publication.events if isinstance(event, EvaluationEnded)]
     yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
-    if status.parameters is not None and not job.ended:
+    if status.parameters is not None and not job.has_ended:
         yield from _push_lines(status.parameters)
     yield from _desired_lines(job)
-    plot_lines = plot_workers(job.told.timeline, status.workers_wanted, width, None if job.ended else now)
+    plot_lines = plot_workers(job.publication.timeline, status.workers_wanted, width, None if job.has_ended else now)
     if plot_lines:
         yield from ("", "workers", *plot_lines)
-    if not job.ended:
+    if not job.has_ended:
         yield from _role_lines(status)
         yield from _table_lines(status.parameters)
     yield from _event_lines(job)
-    if job.told.summary is not None and job.ended:
+    if job.publication.summary is not None and job.has_ended:
         yield ""
-        yield from format_block(summary_heading(job.phase, job.told.summary), summary_rows(job.told.summary))
-    if not job.ended and now - status.updated > _STALE_STATUS_SECONDS:
+        yield from format_block(
+            summary_heading(job.phase, job.publication.summary), summary_rows(job.publication.summary)
+        )
+    if not job.has_ended and now - status.updated > _STALE_STATUS_SECONDS:
         yield f"The master said this {format_age(now - status.updated)} ago: {job.master_silence or 'it may be away'}."
 
 
@@ -88,10 +90,10 @@ def _progress_lines(status: Status, width: int, evaluations: Sequence[Evaluation
 def _desired_lines(job: JobView) -> Iterator[str]:
     status, wanted = job.status, job.desired
     assert status is not None
-    if wanted.stop and not job.ended:
+    if wanted.stop and not job.has_ended:
         yield "It was asked to stop."
-    if not job.ended:
-        starting = f" and {job.starting} starting" if job.starting else ""
+    if not job.has_ended:
+        starting = f" and {job.starting_workers} starting" if job.starting_workers else ""
         yield (
             f"{format_worker_count(job.ready_workers)}{starting} of {status.workers_wanted} wanted, at least"
             f" {status.workers_min}"
@@ -146,7 +148,7 @@ def _role_row(name: str, member: RoleStatus) -> list[str]:
 
 
 def _event_lines(job: JobView) -> Iterator[str]:
-    newest = job.told.events[-RECENT_EVENTS:]
+    newest = job.publication.events[-RECENT_EVENTS:]
     if newest:
         yield ""
     for event in newest:
@@ -155,14 +157,14 @@ def _event_lines(job: JobView) -> Iterator[str]:
 
 def suggest_next_step(job: JobView, job_arguments: str) -> str:
     """What to call next; ``job_arguments`` is the job as commands name it."""
-    if job.here:
+    if job.is_local:
         return _suggest_local_step(job, job_arguments)
     if job.phase == "Done":
         return f"`edl logs {job_arguments}` shows what it printed; `edl delete {job_arguments}` removes it."
-    if job.ended:
+    if job.has_ended:
         run = f" {job.status.run}" if job.status else ""
         return f"`edl why {job_arguments}` says more; go on with: edl submit JOB.yaml --resume{run}"
-    waiting = job.status is None or job.status.starved or job.running < job.status.workers_wanted
+    waiting = job.status is None or job.status.starved or job.running_workers < job.status.workers_wanted
     return (
         f"`edl why {job_arguments}` says what it waits for."
         if waiting
@@ -171,7 +173,7 @@ def suggest_next_step(job: JobView, job_arguments: str) -> str:
 
 
 def _suggest_local_step(job: JobView, job_arguments: str) -> str:
-    if not job.ended:
+    if not job.has_ended:
         return f"Follow it with: edl status {job_arguments} --watch"
     if job.phase == "Done":
         return f"`edl logs {job_arguments}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."

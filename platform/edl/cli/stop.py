@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-ENDED_GOAL = WaitGoal("stopped", lambda job: job.ended)
+ENDED_GOAL = WaitGoal("stopped", lambda job: job.has_ended)
 
 
 @app.command()
@@ -43,7 +43,7 @@ def stop(
     seconds = _timeout_seconds(timeout, wait=wait)
     api = connect_api(context, namespace, job)
     seen = job_view.find_job(api, job)
-    if seen.ended:
+    if seen.has_ended:
         print(f"{job} is {seen.phase} already.")
         return
     status_publisher.update_desired_state(api, job, DesiredState(stop=True), status_publisher.ANY_BOUNDS)
@@ -76,7 +76,7 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
 
         def look() -> JobView:
             seen = job_view.find_job(api, job)
-            if not seen.ended:
+            if not seen.has_ended:
                 ticker.show_text(f"{job} is {seen.phase}, and stops")
             return seen
 

@@ -131,10 +131,10 @@ class SubmissionPlan:
         yield "asks for", format_amounts(self.forecast.requested)
         if not self.cluster_asked:
             return
-        if self.forecast.free is None or self.forecast.nodes is None:
+        if self.forecast.free is None or self.forecast.node_counts is None:
             yield "free now", "not known: you may not list nodes and all pods; compared with the quota only"
         else:
-            usable, nodes = self.forecast.nodes
+            usable, nodes = self.forecast.node_counts
             on = f"{usable} nodes" if usable == nodes else f"{usable} of {nodes} nodes"
             yield "free now", f"{format_amounts(self.forecast.free)} on {on}"
         if self.quotas is None:
@@ -185,7 +185,7 @@ def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
     head = [*_COLUMNS]
     if forecast.free is not None:
         head = [*head, "at once"]
-        rows = [[*row, str(fit.at_once)] for row, fit in zip(rows, forecast.placements, strict=True)]
+        rows = [[*row, str(fit.immediate_pods)] for row, fit in zip(rows, forecast.placements, strict=True)]
     return [f"  {line}" for line in align_columns([head, *rows])]
 
 
@@ -193,10 +193,12 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
     """What can never start on today's nodes, and what will not start at once, by reason; a sentence each."""
     yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
-    for role, found in groupby((fit for fit in forecast.placements if not fit.never), key=lambda fit: fit.group.role):
+    for role, found in groupby(
+        (fit for fit in forecast.placements if not fit.never_fits_reason), key=lambda fit: fit.group.role
+    ):
         fits = list(found)
         count = sum(fit.group.count for fit in fits)
-        if late := count - sum(fit.at_once for fit in fits):
+        if late := count - sum(fit.immediate_pods for fit in fits):
             by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
@@ -206,8 +208,8 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
 def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
     by_reason: dict[str, list[GroupPlacement]] = {}
     for fit in forecast.placements:
-        if fit.never:
-            by_reason.setdefault(fit.never, []).append(fit)
+        if fit.never_fits_reason:
+            by_reason.setdefault(fit.never_fits_reason, []).append(fit)
     for reason, fits in by_reason.items():
         who = _join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
         yield f"{who} can never start on today's nodes: {reason}"
@@ -220,10 +222,10 @@ def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
         "count": fit.group.count,
         "priority": priority_class(fit),
         "requests": amounts_json(fit.requests_per_pod),
-        "allowed_by_quota": fit.allowed,
-        "at_once": fit.placed,
+        "allowed_by_quota": fit.allowed_pods,
+        "at_once": fit.placed_pods,
         "may_preempt": fit.may_preempt,
-        "can_never_start": fit.never,
+        "can_never_start": fit.never_fits_reason,
     }
 
 
@@ -240,7 +242,9 @@ def priority_class(fit: GroupPlacement) -> str:
 def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
     """So many pods, or from so many to so many, where that is about all workers."""
     count = fit.group.count
-    elastic = len(forecast.of(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
+    elastic = (
+        len(forecast.placements_for_role(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
+    )
     return f"{least_workers}-{count}" if elastic else str(count)
 
 
@@ -250,8 +254,8 @@ def _requests_text(fit: GroupPlacement) -> str:
 
 def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
     """What the first pod that waits is waiting for."""
-    fit = next(fit for fit in fits if fit.at_once < fit.group.count)
-    if fit.at_once == fit.allowed and fit.refusal is not None:
+    fit = next(fit for fit in fits if fit.immediate_pods < fit.group.count)
+    if fit.immediate_pods == fit.allowed_pods and fit.refusal is not None:
         return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
     if fit.lacking:
         preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""

@@ -143,9 +143,9 @@ def plan_submission(
         answers = run_preflight(api, request)
     resume_check = ResumeCheck()
     if options.resume is not None:
-        resume_check = check_resumable(answers.there, spec, options.resume)
+        resume_check = check_resumable(answers.job_objects, spec, options.resume)
     quotas = NamespaceQuotas(answers.quotas or ())
-    quota_left = None if answers.quotas is None else quotas.left()
+    quota_left = None if answers.quotas is None else quotas.remaining_amounts()
     return SubmissionPlan(
         spec,
         options.job_file,
@@ -154,7 +154,7 @@ def plan_submission(
         request.manifests,
         _forecast_pods(api, request, answers, quotas),
         quota_left,
-        find_existing_job(answers.there),
+        find_existing_job(answers.job_objects),
         options.resumed_run,
         resume_check.changes,
         (*resume_check.warnings, *find_spec_warnings(spec), *answers.remarks),
@@ -170,7 +170,7 @@ def _forecast_pods(
     room = ClusterCapacity(answers.nodes or (), answers.running_pods or ()) if known else None
     pods_forecast = forecast_job(answers.pod_groups, room, quotas)
     if refused := check_quotas(pods_forecast.placements, quotas):
-        raise PreflightError(request.job, api.namespace, merge_findings(refused))
+        raise PreflightError(request.job_name, api.namespace, merge_findings(refused))
     return pods_forecast
 
 
@@ -184,9 +184,9 @@ def _create_job(
     from edl.ops.job_submission import submit_job
 
     if plan.replaced_job is not None:
-        remove_job(api, request.job)
-        reporter.report_note(f"The ended job {request.job} was removed.")
-    submitted_job = submit_job(api, request.job, request.manifests, uuid.uuid4().hex)
+        remove_job(api, request.job_name)
+        reporter.report_note(f"The ended job {request.job_name} was removed.")
+    submitted_job = submit_job(api, request.job_name, request.manifests, uuid.uuid4().hex)
     facts = {
         "job": submitted_job.name,
         "namespace": submitted_job.namespace,
@@ -218,7 +218,7 @@ def _wait_for_start(
     with StatusLine() as ticker:
         lookout = MasterStatusReader(api, submitted_job.name, submitted_job.uid)
         master_status = wait_for_start(
-            lookout.look, lambda seen: ticker.show_text(master_status_text(seen)), time.monotonic, time.sleep
+            lookout.read_status, lambda seen: ticker.show_text(master_status_text(seen)), time.monotonic, time.sleep
         )
     if master_status.stage is MasterStage.FAILED:
         raise start_error(submitted_job.name, master_status, _remove_failed_job(api, options, submitted_job.name))
@@ -230,7 +230,7 @@ def _wait_for_start(
         "seconds": round(seconds, 3),
     }
     run = options.resume or submitted_job.uid
-    if master_status.started:
+    if master_status.has_started:
         reporter.report_event("started", facts, f"The master started after {seconds:.0f} s.")
         if options.resume is not None:
             run = report_resumed(api, submitted_job.name, reporter) or run
@@ -245,13 +245,13 @@ def _wait_for_start(
             submitted_job.name, run, options.resume_command(), options.followup_command("delete", submitted_job.name)
         )
         return follow_job(api, watched, submitted_job.uid, as_json=options.as_json)
-    reporter.report_note("\n".join(next_step_lines(options, submitted_job.name, started=master_status.started)))
+    reporter.report_note("\n".join(next_step_lines(options, submitted_job.name, started=master_status.has_started)))
     return 0
 
 
 def master_status_text(master_status: MasterPodStatus) -> str:
     """Where the master is, in a line."""
-    pod = f" ({master_status.pod})" if master_status.pod else ""
+    pod = f" ({master_status.pod_name})" if master_status.pod_name else ""
     why = ": ".join(
         part
         for part in (_container_text(master_status), master_status.reason, " ".join(master_status.message.split()))
@@ -274,7 +274,7 @@ _STAGE_WORDS = {
 
 
 def _container_text(sight: MasterPodStatus) -> str:
-    return f"init container {sight.container}" if sight.container else ""
+    return f"init container {sight.container_name}" if sight.container_name else ""
 
 
 def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str:
@@ -301,8 +301,8 @@ def start_error(job: str, master_status: MasterPodStatus, removal_text: str) -> 
 def _start_remedy(sight: MasterPodStatus) -> str:
     from edl.ops.pod_problems import waiting_remedy
 
-    if sight.container and "mage" in sight.reason:
-        return f"Check the image of {sight.container} in pod.overrides; the nodes must reach its registry."
+    if sight.container_name and "mage" in sight.reason:
+        return f"Check the image of {sight.container_name} in pod.overrides; the nodes must reach its registry."
     if "edl-role" in sight.message and any(words in sight.message for words in _COMMAND_NOT_FOUND):
         return "The image has no edl-role: edl zoo build makes images that have it."
     return waiting_remedy(sight.reason)
@@ -374,7 +374,7 @@ def report_resumed(api: KubeClient, job: str, reporter: SubmissionReporter) -> s
     if job_view.status is None:
         return None
     status = job_view.status
-    started = [event for event in job_view.told.events if isinstance(event, RunStarted) and event.resumed]
+    started = [event for event in job_view.publication.events if isinstance(event, RunStarted) and event.resumed]
     changes = started[-1].changes if started else ()
     total, done = status.records_total, status.records_done
     facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}

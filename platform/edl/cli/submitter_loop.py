@@ -94,7 +94,7 @@ class ReleaseSubmitter:
         time: SubmitterClock | None = None,
     ) -> None:
         self._api, self._identity, self._spec, self._clock = api, identity, spec, time or SubmitterClock()
-        self._options = SubmitOptions(source, resume=identity.resume, namespace=api.namespace, yes=True, watch=True)
+        self._options = SubmitOptions(source, resume=identity.resume_run, namespace=api.namespace, yes=True, watch=True)
         self._cleanup = ReleaseCleanup(api, spec.name)
         self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
         self._reporter, self._decision_line, self._progress_line = (
@@ -120,7 +120,7 @@ class ReleaseSubmitter:
                 if decision.step is SubmitterStep.REPLACED:
                     return 0
                 if decision.step is SubmitterStep.FOLLOW:
-                    return self._follow_job(decision.masters[0])
+                    return self._follow_job(decision.master_jobs[0])
                 self._take_step(decision)
                 self._failure_timeout.reset()
             except JobVanishedError:
@@ -149,8 +149,8 @@ class ReleaseSubmitter:
     def _take_step(self, decision: SubmitterDecision) -> None:
         """One step towards a job that runs."""
         if decision.step is SubmitterStep.FINISH:
-            self._complete_job(decision.masters[0])
-        elif self._is_cleanup_pending(self._cleanup.round(decision.masters)):
+            self._complete_job(decision.master_jobs[0])
+        elif self._is_cleanup_pending(self._cleanup.delete_round(decision.master_jobs)):
             self._clock.sleep(POLL_SECONDS)
         elif decision.step is SubmitterStep.SUBMIT:
             self._reserve_job()
@@ -169,7 +169,7 @@ class ReleaseSubmitter:
 
     def _build_request(self) -> SubmissionRequest:
         request = build_request(
-            self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._identity.resume
+            self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._identity.resume_run
         )
         return replace(request, manifests=add_release_labels(request.manifests, self._identity), replaces_ended=False)
 
@@ -178,11 +178,11 @@ class ReleaseSubmitter:
         request = self._build_request()
         plan = plan_submission(self._api, self._spec, self._options, request)
         self._reporter.report_plan(plan)
-        create_suspended_job(self._api, request.job, request.manifests[-1], self._identity.submission_id)
+        create_suspended_job(self._api, request.job_name, request.manifests[-1], self._identity.submission_id)
 
     def _complete_job(self, own: MasterJob) -> None:
         *parts, job = self._build_request().manifests
-        made = SubmittedJob(own.job, job["metadata"]["name"], own.uid, self._api.namespace)
+        made = SubmittedJob(own.job_name, job["metadata"]["name"], own.uid, self._api.namespace)
         create_dependents(self._api, made, parts)
         mark_submitted(self._api, self._identity, own.uid)
         unsuspend_job(self._api, made)
@@ -193,7 +193,7 @@ class ReleaseSubmitter:
         release, where = self._identity.release, f"-n {self._api.namespace}"
         resume_command = f"helm upgrade {release} … {where} --set resume=latest"
         watched = WatchedJob(
-            own.job, self._identity.resume or own.uid, resume_command, f"helm uninstall {release} {where}"
+            own.job_name, self._identity.resume_run or own.uid, resume_command, f"helm uninstall {release} {where}"
         )
         code = follow_job(self._api, watched, own.uid, as_json=False, observe=self._start_observer(own))
         self._wait_for_master_end(own)
@@ -210,25 +210,25 @@ class ReleaseSubmitter:
 
     def _has_master_ended(self, own: MasterJob) -> bool:
         try:
-            job = self._api.get(JOBS, names.master_name(own.job))
+            job = self._api.get(JOBS, names.master_name(own.job_name))
         except NotFoundError:
             return True
         return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(job_conditions(job)))
 
     def _start_observer(self, own: MasterJob) -> Callable[[JobView | None], None]:
         """Ends the watch of a job that is gone, or whose master will not start."""
-        lookout, patience = MasterStatusReader(self._api, own.job, own.uid), StartTimeout()
+        lookout, patience = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
 
         def check(seen: JobView | None) -> None:
             self._failure_timeout.reset()
             if seen is None:
-                raise JobVanishedError(f"the job {own.job} is gone")
-            if seen.status is not None or seen.ended:
+                raise JobVanishedError(f"the job {own.job_name} is gone")
+            if seen.status is not None or seen.has_ended:
                 return
-            sight = lookout.look()
+            sight = lookout.read_status()
             self._progress_line.show_text(master_status_text(sight))
             if patience.has_expired(sight, self._clock.clock()):
-                self._cleanup.round([own])
-                raise start_error(own.job, sight, "Its objects are being removed.")
+                self._cleanup.delete_round([own])
+                raise start_error(own.job_name, sight, "Its objects are being removed.")
 
         return check

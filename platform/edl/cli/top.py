@@ -46,7 +46,7 @@ def usage_table(usages: list[PodUsage]) -> list[str]:
 
 
 def _usage_row(use: PodUsage) -> list[str]:
-    cells = [_amount_text(each, name) for name in ("cpu", "memory") for each in (use.used, use.asked)]
+    cells = [_amount_text(each, name) for name in ("cpu", "memory") for each in (use.measured, use.requested)]
     return [use.pod, use.node or use.phase, *cells]
 
 
@@ -60,4 +60,10 @@ def _usage_json(use: PodUsage) -> dict[str, object]:
     def plain(amounts: ResourceAmounts | None) -> dict[str, float] | None:
         return None if amounts is None else {name: float(Fraction(amount)) for name, amount in amounts.items()}
 
-    return {"pod": use.pod, "node": use.node, "phase": use.phase, "used": plain(use.used), "asked": plain(use.asked)}
+    return {
+        "pod": use.pod,
+        "node": use.node,
+        "phase": use.phase,
+        "used": plain(use.measured),
+        "asked": plain(use.requested),
+    }

@@ -44,7 +44,7 @@ def parse_goal(text: str) -> WaitGoal:
         return WaitGoal(text, lambda job: job.status is not None and job.status.phase != "Starting")
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
-        return WaitGoal(text, lambda job: job.status is not None and not job.ended and job.ready_workers == count)
+        return WaitGoal(text, lambda job: job.status is not None and not job.has_ended and job.ready_workers == count)
     raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
 
 
@@ -89,7 +89,7 @@ def wait_for_goal(
         for job_view in poll_repeatedly(look, clock=clock, sleep=sleep):
             if wait_goal.is_reached(job_view):
                 return 0, f"{job_view.name}: {wait_goal.name} after {clock() - began:.0f} s"
-            if job_view.ended:
+            if job_view.has_ended:
                 return (
                     1,
                     f"{job_view.name} is {job_view.phase}, and was waited for: {wait_goal.name}",
@@ -107,9 +107,13 @@ def wait_for_goal(
 
 
 def _workers_text(job: JobView) -> str:
-    if job.ended or job.status is None:
+    if job.has_ended or job.status is None:
         return ""
-    more = f", {job.starting} more {'start' if job.starting > 1 else 'starts'}" if job.starting else ""
+    more = (
+        f", {job.starting_workers} more {'start' if job.starting_workers > 1 else 'starts'}"
+        if job.starting_workers
+        else ""
+    )
     return f"; {job.ready_workers} of {job.status.workers_wanted} workers work{more}"
 
 

@@ -35,10 +35,10 @@ class StatusPublisher(Protocol):
         """Show these pages, by name, in place of those before. Returns at once; the newest pages win."""
         ...
 
-    def desired(self) -> Iterator[DesiredState]:
+    def watch_desired_state(self) -> Iterator[DesiredState]:
         """Yield what is wanted now, then every change, until ``close``."""
         ...
 
     def close(self) -> None:
-        """Show what was published last, end ``desired``."""
+        """Show what was published last, end ``watch_desired_state``."""
         ...

@@ -24,19 +24,19 @@ class WatchCache:
     """
 
     def __init__(self, end: Callable[[PodStatus], PodStatus] = vanished_status) -> None:
-        self._end = end
+        self._end_status = end
         self._alive: dict[str, PodStatus] = {}
         self._ended: set[str] = set()
 
-    def listed(self, pods: Iterable[PodStatus]) -> list[PodStatus]:
+    def apply_list(self, pods: Iterable[PodStatus]) -> list[PodStatus]:
         """Return what to yield for a full list: what is new in it, and an end for what vanished."""
         pods = list(pods)
         present = {pod.uid for pod in pods}
         self._ended &= present
-        gone = [self._end(pod) for uid, pod in self._alive.items() if uid not in present]
-        return [pod for each in (*gone, *pods) for pod in self.changed(each)]
+        gone = [self._end_status(pod) for uid, pod in self._alive.items() if uid not in present]
+        return [pod for each in (*gone, *pods) for pod in self.apply_change(each)]
 
-    def changed(self, pod: PodStatus) -> list[PodStatus]:
+    def apply_change(self, pod: PodStatus) -> list[PodStatus]:
         """Return what to yield for one state: the state, or nothing when it says nothing new."""
         if pod.uid in self._ended or self._alive.get(pod.uid) == pod:
             return []

@@ -95,7 +95,7 @@ class KubernetesMasterBackend:
         self._platform = KubeMasterBackend.from_environment(spec, variables)
         self.cluster: JobCluster = self._platform.cluster
         self.fence: MasterFence = self._platform.fence
-        self.board: StatusPublisher = self._platform.board
+        self.board: StatusPublisher = self._platform.status_publisher
         self.durable = self._platform.durable
 
     def acquire(self, stopping: threading.Event) -> bool:

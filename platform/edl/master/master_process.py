@@ -438,7 +438,7 @@ class MasterProcess:
         if board is None:
             return
         try:
-            for event in desired_state_events(board.desired()):
+            for event in desired_state_events(board.watch_desired_state()):
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)

@@ -18,7 +18,7 @@ class AccessRight:
         resource: plural, with its subresource: ``pods/exec``.
         group: API group; empty for the core group.
         needed_for: what does not work without it.
-        role: who has it, by the name of the ClusterRole.
+        cluster_role: who has it, by the name of the ClusterRole.
         namespaced: asked about the namespace, not about the whole cluster.
     """
 
@@ -26,7 +26,7 @@ class AccessRight:
     resource: str
     group: str
     needed_for: str
-    role: str = "edl-data-scientist"
+    cluster_role: str = "edl-data-scientist"
     namespaced: bool = True
 
     def __str__(self) -> str:
@@ -116,5 +116,5 @@ def _review_access(api: KubeClient, kind: ResourceKind, right: AccessRight, subj
         "metadata": {"namespace": api.namespace} if kind.namespaced else {},
         "spec": {**subject, "resourceAttributes": attributes},
     }
-    answer = api.ask("POST", kind.path(api.namespace), body=review).body
+    answer = api.request("POST", kind.path(api.namespace), body=review).body
     return bool(answer.get("status", {}).get("allowed"))

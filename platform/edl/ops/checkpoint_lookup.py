@@ -236,7 +236,7 @@ class ListedCheckpoint:
         """Bytes of its shards."""
         return None if self.manifest is None else sum(shard.size for shard in self.manifest.shards)
 
-    def position(self, *names: str) -> int | None:
+    def ledger_number(self, *names: str) -> int | None:
         """A number of the ledger by the first of these names that it has."""
         ledger = self.manifest.ledger if self.manifest else None
         found = next((ledger[name] for name in names if name in ledger), None) if isinstance(ledger, dict) else None
@@ -250,7 +250,7 @@ class ListedCheckpoint:
     @property
     def records(self) -> int | None:
         """Records that are done in it."""
-        return self.position("done_records", "records_done")
+        return self.ledger_number("done_records", "records_done")
 
     @property
     def created(self) -> float | None:

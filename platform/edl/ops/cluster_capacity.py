@@ -126,7 +126,7 @@ class _NodeCapacity:
 
 
 class ClusterCapacity:
-    """The nodes of a cluster with what is free on each; ``place`` takes from it.
+    """The nodes of a cluster with what is free on each; ``place_pod`` takes from it.
 
     Args:
         nodes: all nodes.
@@ -153,7 +153,7 @@ class ClusterCapacity:
         """Nodes that are ready and take pods."""
         return len(self._nodes)
 
-    def free(self, pod: Manifest) -> dict[str, Fraction]:
+    def free_for_pod(self, pod: Manifest) -> dict[str, Fraction]:
         """What is free on all nodes that admit ``pod``."""
         return sum_resources(
             {name: max(Fraction(), amount) for name, amount in node.free.items()}
@@ -161,7 +161,7 @@ class ClusterCapacity:
             if node_admits_pod(node.manifest, pod)
         )
 
-    def place(self, pod: Manifest) -> PodPlacement:
+    def place_pod(self, pod: Manifest) -> PodPlacement:
         """Find room for a pod as the API server admitted it (with its priority), and take it."""
         wanted, priority = pod_requests(pod), int(pod["spec"].get("priority") or 0)
         nodes = [node for node in self._nodes.values() if node_admits_pod(node.manifest, pod)]

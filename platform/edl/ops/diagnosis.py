@@ -33,19 +33,19 @@ class JobEvidence:
         pods: its pods.
         events: what Kubernetes says about its objects, by time.
         nodes: all nodes; None where they may not be listed.
-        called: the job as the next command names it: ``mnist -n team``.
+        command_target: the job as the next command names it: ``mnist -n team``.
     """
 
     job: JobView
     pods: Sequence[Manifest]
     events: Sequence[KubernetesEvent]
     nodes: Sequence[Manifest] | None
-    called: str
+    command_target: str
 
 
 def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
     """What is the matter, the most important first; empty when nothing is."""
-    if evidence.job.ended:
+    if evidence.job.has_ended:
         return [*_find_failure(evidence), *_find_slowdowns(evidence)]
     found = [
         *_find_missing_master(evidence),
@@ -60,8 +60,8 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
 
 def _find_slowdowns(evidence: JobEvidence) -> Iterator[JobFinding]:
     """What holds it up, and what has cost it time."""
-    yield from diagnose_pushes(evidence.job, evidence.called)
-    yield from diagnose_slowdown(evidence.job, evidence.called)
+    yield from diagnose_pushes(evidence.job, evidence.command_target)
+    yield from diagnose_slowdown(evidence.job, evidence.command_target)
 
 
 def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
@@ -69,14 +69,16 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
     job = evidence.job
     if job.phase == "Done":
         return
-    status, ended = job.status, job_conditions(job.job).get("Failed", {})
+    status, ended = job.status, job_conditions(job.manifest).get("Failed", {})
     reason = (status.reason if status else "") or str(ended.get("message") or "no reason known")
     remedy = (
         f"Go on with: edl submit JOB.yaml --resume {status.run}"
         if status
-        else f"`edl logs {evidence.called}` says more."
+        else f"`edl logs {evidence.command_target}` says more."
     )
-    yield JobFinding(job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.told.detail)
+    yield JobFinding(
+        job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.publication.detail
+    )
 
 
 def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
@@ -87,7 +89,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
         yield JobFinding(
             evidence.job.name,
             "the Job is suspended: its submission broke off",
-            f"Delete it and submit again: edl delete {evidence.called}",
+            f"Delete it and submit again: edl delete {evidence.command_target}",
         )
         return
     refused = [each for each in evidence.events if each.reason == "FailedCreate"]
@@ -102,11 +104,11 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
 def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
     """That training stands, and for want of what."""
     job = evidence.job
-    if job.stall:
+    if job.stall_reason:
         remedy = "It goes on by itself when that is there; the master replaces what does not answer."
-        if UNSAVED_REASON in job.stall:
+        if UNSAVED_REASON in job.stall_reason:
             remedy = "Make room on the job's volume: writing is tried again every 30 s, and training goes on by itself."
-        yield JobFinding(job.name, f"it is stalled: {job.stall}", remedy)
+        yield JobFinding(job.name, f"it is stalled: {job.stall_reason}", remedy)
 
 
 def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
@@ -119,7 +121,7 @@ def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
     for wait, pods in together.items():
         about = format_short_list([pod_label(pod) for pod in pods])
         text, remedy = _capacity_problem(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
-        yield JobFinding(about, text, remedy, wait.said if wait.said not in text else "")
+        yield JobFinding(about, text, remedy, wait.cluster_message if wait.cluster_message not in text else "")
 
 
 def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
@@ -132,7 +134,7 @@ def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manife
 def _unknown_capacity(pod: Manifest, problem: PodProblem) -> tuple[str, str] | None:
     """That nobody here can tell whether room would be enough, if it is room that it waits for."""
     wanted = pod_requests(pod)
-    lacking = {name: wanted[name] for name in insufficient_resources(problem.said) if name in wanted}
+    lacking = {name: wanted[name] for name in insufficient_resources(problem.cluster_message) if name in wanted}
     if not lacking:
         return None
     doubt = "whether any node has that much at all is not known: you may not list nodes"
@@ -144,7 +146,7 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
     if not nodes:
         return None
     room = ClusterCapacity(nodes, [])
-    place = room.place(pod)
+    place = room.place_pod(pod)
     if place.node is not None or not place.lacking:
         return None
     wanted = pod_requests(pod)
@@ -162,12 +164,12 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
 
 
 def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
-    status, running = evidence.job.status, evidence.job.running
+    status, running = evidence.job.status, evidence.job.running_workers
     if status is not None and status.starved:
         left = "it goes on with them" if running > 1 else "it goes on with that one"
         yield JobFinding(
             evidence.job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
             f"{status.workers_min}; {left if running else 'nothing is trained until one starts'}",
-            f"`edl scale {evidence.called} --min N` changes the bound.",
+            f"`edl scale {evidence.command_target} --min N` changes the bound.",
         )

@@ -273,7 +273,7 @@ def _group_rights(lacking: Iterable[AccessRight]) -> list[tuple[str, str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for right in lacking:
         where = "" if right.namespaced else " in all namespaces"
-        found.setdefault((right.needed_for, right.role), []).append(f"{right}{where}")
+        found.setdefault((right.needed_for, right.cluster_role), []).append(f"{right}{where}")
     return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
 
 
@@ -352,7 +352,7 @@ def examine_cluster(api: KubeClient, classes: PriorityClassNames) -> Iterator[Do
     Raises:
         ApiError: the API server cannot be reached at all.
     """
-    yield judge_version(api.ask("GET", "/version").body)
+    yield judge_version(api.request("GET", "/version").body)
     checks: tuple[tuple[str, DoctorCheck], ...] = (
         ("namespace", partial(_check_namespace, classes=classes)),
         ("rights", _check_user_rights),
@@ -429,7 +429,9 @@ def _check_master_rights(api: KubeClient) -> Iterator[DoctorFinding]:
 
 def _render_probe_pod(classes: PriorityClassNames) -> Manifest:
     """A pod that is only asked about."""
-    return render_helper_pod(HelperPodSpec(None, UNPULLABLE_IMAGE, RunAsSpec(), priority=classes.low), new_pod_name())
+    return render_helper_pod(
+        HelperPodSpec(None, UNPULLABLE_IMAGE, RunAsSpec(), priority_class=classes.low), new_pod_name()
+    )
 
 
 def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
@@ -477,7 +479,9 @@ def check_image_pull(
     api: KubeClient, image: str, classes: PriorityClassNames, on_wait: Callable[[str], None]
 ) -> DoctorFinding:
     """Whether the nodes can have an image: a pod of it, with a worker's priority, is started and deleted at once."""
-    helper_spec = HelperPodSpec(None, image, RunAsSpec(), seconds=600, task="tries the image", priority=classes.low)
+    helper_spec = HelperPodSpec(
+        None, image, RunAsSpec(), lifetime_seconds=600, purpose="tries the image", priority_class=classes.low
+    )
     try:
         with run_helper_pod(api, helper_spec, on_wait):
             return DoctorFinding(FindingLevel.OK, "images", f"{image} was pulled, and its container started")

@@ -77,19 +77,19 @@ class VolumeFiles:
     def __init__(self, pipe: ProcessPipe) -> None:
         self._pipe = pipe
 
-    def entries(self, path: str, *, recursive: bool) -> Iterator[VolumeEntry]:
+    def list_entries(self, path: str, *, recursive: bool) -> Iterator[VolumeEntry]:
         """What is below a directory, or the file itself."""
-        self._ask("list", path, recursive=recursive)
+        self._send_request("list", path, recursive=recursive)
         more = True
         while more:
-            answer = self._answer()
+            answer = self._receive_answer()
             more = bool(answer["more"])
             for each in answer["entries"]:
                 yield VolumeEntry(each["path"], each["kind"], each["size"], each["modified"])
 
     def read(self, path: str, offset: int, size: int) -> Iterator[bytes]:
         """The bytes of a file from ``offset`` up to ``size``."""
-        self._ask("send", path, offset=offset, size=size)
+        self._send_request("send", path, offset=offset, size=size)
         while offset < size:
             data = self._receive_frame(DATA_FRAME).payload
             offset += len(data)
@@ -97,14 +97,14 @@ class VolumeFiles:
 
     def stat(self, path: str, *, with_digest: bool = False) -> PathStat:
         """What is at a path; of a file, with its SHA-256 if wanted."""
-        self._ask("stat", path, digest=with_digest)
-        answer = self._answer()
+        self._send_request("stat", path, digest=with_digest)
+        answer = self._receive_answer()
         return PathStat(answer["kind"], answer["size"], answer.get("sha256", ""))
 
-    def make(self, path: str) -> None:
+    def make_directory(self, path: str) -> None:
         """Make a directory and those above it."""
-        self._ask("make", path)
-        self._answer()
+        self._send_request("make", path)
+        self._receive_answer()
 
     def upload(self, source: Path, path: str, on_moved: BytesMoved) -> int:
         """Write a file of this machine to the volume, unless it is there; returns the bytes that did travel."""
@@ -121,11 +121,11 @@ class VolumeFiles:
         ):
             on_moved(size)
             return 0
-        self._ask("receive", path, size=size, sha256=sha256)
-        arrived = int(self._answer()["arrived"])
+        self._send_request("receive", path, size=size, sha256=sha256)
+        arrived = int(self._receive_answer()["arrived"])
         on_moved(arrived)
-        self._send(source, arrived, size, on_moved)
-        self._answer()
+        self._send_file(source, arrived, size, on_moved)
+        self._receive_answer()
         return size - arrived
 
     def download(self, path: str, target: Path, on_moved: BytesMoved) -> int:
@@ -139,7 +139,7 @@ class VolumeFiles:
         with PartialUpload(target, source_stat.size, source_stat.sha256) as incoming:
             before = incoming.received_bytes
             on_moved(before)
-            self._ask("send", path, offset=incoming.received_bytes, size=source_stat.size)
+            self._send_request("send", path, offset=incoming.received_bytes, size=source_stat.size)
             while incoming.missing_bytes:
                 data = self._receive_frame(DATA_FRAME).payload
                 incoming.write(data)
@@ -147,7 +147,7 @@ class VolumeFiles:
             incoming.finish()
         return source_stat.size - before
 
-    def _send(self, source: Path, offset: int, size: int, on_moved: BytesMoved) -> None:
+    def _send_file(self, source: Path, offset: int, size: int, on_moved: BytesMoved) -> None:
         with translate_os_errors(source, "read"), source.open("rb") as file:
             file.seek(offset)
             while offset < size:
@@ -162,18 +162,18 @@ class VolumeFiles:
 
     def _check_interruption(self) -> None:
         """Whatever it says in the middle of a file, other than that it is still there, is the end of that."""
-        heard = self._next()
+        heard = self._next_frame()
         if heard.kind == ERROR_FRAME:
             raise _error_from_frame(heard)
 
-    def _ask(self, op: str, path: str, **more: Any) -> None:
+    def _send_request(self, op: str, path: str, **more: Any) -> None:
         self._pipe.write(encode_json_frame(REQUEST_FRAME, {"op": op, "path": path, **more}))
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive_answer(self) -> dict[str, Any]:
         return self._receive_frame(REPLY_FRAME).json_payload()
 
     def _receive_frame(self, kind: bytes) -> CopyFrame:
-        while (heard := self._next()).kind == BUSY_FRAME:
+        while (heard := self._next_frame()).kind == BUSY_FRAME:
             continue
         if heard.kind == ERROR_FRAME:
             raise _error_from_frame(heard)
@@ -181,7 +181,7 @@ class VolumeFiles:
             raise StorageError(f"the other end answers with {heard.kind!r}, which was not asked for")
         return heard
 
-    def _next(self) -> CopyFrame:
+    def _next_frame(self) -> CopyFrame:
         heard = read_frame(self._pipe.read)
         if heard is None:
             said = self._pipe.stderr_tail
@@ -208,8 +208,8 @@ def _error_from_frame(heard: CopyFrame) -> EdlError:
 class CopyItem:
     """One file: on this machine, on the volume, its size in bytes."""
 
-    here: Path
-    there: str
+    local_path: Path
+    volume_path: str
     size: int
 
 
@@ -219,14 +219,14 @@ class CopyPlan:
 
     Attributes:
         items: the files, in order.
-        here: directories of this machine to be made.
-        there: directories of the volume to be made.
+        local_directories: directories of this machine to be made.
+        volume_directories: directories of the volume to be made.
         skipped: what is neither file nor directory, such as links.
     """
 
     items: tuple[CopyItem, ...]
-    here: tuple[Path, ...] = ()
-    there: tuple[str, ...] = ()
+    local_directories: tuple[Path, ...] = ()
+    volume_directories: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
     @property
@@ -293,7 +293,9 @@ def plan_download(
     ]
     folders = [target / each.path for each in found if each.kind == "directory"]
     return CopyPlan(
-        tuple(files), here=(target, *folders), skipped=tuple(each.path for each in found if each.kind == "other")
+        tuple(files),
+        local_directories=(target, *folders),
+        skipped=tuple(each.path for each in found if each.kind == "other"),
     )
 
 
@@ -318,7 +320,7 @@ def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
             items.append(CopyItem(path, there, path.stat().st_size))
         else:
             others.append(name)
-    return CopyPlan(tuple(items), there=tuple(folders), skipped=tuple(others))
+    return CopyPlan(tuple(items), volume_directories=tuple(folders), skipped=tuple(others))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,23 +367,23 @@ class VolumeSession:
 
     def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:
         """Copy all of a plan; returns the bytes that did travel."""
-        for folder in plan.here:
+        for folder in plan.local_directories:
             folder.mkdir(parents=True, exist_ok=True)
         left, travelled = list(plan.items), 0
         with _show_progress(plan.size) as shown:
 
             def work(files: VolumeFiles) -> None:
                 nonlocal travelled
-                for folder in plan.there:
-                    files.make(folder)
+                for folder in plan.volume_directories:
+                    files.make_directory(folder)
                 while left:
                     item = left[0]
-                    shown.begin(item.there)
+                    shown.begin_file(item.volume_path)
                     if upload:
-                        travelled += files.upload(item.here, item.there, shown.add_bytes)
+                        travelled += files.upload(item.local_path, item.volume_path, shown.add_bytes)
                     else:
-                        travelled += files.download(item.there, item.here, shown.add_bytes)
-                    shown.done(item.size)
+                        travelled += files.download(item.volume_path, item.local_path, shown.add_bytes)
+                    shown.finish_file(item.size)
                     left.pop(0)
 
             self.run_with_retries(work)
@@ -428,18 +430,18 @@ class _CopyProgress:
     """How far a copy is; an attempt that is repeated does not count twice."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._tell, self._before, self._now, self._file_name = tell, 0, 0, ""
+        self._on_change, self._finished_bytes, self._file_bytes, self._file_name = tell, 0, 0, ""
 
-    def begin(self, name: str) -> None:
-        self._file_name, self._now = name, 0
+    def begin_file(self, name: str) -> None:
+        self._file_name, self._file_bytes = name, 0
         self.add_bytes(0)
 
     def add_bytes(self, size: int) -> None:
-        self._now += size
-        self._tell(self._before + self._now, self._file_name)
+        self._file_bytes += size
+        self._on_change(self._finished_bytes + self._file_bytes, self._file_name)
 
-    def done(self, size: int) -> None:
-        self._before += size
+    def finish_file(self, size: int) -> None:
+        self._finished_bytes += size
 
 
 @contextmanager

@@ -63,22 +63,22 @@ class HelperPodSpec:
         image: has Python and EDL.
         run_as: must be allowed to read or write there.
         read_only: whether it mounts the claim so.
-        seconds: after which it ends by itself.
-        task: what the pod is there for, as in "the pod that copies".
-        remedy: what the user can do when there is something wrong with the image.
+        lifetime_seconds: after which it ends by itself.
+        purpose: what the pod is there for, as in "the pod that copies".
+        image_remedy: what the user can do when there is something wrong with the image.
         pull_secrets: names of Secrets to pull the image with.
-        priority: name of its PriorityClass: quotas count pods by it, and policies refuse a pod without one.
+        priority_class: name of its PriorityClass: quotas count pods by it, and policies refuse a pod without one.
     """
 
     claim: str | None
     image: str
     run_as: RunAsSpec
     read_only: bool = False
-    seconds: int = 3600
-    task: str = "copies"
-    remedy: str = "Check the name of the image, and that the nodes reach its registry."
+    lifetime_seconds: int = 3600
+    purpose: str = "copies"
+    image_remedy: str = "Check the name of the image, and that the nodes reach its registry."
     pull_secrets: tuple[str, ...] = ()
-    priority: str = LOW_PRIORITY_CLASS
+    priority_class: str = LOW_PRIORITY_CLASS
 
 
 def new_pod_name() -> str:
@@ -101,7 +101,7 @@ def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
     container: Manifest = {
         "name": names.ROLE_CONTAINER,
         "image": helper_spec.image,
-        "command": ["sleep", str(helper_spec.seconds)],
+        "command": ["sleep", str(helper_spec.lifetime_seconds)],
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": {
             "requests": {"cpu": CPU_REQUEST, "memory": MEMORY_REQUEST, "ephemeral-storage": "16Mi"},
@@ -115,9 +115,9 @@ def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
         optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": helper_spec.claim}}]
     spec: Manifest = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": helper_spec.seconds,
+        "activeDeadlineSeconds": helper_spec.lifetime_seconds,
         "terminationGracePeriodSeconds": 1,
-        "priorityClassName": helper_spec.priority,
+        "priorityClassName": helper_spec.priority_class,
         "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -161,10 +161,11 @@ def _create_pod(api: KubeClient, helper_spec: HelperPodSpec, name: str) -> None:
     try:
         api.create(render_helper_pod(helper_spec, name))
     except ForbiddenError as error:
-        if f"no PriorityClass with name {helper_spec.priority} was found" not in error.message:
+        if f"no PriorityClass with name {helper_spec.priority_class} was found" not in error.message:
             raise
         raise BadInputError(
-            f"There is no PriorityClass {helper_spec.priority}, which the pod that {helper_spec.task} would have",
+            f"There is no PriorityClass {helper_spec.priority_class}, "
+            f"which the pod that {helper_spec.purpose} would have",
             hint="Name one that there is (kubectl get priorityclasses): edl data takes it by --priority, edl doctor by "
             "--low.",
         ) from error
@@ -225,12 +226,12 @@ def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, 
             return
         wait = find_pod_problem(found) or PodProblem("starting", "the pod starts")
         hint = _pod_remedy(wait, helper_spec) or None
-        if wait.final:
+        if wait.is_final:
             kind = PodImageError if wait.reason in IMAGE_REASONS else BadInputError
-            raise kind(f"The pod that {helper_spec.task} cannot start: {wait.text}", where=name, hint=hint)
+            raise kind(f"The pod that {helper_spec.purpose} cannot start: {wait.text}", where=name, hint=hint)
         if time.monotonic() > deadline:
             raise NoResponseError(
-                f"The pod that {helper_spec.task} has not started: {wait.text}", where=name, hint=hint
+                f"The pod that {helper_spec.purpose} has not started: {wait.text}", where=name, hint=hint
             )
         if wait.text != last_text:
             last_text = wait.text
@@ -241,10 +242,10 @@ def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, 
 def _pod_remedy(problem: PodProblem, helper_spec: HelperPodSpec) -> str:
     """What can be done; ``problem`` may speak of a job file, and this pod has none."""
     if problem.reason in IMAGE_REASONS:
-        return helper_spec.remedy
-    if insufficient_resources(problem.said):
+        return helper_spec.image_remedy
+    if insufficient_resources(problem.cluster_message):
         return f"It asks for {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have gone."
-    return "" if problem.reason == "Unschedulable" and not problem.final else problem.remedy
+    return "" if problem.reason == "Unschedulable" and not problem.is_final else problem.remedy
 
 
 def _delete_pod(api: KubeClient, name: str, on_wait: Callable[[str], None]) -> None:

@@ -22,20 +22,20 @@ class PushProgress:
     """How far a push is.
 
     Attributes:
-        sent: bytes sent, of each layer that is under way or done.
-        size: bytes in all, of the same layers.
-        waiting: layers that have not started.
-        there: layers that the registry has.
+        sent_bytes: bytes sent, of each layer that is under way or done.
+        total_bytes: bytes in all, of the same layers.
+        waiting_layers: layers that have not started.
+        finished_layers: layers that the registry has.
         digest: of the pushed image, once everything is there.
     """
 
-    sent: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    size: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    waiting: frozenset[str] = frozenset()
-    there: frozenset[str] = frozenset()
+    sent_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    total_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    waiting_layers: frozenset[str] = frozenset()
+    finished_layers: frozenset[str] = frozenset()
     digest: str = ""
 
-    def hear(self, message: Mapping[str, Any]) -> PushProgress:
+    def with_message(self, message: Mapping[str, Any]) -> PushProgress:
         """The state after one more message of the engine."""
         if "aux" in message:
             return replace(self, digest=str(message["aux"].get("Digest", "")))
@@ -43,17 +43,27 @@ class PushProgress:
         if layer is None:
             return self
         if status in _DONE_STATUSES:
-            sent = {**self.sent, layer: self.size[layer]} if layer in self.size else self.sent
-            return replace(self, sent=sent, waiting=self.waiting - {layer}, there=self.there | {layer})
+            sent = {**self.sent_bytes, layer: self.total_bytes[layer]} if layer in self.total_bytes else self.sent_bytes
+            return replace(
+                self,
+                sent_bytes=sent,
+                waiting_layers=self.waiting_layers - {layer},
+                finished_layers=self.finished_layers | {layer},
+            )
         if status == "Pushing":
             return self._with_layer_progress(layer, message.get("progressDetail") or {})
-        return replace(self, waiting=self.waiting | {layer}) if status in ("Preparing", "Waiting") else self
+        return (
+            replace(self, waiting_layers=self.waiting_layers | {layer}) if status in ("Preparing", "Waiting") else self
+        )
 
     def _with_layer_progress(self, layer: str, detail: Mapping[str, int]) -> PushProgress:
         sent = detail.get("current", 0)
         size = max(detail.get("total", 0), sent)  # the engine estimates totals, and passes them
         return replace(
-            self, sent={**self.sent, layer: sent}, size={**self.size, layer: size}, waiting=self.waiting - {layer}
+            self,
+            sent_bytes={**self.sent_bytes, layer: sent},
+            total_bytes={**self.total_bytes, layer: size},
+            waiting_layers=self.waiting_layers - {layer},
         )
 
 
@@ -81,7 +91,7 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
     state, error = PushProgress(), ""
     for message in messages:  # to its end, error or not: the connection is free then
         error = error or str(message.get("error", ""))
-        state = state.hear(message)
+        state = state.with_message(message)
         yield state
     if error:
         raise push_error(error, image)

@@ -44,30 +44,30 @@ class JobObjects:
 
     Attributes:
         objects: all with the job's label, pods first.
-        now: the server's clock, unix seconds.
+        server_time: the server's clock, unix seconds.
         unlistable_kinds: kinds that this user may not list, such as ``secrets``.
     """
 
     objects: tuple[Manifest, ...]
-    now: float
+    server_time: float
     unlistable_kinds: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.objects)
 
-    def of(self, kind: ResourceKind) -> list[Manifest]:
+    def select_kind(self, kind: ResourceKind) -> list[Manifest]:
         """The objects of one kind."""
         return [found for found in self.objects if found["kind"] == kind.name]
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeletion:
-    """An object to delete; ``grace`` 0 takes a pod from its node unasked."""
+    """An object to delete; ``grace_seconds`` 0 takes a pod from its node unasked."""
 
     kind: ResourceKind
     name: str
     uid: str
-    grace: int | None = None
+    grace_seconds: int | None = None
 
 
 def list_job_objects(api: KubeClient, job: str) -> JobObjects:
@@ -77,7 +77,7 @@ def list_job_objects(api: KubeClient, job: str) -> JobObjects:
     now = 0.0
     for kind in _JOB_KINDS:
         try:
-            answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.label_selector(job)})
+            answer = api.request("GET", kind.path(api.namespace), query={"labelSelector": names.label_selector(job)})
         except RbacDeniedError:
             if kind in (PODS, JOBS):
                 raise
@@ -105,9 +105,9 @@ def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> 
             if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
                 found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
         elif kind is PODS and is_deletion_stuck(
-            thing, nodes_ready.get(thing["spec"].get("nodeName", "")), job_objects.now
+            thing, nodes_ready.get(thing["spec"].get("nodeName", "")), job_objects.server_time
         ):
-            found.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace=0))
+            found.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace_seconds=0))
     return found
 
 
@@ -151,20 +151,20 @@ class JobDeletion:
 
     def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job = api, job
-        self._asked: set[tuple[str, int | None]] = set()
+        self._requested: set[tuple[str, int | None]] = set()
 
-    def round(self) -> JobObjects:
+    def delete_round(self) -> JobObjects:
         """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
         job_objects = list_job_objects(self._api, self._job)
-        if SECRETS.plural in job_objects.unlistable_kinds and not self._asked:
+        if SECRETS.plural in job_objects.unlistable_kinds and not self._requested:
             self._delete_unlistable_token()
         for deletion in plan_deletions(job_objects, self._nodes_ready(job_objects)):
-            if (deletion.uid, deletion.grace) not in self._asked:
-                self._delete(deletion)
-                self._asked.add((deletion.uid, deletion.grace))
+            if (deletion.uid, deletion.grace_seconds) not in self._requested:
+                self._delete_object(deletion)
+                self._requested.add((deletion.uid, deletion.grace_seconds))
         return job_objects
 
-    def finish(
+    def run_until_gone(
         self,
         on_round: Callable[[JobObjects], Any],
         clock: Callable[[], float],
@@ -178,7 +178,7 @@ class JobDeletion:
             ApiError: the server refuses a deletion.
         """
         end = clock() + timeout
-        while there := self.round():
+        while there := self.delete_round():
             on_round(there)
             if clock() >= end:
                 raise DeletionTimeoutError(
@@ -188,9 +188,9 @@ class JobDeletion:
                 )
             sleep(DELETION_POLL_SECONDS)
 
-    def _delete(self, deletion: ObjectDeletion) -> None:
+    def _delete_object(self, deletion: ObjectDeletion) -> None:
         try:
-            self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace)
+            self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace_seconds)
         except (NotFoundError, ConflictError):
             return  # it is gone already, or another has its name
 
@@ -203,7 +203,7 @@ class JobDeletion:
 
     def _nodes_ready(self, job_objects: JobObjects) -> dict[str, bool]:
         """Whether the nodes of leaving pods are ready, as far as this user may know."""
-        leaving = [pod for pod in job_objects.of(PODS) if "deletionTimestamp" in pod["metadata"]]
+        leaving = [pod for pod in job_objects.select_kind(PODS) if "deletionTimestamp" in pod["metadata"]]
         ready: dict[str, bool] = {}
         for name in {pod["spec"].get("nodeName", "") for pod in leaving} - {""}:
             try:

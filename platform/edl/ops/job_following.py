@@ -79,14 +79,14 @@ class WatchedJob:
     """A job on a cluster, for a face.
 
     Attributes:
-        remedy: the command that goes on with it.
-        removal: the command that removes it.
+        resume_command: the command that goes on with it.
+        delete_command: the command that removes it.
     """
 
     job: str
     run_id: str
-    remedy: str
-    removal: str
+    resume_command: str
+    delete_command: str
     logs: str | None = None
     output: str | None = None
 
@@ -96,8 +96,8 @@ class WatchedJob:
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """Go on with it, or remove what is left of it."""
-        again = [] if outcome.phase == "Done" else [f"Go on when the cause is gone with: {self.remedy}"]
-        return [*again, f"Its objects stay until: {self.removal}"]
+        again = [] if outcome.phase == "Done" else [f"Go on when the cause is gone with: {self.resume_command}"]
+        return [*again, f"Its objects stay until: {self.delete_command}"]
 
 
 class JobFollower:
@@ -106,10 +106,10 @@ class JobFollower:
     def __init__(self, face: RunRenderer) -> None:
         self._renderer = face
         self._shown_events: Sequence[JobEvent] = ()
-        self._told = PublishedStatus()
+        self._publication = PublishedStatus()
         self.progress: RunProgress | None = None
 
-    def see(self, job_view: JobView | None) -> RunOutcome | None:
+    def show_job(self, job_view: JobView | None) -> RunOutcome | None:
         """Show the job as it is now; None as long as it goes on.
 
         Args:
@@ -117,27 +117,29 @@ class JobFollower:
         """
         if job_view is None:
             return self._unpublished_outcome("Interrupted", DELETED_REASON)
-        progress = self.progress or RunProgress(job_view.created)
-        for event in new_events(self._shown_events, job_view.told.events):
+        progress = self.progress or RunProgress(job_view.created_at)
+        for event in new_events(self._shown_events, job_view.publication.events):
             progress = progress.with_event(event)
             self._renderer.show_event(event, progress)
-        self.progress = progress.with_status(job_view.told.status) if job_view.told.status else progress
-        self._shown_events, self._told = job_view.told.events, job_view.told
+        self.progress = progress.with_status(job_view.publication.status) if job_view.publication.status else progress
+        self._shown_events, self._publication = job_view.publication.events, job_view.publication
         self._renderer.refresh(self.progress, time.time())
         if progress.end_event is not None:
-            failure = self._told.failure
+            failure = self._publication.failure
             return decide_outcome(
                 progress.end_event, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
             )
-        if job_view.ended:
+        if job_view.has_ended:
             return self._unpublished_outcome(job_view.phase, "" if job_view.phase == "Done" else UNEXPLAINED_END)
         return None
 
     def _unpublished_outcome(self, phase: str, reason: str) -> RunOutcome:
         """The end of a job whose master did not publish it."""
-        summary = self._told.summary or (self.progress or RunProgress(time.time())).partial_summary(time.time(), "")
+        summary = self._publication.summary or (self.progress or RunProgress(time.time())).partial_summary(
+            time.time(), ""
+        )
         return decide_outcome(
-            JobEnded(phase, reason, summary, time=time.time()), RunFailure(detail=self._told.detail), None
+            JobEnded(phase, reason, summary, time=time.time()), RunFailure(detail=self._publication.detail), None
         )
 
 
@@ -162,7 +164,7 @@ def follow_job(
         looks = poll_repeatedly(
             lambda: _find_job(api, watched.job, uid, observe), server_answered=True
         )  # when the job was made
-        ends = (following.see(seen) for seen in looks)
+        ends = (following.show_job(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
     renderer.show_outcome(watched, outcome)
     return outcome.exit_code

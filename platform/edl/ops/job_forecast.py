@@ -33,16 +33,16 @@ class QuotaRefusal:
     Attributes:
         quota: its name.
         resource: as the quota calls it, such as ``requests.cpu``.
-        wanted: what the pod asks for.
-        left: what the quota leaves.
-        hard: what it allows in all.
+        requested: what the pod asks for.
+        remaining: what the quota leaves.
+        hard_limit: what it allows in all.
     """
 
     quota: str
     resource: str
-    wanted: Fraction
-    left: Fraction
-    hard: Fraction
+    requested: Fraction
+    remaining: Fraction
+    hard_limit: Fraction
 
 
 class NamespaceQuotas:
@@ -56,22 +56,22 @@ class NamespaceQuotas:
             )
             for quota in self._quotas
         }
-        self._room = dict(self._remaining)
+        self._initial_room = dict(self._remaining)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
 
-    def left(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
+    def remaining_amounts(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
         """Name, what is left and what is allowed, of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
         return [(name, self._remaining[name], _hard_limits(quota)) for name, quota in named]
 
     def initial_room(self, quota: str, resource: str) -> Fraction:
         """What a quota leaves before the job, never less than nothing."""
-        room: Fraction = max(Fraction(), self._room[quota][resource])
+        room: Fraction = max(Fraction(), self._initial_room[quota][resource])
         return room
 
-    def asked(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
+    def requested_amount(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
         """What those of the pods that the quota is about would take from it."""
         (counting,) = (each for each in self._quotas if each["metadata"]["name"] == quota)
         uses = [quota_usage(pod) for pod in pods if _applies_to(counting, pod)]
@@ -148,27 +148,28 @@ class GroupPlacement:
     Attributes:
         group: which one.
         requests_per_pod: requests of one pod.
-        allowed: how many of its pods the quotas let in.
-        placed: how many of these find room now; None when the nodes are not known.
+        allowed_pods: how many of its pods the quotas let in.
+        placed_pods: how many of these find room now; None when the nodes are not known.
         lacking: what the nodes have too little of, for the first that waits.
         may_preempt: Kubernetes may preempt pods of lower priority for the first that waits.
         refusal: which quota refuses the first that is not let in.
-        never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
+        never_fits_reason: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not
+            known.
     """
 
     group: PodGroup
     requests_per_pod: ResourceAmounts
-    allowed: int
-    placed: int | None
+    allowed_pods: int
+    placed_pods: int | None
     lacking: tuple[str, ...] = ()
     may_preempt: bool = False
     refusal: QuotaRefusal | None = None
-    never: str | None = None
+    never_fits_reason: str | None = None
 
     @property
-    def at_once(self) -> int:
+    def immediate_pods(self) -> int:
         """How many start at once, as far as known."""
-        return self.allowed if self.placed is None else self.placed
+        return self.allowed_pods if self.placed_pods is None else self.placed_pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +179,12 @@ class JobForecast:
     Attributes:
         placements: of each crowd, in the order in which they are asked for.
         free: on nodes that the job's pods may use, before the job; None when the nodes are not known.
-        nodes: how many may be used, of how many; None when they are not known.
+        node_counts: how many may be used, of how many; None when they are not known.
     """
 
     placements: tuple[GroupPlacement, ...]
     free: ResourceAmounts | None = None
-    nodes: tuple[int, int] | None = None
+    node_counts: tuple[int, int] | None = None
 
     @property
     def requested(self) -> ResourceAmounts:
@@ -193,7 +194,7 @@ class JobForecast:
         )
         return {name: amount for name, amount in sum_resources(parts).items() if name != PODS_RESOURCE}
 
-    def of(self, role: Role) -> list[GroupPlacement]:
+    def placements_for_role(self, role: Role) -> list[GroupPlacement]:
         """The crowds of one role."""
         return [fit for fit in self.placements if fit.group.role is role]
 
@@ -203,7 +204,7 @@ def forecast_job(groups: Sequence[PodGroup], capacity: ClusterCapacity | None, q
     free = nodes = None
     if capacity is not None:
         free, nodes = (
-            _relevant_resources(capacity.free(groups[-1].pod), groups),
+            _relevant_resources(capacity.free_for_pod(groups[-1].pod), groups),
             (capacity.nodes_usable, capacity.nodes_total),
         )
     return JobForecast(tuple(_place_group(crowd, capacity, quotas) for crowd in groups), free, nodes)
@@ -221,7 +222,7 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
         allowed += 1
         if capacity is None or waiting:  # pods of one kind: where one finds no room, the next finds none
             continue
-        place = capacity.place(group.pod)
+        place = capacity.place_pod(group.pod)
         if place.node is None:
             waiting = place
         else:
@@ -230,12 +231,12 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
     return GroupPlacement(
         group=group,
         requests_per_pod=requests_per_pod,
-        allowed=allowed,
-        placed=None if capacity is None else placed,
+        allowed_pods=allowed,
+        placed_pods=None if capacity is None else placed,
         lacking=waiting.lacking if waiting else (),
         may_preempt=waiting is not None and waiting.may_preempt,
         refusal=refusal,
-        never=never_reason,
+        never_fits_reason=never_reason,
     )
 
 

@@ -224,19 +224,19 @@ class MasterPodStatus:
         reason: the cluster's word: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
         message: the words of the scheduler, the kubelet, or the container itself.
         exit_code: of a container that ended.
-        pod: its name; empty while there is none.
-        container: the one that the reason is about, when it is not the role's own: an init container.
+        pod_name: its name; empty while there is none.
+        container_name: the one that the reason is about, when it is not the role's own: an init container.
     """
 
     stage: MasterStage
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
-    pod: str = ""
-    container: str = ""
+    pod_name: str = ""
+    container_name: str = ""
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the master's container came to run, and did not fail."""
         return self.stage in (MasterStage.RUNNING, MasterStage.SERVING, MasterStage.ENDED)
 
@@ -252,17 +252,17 @@ def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
         for container in containers:
             status = _container_status(name, container, leaving=leaving)
             if container.is_init and (status.stage is MasterStage.FAILED or status.reason == PULL_FAILED_REASON):
-                return replace(status, container=container.name)
+                return replace(status, container_name=container.name)
     if own is not None:
         return _container_status(name, own, leaving=leaving)
     if pod_phase(pod) == PodPhase.FAILED:
         said = pod["status"]
-        return MasterPodStatus(MasterStage.FAILED, said.get("reason", "Failed"), said.get("message", ""), pod=name)
+        return MasterPodStatus(MasterStage.FAILED, said.get("reason", "Failed"), said.get("message", ""), pod_name=name)
     refusal = scheduling_refusal(pod)
     if refusal is not None:
-        return MasterPodStatus(MasterStage.PENDING, *refusal, pod=name)
+        return MasterPodStatus(MasterStage.PENDING, *refusal, pod_name=name)
     scheduled = bool(pod["spec"].get("nodeName"))
-    return MasterPodStatus(MasterStage.CREATING if scheduled else MasterStage.PENDING, pod=name)
+    return MasterPodStatus(MasterStage.CREATING if scheduled else MasterStage.PENDING, pod_name=name)
 
 
 def _container_status(pod: str, container: ContainerStatus, *, leaving: bool) -> MasterPodStatus:
@@ -271,14 +271,16 @@ def _container_status(pod: str, container: ContainerStatus, *, leaving: bool) ->
         return MasterPodStatus(MasterStage.FAILED, end.reason or "Error", end.message.strip(), end.exit_code, pod)
     # Whoever deletes or evicts the pod of a master, its Job makes another one.
     if container.end is not None and container.end.exit_code != 0:
-        return MasterPodStatus(MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
+        return MasterPodStatus(
+            MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod_name=pod
+        )
     if container.end is not None:
-        return MasterPodStatus(MasterStage.ENDED, container.end.reason, exit_code=0, pod=pod)
+        return MasterPodStatus(MasterStage.ENDED, container.end.reason, exit_code=0, pod_name=pod)
     if container.running:
-        return MasterPodStatus(MasterStage.RUNNING, pod=pod)
+        return MasterPodStatus(MasterStage.RUNNING, pod_name=pod)
     stage = MasterStage.FAILED if container.waits_in_vain else MasterStage.CREATING
     reason, message = container.waiting or ("", "")
-    return MasterPodStatus(stage, reason, message, pod=pod)
+    return MasterPodStatus(stage, reason, message, pod_name=pod)
 
 
 def wait_for_start(
@@ -312,24 +314,26 @@ class MasterStatusReader:
         self._api, self._job, self._uid = api, job, uid
         self._last_status = MasterPodStatus(MasterStage.ABSENT)
 
-    def look(self) -> MasterPodStatus:
+    def read_status(self) -> MasterPodStatus:
         """The master now."""
         with suppress(ApiError):
-            self._last_status = self._look()
+            self._last_status = self._read_pod_status()
         return self._last_status
 
-    def _look(self) -> MasterPodStatus:
+    def _read_pod_status(self) -> MasterPodStatus:
         pods = self._api.list(PODS, labels=names.label_selector(self._job, Role.MASTER)).items
         own = [pod for pod in pods if _is_owned_by(pod, self._uid)]
         newest = max(own, key=_pod_age_key, default=None)
         status = classify_master_pod(newest)
         if status.stage is MasterStage.RUNNING and self._has_published():
-            return MasterPodStatus(MasterStage.SERVING, pod=status.pod)
+            return MasterPodStatus(MasterStage.SERVING, pod_name=status.pod_name)
         if status.stage is MasterStage.FAILED and status.exit_code is not None and not status.message:
-            return replace(status, message=self._read_log_tail(status.pod, status.container or names.ROLE_CONTAINER))
+            return replace(
+                status, message=self._read_log_tail(status.pod_name, status.container_name or names.ROLE_CONTAINER)
+            )
         if status.stage in (MasterStage.ABSENT, MasterStage.CREATING) and not status.message:
             about = newest["metadata"]["uid"] if newest else self._uid
-            return MasterPodStatus(status.stage, status.reason, self._newest_warning(about), pod=status.pod)
+            return MasterPodStatus(status.stage, status.reason, self._newest_warning(about), pod_name=status.pod_name)
         return status
 
     def _has_published(self) -> bool:

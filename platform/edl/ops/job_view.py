@@ -55,55 +55,55 @@ class JobView:
     Attributes:
         name: of the job.
         namespace: where it is.
-        job: the Job, as the API server has it.
-        told: what its master published last; empty before the first time, and when it cannot be read.
+        manifest: the Job, as the API server has it.
+        publication: what its master published last; empty before the first time, and when it cannot be read.
         unreadable_reason: why it cannot be read: the master is of another version of EDL.
         master_silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
     """
 
     name: str
     namespace: str
-    job: Manifest
-    told: PublishedStatus
+    manifest: Manifest
+    publication: PublishedStatus
     unreadable_reason: str = ""
     master_silence: str = field(default="", kw_only=True)
 
     @property
     def uid(self) -> str:
         """The Job's uid."""
-        return str(self.job["metadata"]["uid"])
+        return str(self.manifest["metadata"]["uid"])
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether it is a run of this machine and no job of a cluster."""
         return False
 
     @property
-    def place(self) -> str:
+    def location_text(self) -> str:
         """Where it is, and what its age counts from; for people."""
         return f"namespace {self.namespace}, submitted"
 
     @property
-    def created(self) -> float:
+    def created_at(self) -> float:
         """When it was submitted, in unix seconds."""
-        return creation_time(self.job)
+        return creation_time(self.manifest)
 
     @property
     def desired(self) -> DesiredState:
         """What people want of it."""
-        return status_publisher.read_desired_state(self.job)
+        return status_publisher.read_desired_state(self.manifest)
 
     @property
     def status(self) -> Status | None:
         """The master's own account; None before the first."""
-        return self.told.status
+        return self.publication.status
 
     @property
     def phase(self) -> str:
         """What the job is doing: the master's word, unless Kubernetes knows better."""
-        meta, spec = self.job["metadata"], self.job.get("spec", {})
+        meta, spec = self.manifest["metadata"], self.manifest.get("spec", {})
         said = self.status.phase if self.status else ""
-        ended = job_conditions(self.job)
+        ended = job_conditions(self.manifest)
         if meta.get("deletionTimestamp"):
             return "Deleting"
         if "Complete" in ended:
@@ -114,40 +114,40 @@ class JobView:
             return "Suspended"
         if self.master_silence:
             return STALLED
-        return said or ("Starting" if self.job.get("status", {}).get("ready") else "Pending")
+        return said or ("Starting" if self.manifest.get("status", {}).get("ready") else "Pending")
 
     @property
-    def running(self) -> int:
+    def running_workers(self) -> int:
         """Workers that run: neither waiting for room nor told to go."""
         return sum(worker.state not in AWAY_STATES for worker in self.status.workers) if self.status else 0
 
     @property
-    def starting(self) -> int:
+    def starting_workers(self) -> int:
         """Of them, those that cannot work yet: they import TensorFlow and build the model."""
         return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
 
     @property
     def ready_workers(self) -> int:
         """Workers that run and have started: they train, or would if there were something to do."""
-        return self.running - self.starting
+        return self.running_workers - self.starting_workers
 
     @property
-    def stall(self) -> str:
+    def stall_reason(self) -> str:
         """What a job that is stalled waits for; empty for any other."""
         if self.phase != STALLED:
             return ""
         return self.master_silence or (self.status.reason if self.status else "")
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing more will come of it."""
         return self.phase in ENDED
 
     @property
     def ended_at(self) -> float | None:
         """When it ended, in unix seconds; None while it has not."""
-        status = self.job.get("status", {})
-        failed = job_conditions(self.job).get("Failed", {})
+        status = self.manifest.get("status", {})
+        failed = job_conditions(self.manifest).get("Failed", {})
         return parse_timestamp(status.get("completionTime") or failed.get("lastTransitionTime"))
 
 
@@ -174,7 +174,7 @@ def find_job(api: KubeClient, job: str) -> JobView:
         UnknownJobError: there is none; says which there are.
     """
     try:
-        answer = api.ask("GET", JOBS.path(api.namespace, names.master_name(job)))
+        answer = api.request("GET", JOBS.path(api.namespace, names.master_name(job)))
     except NotFoundError as error:
         raise _unknown_job_error(api, job) from error
     try:
@@ -301,7 +301,7 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
 
 def find_existing_job(job_objects: JobObjects) -> JobView | None:
     """The Job among what has a job's label; None when there is none, though other objects may be left."""
-    for job in job_objects.of(JOBS):
+    for job in job_objects.select_kind(JOBS):
         meta = job["metadata"]
         name = meta["labels"][names.JOB_LABEL]
         return JobView(name, meta.get("namespace", ""), job, *_read_publication(job_objects, name))
@@ -310,7 +310,7 @@ def find_existing_job(job_objects: JobObjects) -> JobView | None:
 
 def read_submitted_spec(job_objects: JobObjects, name: str) -> JobSpec | None:
     """The spec that the job was submitted with; None when its ConfigMap is gone or of another version of EDL."""
-    for page in job_objects.of(CONFIGMAPS):
+    for page in job_objects.select_kind(CONFIGMAPS):
         if page["metadata"]["name"] == names.spec_configmap(name):
             try:
                 return load_job_text((page.get("data") or {}).get(names.SPEC_KEY, ""), names.spec_configmap(name))
@@ -321,12 +321,12 @@ def read_submitted_spec(job_objects: JobObjects, name: str) -> JobSpec | None:
 
 def format_submit_time(job: JobView) -> str:
     """When a job was submitted, for people."""
-    return str(job.job["metadata"].get("creationTimestamp", "")).replace("T", " ").replace("Z", " UTC")
+    return str(job.manifest["metadata"].get("creationTimestamp", "")).replace("T", " ").replace("Z", " UTC")
 
 
 def _read_publication(job_objects: JobObjects, name: str) -> tuple[PublishedStatus, str]:
     pages: Manifest = {}
-    for page in job_objects.of(CONFIGMAPS):
+    for page in job_objects.select_kind(CONFIGMAPS):
         if page["metadata"]["name"] == names.status_configmap(name):
             pages = page.get("data") or {}
     try:
@@ -348,7 +348,7 @@ class KubernetesEvent:
         about: kind and name of the object: ``Pod edl-mnist-worker-3``.
         reason: the cluster's own word, such as ``FailedScheduling``.
         text: the cluster's own sentence.
-        warning: whether something is wrong.
+        is_warning: whether something is wrong.
         count: how often it happened.
     """
 
@@ -356,7 +356,7 @@ class KubernetesEvent:
     about: str
     reason: str
     text: str
-    warning: bool
+    is_warning: bool
     count: int = 1
 
 

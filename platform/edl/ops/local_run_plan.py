@@ -40,7 +40,7 @@ class RunArguments:
     workers: int | None = None
     ps: int | None = None
 
-    def command(self, verb: str, *more: str) -> str:
+    def followup_command(self, verb: str, *more: str) -> str:
         """Another command about the same work, to be copied into a shell."""
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
         given = [word for name, number in numbers if number is not None for word in (name, str(number))]
@@ -50,11 +50,11 @@ class RunArguments:
 
     def resume_command(self, run_id: str) -> str:
         """The command that goes on with a run."""
-        return self.command("run", "--resume", run_id)
+        return self.followup_command("run", "--resume", run_id)
 
     def resume_from_checkpoint_command(self, run_id: str) -> str:
         """The command that goes on with a run from its newest intact checkpoint, without its journal."""
-        return self.command("run", "--resume", run_id, "--from-checkpoint")
+        return self.followup_command("run", "--resume", run_id, "--from-checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class LocalRunPlan:
 
     Attributes:
         spec: the job, with the paths of this machine.
-        order: what the user typed.
-        counts: how many records there are.
-        run: where it happens.
+        arguments: what the user typed.
+        record_counts: how many records there are.
+        run_dir: where it happens.
         resumed: whether the run goes on; then ``changes`` says what differs from its last start.
         weights: what predictions are made with; None for a run that trains.
         output: where predictions go; None for a run that trains.
@@ -73,9 +73,9 @@ class LocalRunPlan:
     """
 
     spec: JobSpec
-    order: RunArguments
-    counts: RecordCounts
-    run: RunDirectory
+    arguments: RunArguments
+    record_counts: RecordCounts
+    run_dir: RunDirectory
     resumed: bool = False
     changes: Sequence[FieldChange] = ()
     weights: TrainedWeights | None = None
@@ -90,17 +90,17 @@ class LocalRunPlan:
     @property
     def run_id(self) -> str:
         """The run's id."""
-        return self.run.run_id
+        return self.run_dir.run_id
 
     @property
     def logs(self) -> str:
         """Directory of the run's logs."""
-        return str(self.run.logs)
+        return str(self.run_dir.logs)
 
     def plan_lines(self) -> list[str]:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
-        work = self._prediction_lines(self.weights) if self.weights else self._training()
+        work = self._prediction_lines(self.weights) if self.weights else self._training_lines()
         return [
             title,
             *(f"  {line}" for line in [*work, self._roles_text(), self._location_text(), *self._resume_lines()]),
@@ -117,32 +117,32 @@ class LocalRunPlan:
             return self._steps_after_failure(outcome)
         if self.spec.data.prediction:
             more = ("--from", self.run_id, "--output", "predictions")
-            return [f"Predict with: {self.order.command('predict', *more)}"]
+            return [f"Predict with: {self.arguments.followup_command('predict', *more)}"]
         return []
 
     def _steps_after_failure(self, outcome: RunOutcome) -> list[str]:
-        changed = [_CHANGE_SETTINGS_HINT] if self.order.settings else []
+        changed = [_CHANGE_SETTINGS_HINT] if self.arguments.settings else []
         if self._must_start_again(outcome):
-            return [*changed, f"Start again when the cause is gone with: {self.order.command('run')}"]
+            return [*changed, f"Start again when the cause is gone with: {self.arguments.followup_command('run')}"]
         return self._resume_steps("Go on when the cause is gone with", *changed)
 
     def _resume_steps(self, how: str, *changed: str) -> list[str]:
         """From where the run goes on, and the command; nothing of the former where that cannot be read."""
-        again = self.order.resume_command(self.run_id)
+        again = self.arguments.resume_command(self.run_id)
         try:
-            found = resume_checkpoint(self.run)
+            found = resume_checkpoint(self.run_dir)
         except JournalDamagedError as error:
             with suppress(BadInputError, StorageError):
-                costs = plan_restart(self.run).describe_losses()
+                costs = plan_restart(self.run_dir).describe_losses()
                 return [
                     *_as_sentences(error.message, *costs),
                     *changed,
-                    f"{how}: {self.order.resume_from_checkpoint_command(self.run_id)}",
+                    f"{how}: {self.arguments.resume_from_checkpoint_command(self.run_id)}",
                 ]
         except StorageError:
             pass  # how the run ended was told already
         else:
-            return [_resume_point_text(self.run, found), *changed, f"{how}: {again}"]
+            return [_resume_point_text(self.run_dir, found), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
     def _must_start_again(self, outcome: RunOutcome) -> bool:
@@ -154,12 +154,12 @@ class LocalRunPlan:
         if self.resumed or outcome.summary.records_done:
             return False
         try:
-            return outcome.exit_code == BadInputError.exit_code or resume_checkpoint(self.run) is None
+            return outcome.exit_code == BadInputError.exit_code or resume_checkpoint(self.run_dir) is None
         except StorageError:
             return True
 
-    def _training(self) -> list[str]:
-        train, counts = self.spec.train, self.counts
+    def _training_lines(self) -> list[str]:
+        train, counts = self.spec.train, self.record_counts
         lines = [f"trains on {_records_text(counts.training, self.spec.data.training)}"]
         steps = total_steps(self.spec, counts.training)
         often = f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
@@ -172,8 +172,8 @@ class LocalRunPlan:
         return lines
 
     def _prediction_lines(self, weights: TrainedWeights) -> list[str]:
-        records = _records_text(self.counts.prediction, self.spec.data.prediction)
-        return [f"predicts {records} with {weights.path}", *weights.lines(), f"writes to {self.output}"]
+        records = _records_text(self.record_counts.prediction, self.spec.data.prediction)
+        return [f"predicts {records} with {weights.path}", *weights.origin_lines(), f"writes to {self.output}"]
 
     def _roles_text(self) -> str:
         if self.spec.strategy.name == "Local":
@@ -182,7 +182,7 @@ class LocalRunPlan:
         return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:
-        return f"{'goes on with' if self.resumed else 'run'} {self.run.run_id} in {self.run.path}"
+        return f"{'goes on with' if self.resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
 
     def _resume_lines(self) -> Iterator[str]:
         """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
@@ -191,10 +191,10 @@ class LocalRunPlan:
         if self.restart is not None:
             yield from self.restart.describe_losses()
         else:
-            found = resume_checkpoint(self.run)
+            found = resume_checkpoint(self.run_dir)
             yield f"from {_checkpoint_text(found)}" if found else "from its start: it has no checkpoint"
         yield from (f"changed: {format_change(change)}" for change in self.changes)
-        status = read_status(self.run)
+        status = read_status(self.run_dir)
         if status and (end := describe_nothing_to_do(status, self.spec)):
             yield f"warning: {end}"
 

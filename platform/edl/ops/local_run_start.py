@@ -68,7 +68,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._received: list[signal.Signals] = []
-        self._wake, self._wake_writer = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._previous_wakeup = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         self._previous_handlers: dict[signal.Signals, SignalHandler] = {
@@ -81,13 +81,13 @@ class StopSignals:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_wakeup)
-        os.close(self._wake)
+        os.close(self._wake_reader)
         os.close(self._wake_writer)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
         """The wishes to stop that came; returns early on one, and when a child has ended."""
-        if not self._received and select.select([self._wake], [], [], seconds)[0]:
-            os.read(self._wake, 4096)
+        if not self._received and select.select([self._wake_reader], [], [], seconds)[0]:
+            os.read(self._wake_reader, 4096)
         received, self._received = self._received, []
         return received
 
@@ -122,7 +122,7 @@ class LocalRunFollower:
 
     def __init__(self, run: RunDirectory, renderer: PipeSafeRenderer, events: JsonLinesTail, start_time: float) -> None:
         """Follow ``run``, of which ``events`` has not been shown yet, and tell ``renderer``."""
-        self._run, self._renderer, self._events = run, renderer, events
+        self._run, self._renderer, self._event_tail = run, renderer, events
         self.progress = RunProgress(start_time)
         self._is_training = not (run.path / PREDICT_FILE).exists()
         self._stopped_by: int | None = None
@@ -133,7 +133,7 @@ class LocalRunFollower:
         with StopSignals() as signals, _supervisor_cleanup(supervisor):
             while True:
                 exit_code = supervisor.poll()  # before the files: what was written before the end is seen below
-                self._read()
+                self._read_updates()
                 if exit_code is not None:
                     break
                 self._renderer.refresh(self.progress, time.time())
@@ -145,8 +145,8 @@ class LocalRunFollower:
                     supervisor.kill()  # its roles go with it
             return self._decide_outcome(exit_code)
 
-    def _read(self) -> None:
-        for value in self._events.poll():
+    def _read_updates(self) -> None:
+        for value in self._event_tail.poll():
             event = _parse_event(value)
             self.progress = self.progress.with_event(event)
             self._renderer.show_event(event, self.progress)
@@ -311,7 +311,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
     Raises:
         StorageError: the run directory cannot be written, or no process can be started.
     """
-    run, events = plan.run, follow_json_lines(plan.run.events)
+    run, events = plan.run_dir, follow_json_lines(plan.run_dir.events)
     events.poll()  # what an earlier start of the run wrote was shown then
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     write_run_spec(run, dump_job_spec(plan.spec))
@@ -337,7 +337,7 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
     Raises:
         StorageError: the run directory cannot be written.
     """
-    run = plan.run
+    run = plan.run_dir
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     write_run_spec(run, dump_job_spec(plan.spec))
     started = _run_started_event(plan, time.time())
@@ -345,10 +345,10 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
     print(line(started) if as_json else "\n".join(plan.plan_lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _MASTER_VARIABLES}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
-    environment["EDL_GO_ON"] = plan.order.command("run", "--resume", plan.run_id)
+    environment["EDL_GO_ON"] = plan.arguments.followup_command("run", "--resume", plan.run_id)
     os.execve(sys.executable, [sys.executable, "-P", "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
 
 
 def _run_started_event(plan: LocalRunPlan, moment: float) -> RunStarted:
     changed = (*(plan.restart.describe_losses() if plan.restart else ()), *map(format_change, plan.changes))
-    return RunStarted(plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed, time=moment)
+    return RunStarted(plan.run_id, str(plan.run_dir.path), resumed=plan.resumed, changes=changed, time=moment)

@@ -29,15 +29,15 @@ class PodProblem:
         reason: the cluster's own word, such as ``Unschedulable`` or ``ImagePullBackOff``.
         text: what that means here, in a sentence without a full stop.
         remedy: what the user can do; empty when waiting is all there is to do.
-        final: nothing but a change by somebody ends it.
-        said: the cluster's own sentence.
+        is_final: nothing but a change by somebody ends it.
+        cluster_message: the cluster's own sentence.
     """
 
     reason: str
     text: str
     remedy: str = ""
-    final: bool = False
-    said: str = ""
+    is_final: bool = False
+    cluster_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _MessageRule:
     pattern: re.Pattern[str]
     text: str
     remedy: str
-    final: bool
+    is_final: bool
 
 
 def _make_rule(pattern: str, text: str, remedy: str = "", *, is_final: bool = False) -> _MessageRule:
@@ -161,7 +161,7 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
     phase, status = pod_phase(pod), pod.get("status") or {}
     if phase == PodPhase.FAILED:
         reason, said = str(status.get("reason") or "Failed"), str(status.get("message") or "")
-        return PodProblem(reason, f"it failed{f': {said}' if said else ''}", final=True, said=said)
+        return PodProblem(reason, f"it failed{f': {said}' if said else ''}", is_final=True, cluster_message=said)
     if phase != PodPhase.PENDING:
         return None
     refusal = scheduling_refusal(pod)
@@ -183,19 +183,19 @@ def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodP
             reason,
             "something holds it back from the scheduler",
             "Another controller of the cluster must let it go.",
-            said=message,
+            cluster_message=message,
         )
     for rule in _CLAIM_RULES:
         if match := rule.pattern.search(message):
-            return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, message)
+            return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.is_final, message)
     head, _, told = message.partition("nodes are available: ")
     reasons = told.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
     total = head.strip().rpartition("/")[2].strip()
     found = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
     if not found:
-        return PodProblem(reason, message or "the scheduler finds no place for it", said=message)
+        return PodProblem(reason, message or "the scheduler finds no place for it", cluster_message=message)
     remedies = list(dict.fromkeys(remedy for _, remedy in found if remedy))
-    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=message)
+    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), cluster_message=message)
 
 
 def insufficient_resources(message: str) -> list[str]:
@@ -231,11 +231,11 @@ def _container_problem(container: ContainerStatus) -> PodProblem | None:
             reason,
             "it needed more memory than it asked for and was killed",
             "Raise resources.memory of the role, or set workers.oom_memory_factor.",
-            final=True,
-            said=said,
+            is_final=True,
+            cluster_message=said,
         )
     how = "its node lost its container" if end.exit_code is None else f"it ended with exit code {end.exit_code}"
-    return PodProblem(reason, f"{how}{f': {said}' if said else ''}", final=True, said=said)
+    return PodProblem(reason, f"{how}{f': {said}' if said else ''}", is_final=True, cluster_message=said)
 
 
 def _last_exit_text(end: ContainerEnd | None) -> str:

@@ -30,15 +30,15 @@ class PodUsage:
         pod: ``worker-3``.
         node: where it runs; empty while it has no place.
         phase: of the pod.
-        used: CPU in cores and memory in bytes; None while nothing is measured.
-        asked: its requests.
+        measured: CPU in cores and memory in bytes; None while nothing is measured.
+        requested: its requests.
     """
 
     pod: str
     node: str
     phase: str
-    used: ResourceAmounts | None
-    asked: ResourceAmounts
+    measured: ResourceAmounts | None
+    requested: ResourceAmounts
 
 
 def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:

@@ -89,7 +89,7 @@ def check_job_name(
     taken = f"the name {job} is taken by a job of {format_submit_time(old)}"
     if old.phase == "Deleting":
         return [PreflightFinding(f"{taken}, which is being deleted", f"Wait for that: edl delete {job}")]
-    if not old.ended:
+    if not old.has_ended:
         hint = (
             f"See edl status {job}; end it with edl stop {job} --wait or remove it with edl delete {job}, "
             "or choose another name: --set name=…"
@@ -108,7 +108,7 @@ def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) 
         fits: of all pods of the job.
         quotas: those that the fits were made with.
     """
-    works = any(fit.allowed for fit in placements if fit.group.role is Role.WORKER)
+    works = any(fit.allowed_pods for fit in placements if fit.group.role is Role.WORKER)
     refused = [(fit.group, fit.refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
     return [
         _quota_finding(refusal, _minimum_pods(placements, crowd), quotas)
@@ -122,7 +122,7 @@ def _quota_finding(
 ) -> PreflightFinding:
     resource, pods = refusal.resource, [crowd.pod for crowd, count in minimum_pods for _ in range(count)]
     room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
-    need = format_amount(resource, quotas.asked(refusal.quota, resource, pods))
+    need = format_amount(resource, quotas.requested_amount(refusal.quota, resource, pods))
     who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in minimum_pods)
     message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
     return PreflightFinding(message, QUOTA_HINT)
@@ -220,7 +220,7 @@ class PreflightResult:
     """What the server answered.
 
     Attributes:
-        there: what the namespace has of a job of that name: something only if it may be replaced.
+        job_objects: what the namespace has of a job of that name: something only if it may be replaced.
         pod_groups: with the pods as the server admits them: priority, tolerations and LimitRange defaults filled in.
         nodes: None if they may not be listed.
         running_pods: the cluster's pods that have not ended; None if they may not be listed.
@@ -228,7 +228,7 @@ class PreflightResult:
         remarks: what could not be checked, or works with a limit; a sentence each.
     """
 
-    there: JobObjects
+    job_objects: JobObjects
     pod_groups: tuple[PodGroup, ...]
     nodes: tuple[Manifest, ...] | None
     running_pods: tuple[Manifest, ...] | None
@@ -241,7 +241,7 @@ class _PreflightAnswers:
     """Of each question, in the order of what was asked about; None: this user may not ask it."""
 
     objects: Sequence[list[PreflightFinding]]
-    pods: Sequence[PodGroup | ApiError]
+    admitted_groups: Sequence[PodGroup | ApiError]
     object_checks: Sequence[PreflightFinding | str | None]
     nodes: tuple[Manifest, ...] | None
     running_pods: tuple[Manifest, ...] | None
@@ -257,11 +257,13 @@ def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResul
         PreflightError: with every reason for which the server would not take the job.
         ApiError: the server cannot be asked.
     """
-    job_objects = list_job_objects(api, request.job)  # first and alone: one clear error when there is no such server
+    job_objects = list_job_objects(
+        api, request.job_name
+    )  # first and alone: one clear error when there is no such server
     answers = _ask_all(api, request, job_objects)
     if findings := merge_findings(_collect_findings(request, job_objects, answers)):
-        raise PreflightError(request.job, api.namespace, findings)
-    crowds = tuple(crowd for crowd in answers.pods if isinstance(crowd, PodGroup))
+        raise PreflightError(request.job_name, api.namespace, findings)
+    crowds = tuple(crowd for crowd in answers.admitted_groups if isinstance(crowd, PodGroup))
     remarks = tuple(answer for answer in answers.object_checks if isinstance(answer, str))
     return PreflightResult(job_objects, crowds, answers.nodes, answers.running_pods, answers.quotas, remarks)
 
@@ -296,11 +298,11 @@ def _collect_findings(
     """Everything that is in the way, what concerns the whole job first; some of it several times."""
     classes, accounts = _object_names(answers.classes) or (), _object_names(answers.accounts)
     yield from check_job_name(
-        request.job, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
+        request.job_name, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
     )
     for refused in answers.objects:
         yield from refused
-    for crowd, admitted in zip(request.pod_groups, answers.pods, strict=True):
+    for crowd, admitted in zip(request.pod_groups, answers.admitted_groups, strict=True):
         if isinstance(admitted, ApiError):
             yield refusal_finding(admitted, crowd, classes)
     for crowd in request.pod_groups:

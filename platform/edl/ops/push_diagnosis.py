@@ -30,7 +30,7 @@ def diagnose_pushes(job: JobView, command_target: str) -> Iterator[JobFinding]:
     parameters_status = job.status.parameters if job.status else None
     if parameters_status is None:
         return
-    if not job.ended:
+    if not job.has_ended:
         yield from list(_find_waiting_update(job, parameters_status, command_target)) or _find_small_updates(
             job, parameters_status
         )
@@ -63,7 +63,7 @@ def _find_waiting_update(
 
 def _find_small_updates(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
     """Updates of fewer gradients than the job wants, because workers are not there."""
-    wanted, running = parameters_status.strategy.grads_to_wait, job.running
+    wanted, running = parameters_status.strategy.grads_to_wait, job.running_workers
     if parameters_status.strategy.mode == "sync" and 0 < running < wanted:
         text = (
             f"updates are of {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
@@ -129,7 +129,7 @@ def _workers_text(workers: set[int], one: str, several: str) -> str:
 def _gone_workers(job: JobView) -> set[int]:
     """Workers that leave, or ended and that nobody has started anew, as far as events are kept."""
     ended: set[int] = set()
-    for event in job.told.events:
+    for event in job.publication.events:
         if isinstance(event, RoleEnded) and event.role == "worker":
             ended.add(event.index)
         elif isinstance(event, RoleStarted) and event.role == "worker":
@@ -161,9 +161,9 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
     """What cost time so far; ``command_target`` is the job as the next command names it."""
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
-    told = job.told
+    told = job.publication
     yield from _find_losses(job.name, told.losses or DisruptionCounter.of(told.events).losses, command_target)
-    for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, WarningRaised)):
+    for message in dict.fromkeys(event.message for event in job.publication.events if isinstance(event, WarningRaised)):
         yield JobFinding(job.name, message)
 
 
@@ -181,7 +181,7 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
 
 def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Fewer workers than were wanted, on average."""
-    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.told.timeline))
+    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.publication.timeline))
     if status is None or len(moments) < 2 or moments[-1].time - moments[0].time < MIN_TIMELINE_SECONDS:
         return
     wanted, had = status.workers_wanted, average_workers(moments)

@@ -32,7 +32,7 @@ def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:
     from edl.ops.job_deletion import DELETION_TIMEOUT_SECONDS, JobDeletion
 
     with StatusLine() as ticker:
-        JobDeletion(api, job).finish(
+        JobDeletion(api, job).run_until_gone(
             lambda there: ticker.show_text(leftovers_text(there)),
             time.monotonic,
             time.sleep,

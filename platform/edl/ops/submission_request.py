@@ -22,7 +22,7 @@ class SubmissionRequest:
     """What is to be submitted.
 
     Attributes:
-        job: its name.
+        job_name: its name.
         manifests: of ``render_job``, the Job suspended.
         pod_groups: the kinds of pods that there will be, as rendered.
         claims: names of the PersistentVolumeClaims that the pods mount.
@@ -30,7 +30,7 @@ class SubmissionRequest:
         replaces_ended: whether a Job of that name that has ended may be replaced.
     """
 
-    job: str
+    job_name: str
     manifests: Sequence[Manifest]
     pod_groups: Sequence[PodGroup]
     claims: Sequence[str] = ()

@@ -25,20 +25,20 @@ class TrainedWeights:
         path: a ``.keras`` file, or the directory of a checkpoint.
         run: that left them; None for a file that the user named.
         checkpoint: that they are of; None for a file.
-        damaged: newer checkpoints of the run, which cannot be used.
+        damaged_checkpoints: newer checkpoints of the run, which cannot be used.
     """
 
     path: Path
     run: RunDirectory | None = None
     checkpoint: CheckpointManifest | None = None
-    damaged: tuple[SkippedCheckpoint, ...] = ()
+    damaged_checkpoints: tuple[SkippedCheckpoint, ...] = ()
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether anything was trained before they were written; of a file that is taken for granted."""
         return self.checkpoint is None or self.checkpoint.step > 0
 
-    def lines(self) -> Iterator[str]:
+    def origin_lines(self) -> Iterator[str]:
         """Their origin, for people; nothing of a file that the user named."""
         if self.run is None:
             return
@@ -48,14 +48,14 @@ class TrainedWeights:
         else:
             what = "its export" if step is None else f"its export at step {step:,}"
         yield f"from run {self.run.run_id}, {ended}: {what}"
-        if not self.trained:
+        if not self.is_trained:
             yield "warning: the checkpoint is of step 0: nothing was trained yet"
 
     def skipped_lines(self) -> list[str]:
         """What would have been taken if it were intact, for people."""
         return [
             f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"
-            for each in self.damaged
+            for each in self.damaged_checkpoints
             if self.run
         ]
 
@@ -75,7 +75,7 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
         return TrainedWeights(_require_keras_file(source))
     for run in reversed(training_runs(folder) if source is None else [find_run(folder, source)]):
         found = _weights_of_run(run)
-        if found is not None and (found.trained or source is not None):
+        if found is not None and (found.is_trained or source is not None):
             return found
     if source is not None:
         what = f"run {source} left neither a checkpoint nor an export"
@@ -98,10 +98,10 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
     damaged = tuple(filter(_was_trained, skipped))
     if checkpoint and checkpoint.directory:
         of_checkpoint = TrainedWeights(checkpoint.directory, run, checkpoint, damaged)
-        if of_checkpoint.trained or not (export_file or damaged):
+        if of_checkpoint.is_trained or not (export_file or damaged):
             return of_checkpoint
     if export_file is not None:
-        return TrainedWeights(export_file, run, damaged=damaged)
+        return TrainedWeights(export_file, run, damaged_checkpoints=damaged)
     if damaged:
         reasons = "".join(f"\n  checkpoint {each.cut}: {each.reason}" for each in damaged)
         raise BadInputError(

@@ -135,7 +135,7 @@ def submitter_desk_at(
     source = folder / "job.yaml"
     source.write_text(JOB)
     desk = SubmitterDesk(cluster, source, capsys, time)
-    answered = cluster.ask
+    answered = cluster.request
 
     def ask(method: str, path: str, **how: Any) -> Any:
         if how.get("query") and "dryRun" in how["query"]:
@@ -146,7 +146,7 @@ def submitter_desk_at(
             call()
         return answer
 
-    monkeypatch.setattr(cluster, "ask", ask)
+    monkeypatch.setattr(cluster, "request", ask)
     monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", lambda context, namespace, **_: cluster)
     monkeypatch.setattr(submitter_loop, "SubmitterClock", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)

@@ -103,14 +103,14 @@ def test_a_dead_node_s_pod_is_named_while_it_is_waited_for(desk: Desk) -> None:
     pod = "edl-mnist-master-abcde"
     desk.cluster.held = {pod}
     desk.cluster.node("n1", ready="Unknown")
-    told = desk.cluster.ask
+    told = desk.cluster.request
     looks = iter([0.0] * 20 + [36.0] + [0.0] * 100)
 
     def later(*args: object, **options: object) -> object:
         desk.cluster.now += next(looks)
         return told(*args, **options)
 
-    desk.cluster.ask = later
+    desk.cluster.request = later
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert not missing_keys(desk.err, "1 Pod", pod)
     assert desk.cluster.labelled() == []

@@ -72,9 +72,9 @@ def test_a_run_that_trained_nothing_is_passed_over_unless_it_is_named(tmp_path: 
     wanted = checkpoint(done, 4)
     untrained = [checkpoint(run, 1, step=0) for run in (failed, interrupted)]
     assert find_weights(tmp_path, None).path == wanted
-    assert not any("warning" in line for line in find_weights(tmp_path, None).lines())
+    assert not any("warning" in line for line in find_weights(tmp_path, None).origin_lines())
     assert find_weights(tmp_path, "r2").path == untrained[0]
-    (warning,) = [line for line in find_weights(tmp_path, "r2").lines() if "warning" in line]
+    (warning,) = [line for line in find_weights(tmp_path, "r2").origin_lines() if "warning" in line]
     assert not missing_keys(warning, "checkpoint", "step 0")
 
 
@@ -102,18 +102,18 @@ def test_which_run_how_it_ended_and_the_step_are_told(tmp_path: Path, phase: str
         ended(run, phase, step=4000)
     checkpoint(by_checkpoint, 4)
     export(by_export)
-    (line,) = find_weights(tmp_path, "r1").lines()
+    (line,) = find_weights(tmp_path, "r1").origin_lines()
     assert not missing_keys(line, "run r1", said, "checkpoint 4", "step 3,000")
-    (line,) = find_weights(tmp_path, "r2").lines()
+    (line,) = find_weights(tmp_path, "r2").origin_lines()
     assert not missing_keys(line, "run r2", said, "export", "step 4,000")
 
 
 def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Path) -> None:
     run = create_run(tmp_path)
     export(run)
-    (missing,) = find_weights(tmp_path, "r1").lines()
+    (missing,) = find_weights(tmp_path, "r1").origin_lines()
     run.status.write_text("{")
-    (unreadable,) = find_weights(tmp_path, "r1").lines()
+    (unreadable,) = find_weights(tmp_path, "r1").origin_lines()
     assert not missing_keys(missing, "run r1", "status", "export")
     assert not missing_keys(unreadable, "run r1", "status", "export")
     assert missing != unreadable

@@ -490,7 +490,7 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.ops.job_submission.MasterStatusReader.look", interrupted)
+    monkeypatch.setattr("edl.ops.job_submission.MasterStatusReader.read_status", interrupted)
     assert desk.submit("--yes") == 130
     assert not missing_keys(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

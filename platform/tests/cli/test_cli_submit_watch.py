@@ -48,10 +48,10 @@ class Screen:
 
 def test_each_event_is_shown_once_and_the_end_ends() -> None:
     screen = Screen()
-    assert screen.following.see(seen()) is None
-    assert screen.following.see(seen(STARTED, status=status(10, T + 1))) is None
-    assert screen.following.see(seen(STARTED, status=status(50, T + 3))) is None
-    outcome = screen.following.see(seen(STARTED, DONE, status=status(100, T + 9, "Done")))
+    assert screen.following.show_job(seen()) is None
+    assert screen.following.show_job(seen(STARTED, status=status(10, T + 1))) is None
+    assert screen.following.show_job(seen(STARTED, status=status(50, T + 3))) is None
+    outcome = screen.following.show_job(seen(STARTED, DONE, status=status(100, T + 9, "Done")))
     assert outcome is not None
     assert (outcome.phase, outcome.exit_code, outcome.summary) == ("Done", 0, SUMMARY)
     told = screen.lines()
@@ -63,7 +63,7 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
 def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> None:
     failed = JobEnded("Failed", "every worker crashed", SUMMARY, time=T)
-    outcome = Screen().following.see(seen(failed, failure=JobFailure(kind, "why", "Traceback")))
+    outcome = Screen().following.show_job(seen(failed, failure=JobFailure(kind, "why", "Traceback")))
     assert outcome is not None
     assert (outcome.exit_code, outcome.detail) == (code, "Traceback")
 
@@ -78,8 +78,8 @@ def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> Non
 )
 def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobView | None, phase: str, reason: str, code: int) -> None:
     screen = Screen()
-    assert screen.following.see(seen(STARTED, status=status(10, T + 1))) is None
-    outcome = screen.following.see(now)
+    assert screen.following.show_job(seen(STARTED, status=status(10, T + 1))) is None
+    outcome = screen.following.show_job(now)
     assert outcome is not None
     assert (outcome.phase, outcome.reason, outcome.exit_code) == (phase, reason, code)
     assert outcome.summary.records_done == 10
@@ -126,7 +126,7 @@ def test_watching_for_programs_ends_with_the_summary(
 
 def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
     watched = WatchedJob("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
-    outcome = Screen().following.see(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
+    outcome = Screen().following.show_job(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
     assert outcome is not None
     commands = [step.partition(": ")[2] for step in watched.next_steps(outcome)]
     assert commands == ["edl submit job.yaml --resume", "edl delete mnist"]

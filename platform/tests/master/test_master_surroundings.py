@@ -60,7 +60,7 @@ class PlayedBoard:
         self.pages.append(pages)
         self.more.release()
 
-    def desired(self) -> Iterator[DesiredState]:
+    def watch_desired_state(self) -> Iterator[DesiredState]:
         while (wish := self.wishes.get()) is not None:
             yield wish
 

@@ -46,7 +46,7 @@ def pod(
 def fill(room: ClusterCapacity, wanted: Manifest) -> list[str]:
     """The nodes that take one pod after the other, until none does."""
     found = []
-    while (place := room.place(wanted)).node is not None:
+    while (place := room.place_pod(wanted)).node is not None:
         found.append(place.node)
     return found
 
@@ -56,7 +56,7 @@ def test_pods_go_where_most_is_free_until_all_is_full() -> None:
     found = fill(room, pod())
     assert sorted(found) == ["a", "a", "a", "a", "b", "b"]
     assert set(found[:2]) == {"a", "b"}
-    assert room.place(pod()).lacking == ("cpu",)
+    assert room.place_pod(pod()).lacking == ("cpu",)
 
 
 def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
@@ -78,7 +78,7 @@ def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
 )
 def test_nodes_that_take_no_such_pods_are_left_out(hindrance: Manifest) -> None:
     room = ClusterCapacity([hindrance], [])
-    assert room.place(pod()).node is None
+    assert room.place_pod(pod()).node is None
     assert room.nodes_total == 1
 
 
@@ -96,7 +96,7 @@ def test_nodes_that_take_no_such_pods_are_left_out(hindrance: Manifest) -> None:
 )
 def test_tolerations_open_tainted_nodes(toleration: Mapping[str, str], tolerates: bool) -> None:
     room = ClusterCapacity([node("a", taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])], [])
-    assert (room.place(pod(tolerations=[toleration])).node == "a") is tolerates
+    assert (room.place_pod(pod(tolerations=[toleration])).node == "a") is tolerates
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_required_affinity_chooses_nodes(expression: Mapping[str, Any], admitted
     terms = [{"matchExpressions": [expression]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     room = ClusterCapacity([node("a", labels={"zone": "x", "size": "4"})], [])
-    assert (room.place(pod(affinity={"nodeAffinity": required})).node == "a") is admitted
+    assert (room.place_pod(pod(affinity={"nodeAffinity": required})).node == "a") is admitted
 
 
 def test_a_node_selector_chooses_nodes() -> None:
@@ -143,7 +143,7 @@ def test_devices_are_counted_like_everything() -> None:
 def test_a_pod_without_room_says_whether_kubernetes_may_preempt(
     running: int, wanted: Manifest, may_preempt: bool
 ) -> None:
-    place = ClusterCapacity([node("a")], [pod("4", priority=running, on="a")]).place(wanted)
+    place = ClusterCapacity([node("a")], [pod("4", priority=running, on="a")]).place_pod(wanted)
     assert (place.node, place.may_preempt) == (None, may_preempt)
 
 
@@ -166,7 +166,7 @@ def test_no_node_is_ever_given_more_than_it_has(nodes: list[int], wanted: list[t
     room = ClusterCapacity([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
     taken: dict[str, int] = {}
     for priority, cpu in wanted:
-        place = room.place(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
+        place = room.place_pod(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
         if place.node is not None:
             taken[place.node] = taken.get(place.node, 0) + cpu
         else:
@@ -191,19 +191,24 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
         crowds(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
     (ps, workers) = found.placements
-    assert (ps.placed, ps.lacking, ps.may_preempt) == (0, ("cpu",), True)
-    assert (workers.placed, workers.at_once, workers.lacking, workers.may_preempt) == (0, 0, ("cpu",), False)
+    assert (ps.placed_pods, ps.lacking, ps.may_preempt) == (0, ("cpu",), True)
+    assert (workers.placed_pods, workers.immediate_pods, workers.lacking, workers.may_preempt) == (
+        0,
+        0,
+        ("cpu",),
+        False,
+    )
     assert found.requested == {"cpu": 5, "memory": 5 << 30}
-    assert (found.free, found.nodes) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
+    assert (found.free, found.node_counts) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
 
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     quotas = NamespaceQuotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
     (ps, workers) = forecast_job(crowds(), None, quotas).placements
-    assert (ps.allowed, workers.allowed, workers.placed, workers.at_once) == (1, 2, None, 2)
+    assert (ps.allowed_pods, workers.allowed_pods, workers.placed_pods, workers.immediate_pods) == (1, 2, None, 2)
     refusal = workers.refusal
     assert refusal is not None
-    assert (refusal.quota, refusal.resource, refusal.wanted, refusal.left) == ("team", "requests.cpu", 1, 0)
+    assert (refusal.quota, refusal.resource, refusal.requested, refusal.remaining) == ("team", "requests.cpu", 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
 )
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
     (found,) = forecast_job(crowds()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
-    assert found.allowed == workers
+    assert found.allowed_pods == workers
 
 
 @pytest.mark.parametrize(
@@ -259,5 +264,10 @@ def test_pods_that_wait_for_others_to_end_are_not_hopeless() -> None:
     fit = forecast_job(
         [PodGroup(Role.WORKER, 3, pod())], ClusterCapacity([node("a", cpu="1")], []), NamespaceQuotas([])
     ).placements[0]
-    assert (fit.placed, fit.never) == (1, "")
-    assert forecast_job([PodGroup(Role.WORKER, 3, pod(cpu="9"))], None, NamespaceQuotas([])).placements[0].never is None
+    assert (fit.placed_pods, fit.never_fits_reason) == (1, "")
+    assert (
+        forecast_job([PodGroup(Role.WORKER, 3, pod(cpu="9"))], None, NamespaceQuotas([]))
+        .placements[0]
+        .never_fits_reason
+        is None
+    )

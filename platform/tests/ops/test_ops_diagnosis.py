@@ -253,7 +253,7 @@ def test_both_kinds_of_events_are_read() -> None:
     about = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": "edl-mnist-ps-0"}, "reason": "R", "message": "m"}
     first, second = select_job_events([{**about, **old}, {**about, **new}], "mnist")
     assert second.time - first.time == 0.5
-    assert (first.count, first.warning, second.count, second.warning) == (1, False, 3, True)
+    assert (first.count, first.is_warning, second.count, second.is_warning) == (1, False, 3, True)
 
 
 def test_a_warning_of_the_master_is_told_once() -> None:

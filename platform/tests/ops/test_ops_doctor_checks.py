@@ -52,7 +52,7 @@ class Patient(SmallCluster):
         self.master_lacks: set[str] = set()
         self.may_review = True
 
-    def ask(
+    def request(
         self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = ""
     ) -> ApiResponse:
         if path == "/version":
@@ -64,7 +64,7 @@ class Patient(SmallCluster):
                 raise RbacDeniedError("you may not ask about others")
             assert body["spec"]["user"] == "system:serviceaccount:team:edl-job-master"
             return ApiResponse({"status": {"allowed": self._asked(body) not in self.master_lacks}}, self.now)
-        return super().ask(method, path, query=query, body=body)
+        return super().request(method, path, query=query, body=body)
 
     @staticmethod
     def _asked(review: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops import helper_pod
 from edl.ops.helper_pod import ClaimPath, HelperPodSpec, parse_claim_path, run_helper_pod
 
-VISIT = HelperPodSpec("files", "edl/submitter:1", RunAsSpec(4711, 4712), read_only=True, seconds=600)
+VISIT = HelperPodSpec("files", "edl/submitter:1", RunAsSpec(4711, 4712), read_only=True, lifetime_seconds=600)
 RUNNING = {"phase": "Running"}
 
 
@@ -60,7 +60,7 @@ def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
 def test_the_pod_names_a_priority_class_so_that_quotas_count_it() -> None:
     assert helper_pod.render_helper_pod(VISIT, "edl-data-1")["spec"]["priorityClassName"] == "low"
     assert (
-        helper_pod.render_helper_pod(replace(VISIT, priority="batch"), "edl-data-1")["spec"]["priorityClassName"]
+        helper_pod.render_helper_pod(replace(VISIT, priority_class="batch"), "edl-data-1")["spec"]["priorityClassName"]
         == "batch"
     )
 

@@ -38,7 +38,7 @@ class Time:
     def remove(self, seconds: float = 300.0) -> float:
         """How long it took."""
         began = self._cluster.now
-        JobDeletion(self._cluster, "j").finish(self.rounds.append, self.clock, self.sleep, seconds)
+        JobDeletion(self._cluster, "j").run_until_gone(self.rounds.append, self.clock, self.sleep, seconds)
         return self._cluster.now - began
 
 
@@ -138,12 +138,12 @@ def test_they_are_also_taken_where_nodes_may_not_be_read() -> None:
 def test_a_pod_of_another_uid_is_never_taken() -> None:
     cluster = dead_node()
     removal = JobDeletion(cluster, "j")
-    removal.round()
+    removal.delete_round()
     cluster.now += 40
     stale = cluster.objects["pods", "team", "edl-j-worker-0"]
     listed = list_job_objects(cluster, "j")
     (deletion,) = [each for each in plan_deletions(listed, {"n1": False}) if each.name == "edl-j-worker-0"]
-    assert (deletion.uid, deletion.grace) == (stale["metadata"]["uid"], 0)
+    assert (deletion.uid, deletion.grace_seconds) == (stale["metadata"]["uid"], 0)
 
 
 def test_what_does_not_go_in_time_is_named() -> None:

@@ -86,7 +86,7 @@ def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: M
     sight = classify_master_pod(seen)
     assert sight.stage is stage
     assert sight.reason.startswith(reason)
-    assert sight.started == (stage in (MasterStage.RUNNING, MasterStage.ENDED))
+    assert sight.has_started == (stage in (MasterStage.RUNNING, MasterStage.ENDED))
 
 
 def test_a_failed_container_is_quoted_with_its_exit_code() -> None:
@@ -139,13 +139,13 @@ def test_an_init_container_that_does_not_come_to_its_end_is_told(
     first: Manifest, stage: MasterStage, reason: str, about: str
 ) -> None:
     sight = classify_master_pod(beside(INITIALIZING, first))
-    assert (sight.stage, sight.reason, sight.container) == (stage, reason, about)
+    assert (sight.stage, sight.reason, sight.container_name) == (stage, reason, about)
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, terminated(0)])
 def test_what_an_init_container_did_is_over_once_the_master_s_own_has_begun(state: Manifest) -> None:
     edl = {"name": "edl", "state": state, "lastState": {}}
-    assert classify_master_pod(beside(edl, init(terminated(0), terminated(1)))).started
+    assert classify_master_pod(beside(edl, init(terminated(0), terminated(1)))).has_started
 
 
 class Play:
@@ -206,41 +206,41 @@ def warn(cluster: SmallCluster, uid: str, message: str) -> None:
 
 def test_only_the_pod_of_this_job_counts(cluster: SmallCluster) -> None:
     master(cluster, RUNNING, uid="of-an-earlier-job")
-    assert MasterStatusReader(cluster, "j", "u1").look() == MasterPodStatus(MasterStage.ABSENT)
+    assert MasterStatusReader(cluster, "j", "u1").read_status() == MasterPodStatus(MasterStage.ABSENT)
 
 
 def test_a_master_that_published_is_at_work(cluster: SmallCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    assert lookout.look().stage is MasterStage.RUNNING
+    assert lookout.read_status().stage is MasterStage.RUNNING
     page = cluster.put({"kind": "ConfigMap", "metadata": {"name": names.status_configmap("j")}})
-    assert lookout.look().stage is MasterStage.RUNNING
+    assert lookout.read_status().stage is MasterStage.RUNNING
     page["data"] = {"status.json": '{"phase": "Starting"}'}
-    assert lookout.look().stage is MasterStage.SERVING
+    assert lookout.read_status().stage is MasterStage.SERVING
 
 
 def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     warn(cluster, "u1", "Error creating: exceeded quota")
-    assert lookout.look() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
+    assert lookout.read_status() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
     made = master(cluster, {"phase": "Pending"})
     warn(cluster, made["metadata"]["uid"], "FailedMount: no such claim")
-    assert lookout.look().message == "FailedMount: no such claim"
+    assert lookout.read_status().message == "FailedMount: no such claim"
     cluster.deny("list", EVENTS)
-    assert lookout.look().message == ""
+    assert lookout.read_status().message == ""
 
 
 def test_a_container_without_last_words_is_quoted_from_its_log(cluster: SmallCluster) -> None:
     cluster.logged["m-u1"] = ["Traceback:", "  boom"]
     master(cluster, container(terminated(1)))
-    assert MasterStatusReader(cluster, "j", "u1").look().message == "Traceback:\n  boom"
+    assert MasterStatusReader(cluster, "j", "u1").read_status().message == "Traceback:\n  boom"
     assert cluster.logs_asked == [("m-u1", "edl")]
 
 
 def test_an_init_container_without_last_words_is_quoted_from_its_own_log(cluster: SmallCluster) -> None:
     cluster.logged["m-u1"] = ["no such bucket"]
     master(cluster, {"initContainerStatuses": [init(terminated(1))]})
-    assert MasterStatusReader(cluster, "j", "u1").look().message == "no such bucket"
+    assert MasterStatusReader(cluster, "j", "u1").read_status().message == "no such bucket"
     assert cluster.logs_asked == [("m-u1", "fetch")]
 
 
@@ -248,12 +248,12 @@ def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: Smal
     gone = master(cluster, container(terminated(143)))
     gone["metadata"]["deletionTimestamp"] = gone["metadata"]["creationTimestamp"]
     master(cluster, RUNNING, name="m-next")
-    assert MasterStatusReader(cluster, "j", "u1").look().pod == "m-next"
+    assert MasterStatusReader(cluster, "j", "u1").read_status().pod_name == "m-next"
 
 
 def test_a_server_that_is_away_changes_nothing(cluster: SmallCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    seen = lookout.look()
+    seen = lookout.read_status()
     cluster.breaks["GET", PODS.plural] = NoResponseError("no answer")
-    assert lookout.look() == seen
+    assert lookout.read_status() == seen

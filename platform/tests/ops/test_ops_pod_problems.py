@@ -80,7 +80,7 @@ TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane:
 def test_what_the_scheduler_says(said: str, keys: tuple[str, ...], remedy: str, final: bool) -> None:
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": unscheduled(said)})
     assert wait is not None
-    assert (wait.final, wait.said) == (final, said)
+    assert (wait.is_final, wait.cluster_message) == (final, said)
     assert not missing_keys(wait.text, *keys)
     assert remedy in wait.remedy
 
@@ -130,7 +130,7 @@ def test_what_the_scheduler_says(said: str, keys: tuple[str, ...], remedy: str, 
 def test_what_the_kubelet_says(status: Manifest, reason: str, keys: tuple[str, ...], final: bool) -> None:
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
-    assert (wait.reason, wait.final) == (reason, final)
+    assert (wait.reason, wait.is_final) == (reason, final)
     assert not missing_keys(wait.text, *keys)
 
 

@@ -57,7 +57,7 @@ def test_the_end_of_the_role_is_the_end_of_the_pod_whatever_a_sidecar_does() -> 
     status, problem, master = read_pod_status(seen), find_pod_problem(seen), classify_master_pod(seen)
     assert (status.phase, status.exit_code, status.message) == (PodPhase.FAILED, 3, "no disk")
     assert problem is not None
-    assert problem.final
+    assert problem.is_final
     assert "no disk" in problem.text
     assert (master.stage, master.exit_code, master.message) == (MasterStage.FAILED, 3, "no disk")
 
@@ -99,7 +99,7 @@ def test_commands_agree_on_which_waiting_is_in_vain(state: Manifest, in_vain: bo
     seen = pod(phase="Pending", containerStatuses=[container(state)])
     problem = find_pod_problem(seen)
     assert problem is not None
-    assert problem.final == in_vain
+    assert problem.is_final == in_vain
     assert (classify_master_pod(seen).stage is MasterStage.FAILED) == in_vain
     assert not read_pod_status(seen).has_ended
 
@@ -118,7 +118,7 @@ def test_a_process_that_was_killed_did_not_know_of_it_and_an_error_is_quoted_wit
     seen = pod(phase="Failed", containerStatuses=[container(ended(1, message=noisy))])
     problem = find_pod_problem(seen)
     assert problem is not None
-    assert read_pod_status(seen).message == problem.said == "ValueError: bad"
+    assert read_pod_status(seen).message == problem.cluster_message == "ValueError: bad"
 
 
 def test_logs_are_read_from_the_pod_whose_role_has_run_not_its_sidecar() -> None:

@@ -209,7 +209,7 @@ def test_an_ended_job_is_replaced_only_when_it_is_resumed() -> None:
     cluster = ready()
     taken(cluster, "Complete")
     assert not missing_keys(refused(cluster), "ended", "Done")
-    assert len(asked(cluster, run="latest").there.of(JOBS)) == 1
+    assert len(asked(cluster, run="latest").job_objects.select_kind(JOBS)) == 1
 
 
 def test_a_job_that_is_being_deleted_is_waited_for() -> None:

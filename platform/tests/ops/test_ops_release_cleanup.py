@@ -36,7 +36,7 @@ def test_a_later_job_of_the_same_name_stays_untouched() -> None:
     cluster.put(job("new"))
     cluster.put(thing("Pod", "new-master", "new", Role.MASTER))
     cluster.put(thing("ConfigMap", "new-spec", "new"))
-    assert not ReleaseCleanup(cluster, "mnist").round([OLD])
+    assert not ReleaseCleanup(cluster, "mnist").delete_round([OLD])
     assert names_of(cluster.of(PODS)) == {"new-master"}
     assert names_of(cluster.of(CONFIGMAPS)) == {"new-spec"}
     assert len(cluster.of(JOBS)) == 1
@@ -46,8 +46,8 @@ def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> N
     cluster = SmallCluster()
     for name, role in (("old-master", Role.MASTER), ("old-worker", Role.WORKER)):
         cluster.put(thing("Pod", name, "old", role))  # the garbage collector has not come yet
-    left = ReleaseCleanup(cluster, "mnist").round([OLD])
-    assert names_of(left.of(PODS)) == {"old-master", "old-worker"}
+    left = ReleaseCleanup(cluster, "mnist").delete_round([OLD])
+    assert names_of(left.select_kind(PODS)) == {"old-master", "old-worker"}
     assert names_of(cluster.of(PODS)) == {"old-worker"}
 
 
@@ -55,11 +55,11 @@ def test_a_pod_that_a_dead_node_holds_is_taken_from_it() -> None:
     cluster = SmallCluster()
     cluster.put(thing("Pod", "lost", "old", Role.WORKER, deletionTimestamp=when(cluster.now)))
     clearing = ReleaseCleanup(cluster, "mnist")
-    assert clearing.round()
+    assert clearing.delete_round()
     assert cluster.of(PODS)
     cluster.now += 31
-    assert clearing.round()
-    assert not clearing.round()
+    assert clearing.delete_round()
+    assert not clearing.delete_round()
 
 
 def test_what_was_made_under_another_name_is_waited_for_too() -> None:
@@ -68,10 +68,10 @@ def test_what_was_made_under_another_name_is_waited_for_too() -> None:
     cluster.put(job("old"))
     cluster.put(thing("Pod", "old-master", "old", Role.MASTER))
     clearing = ReleaseCleanup(cluster, "digits")
-    assert clearing.round([OLD])
-    assert clearing.round()
+    assert clearing.delete_round([OLD])
+    assert clearing.delete_round()
     cluster.delete(PODS, "old-master", grace=0)
-    assert not clearing.round()
+    assert not clearing.delete_round()
 
 
 UIDS = st.sampled_from(["", "a", "b", "c"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from edl.ops.release.submitter_decision import MasterJob, ReleaseView, SubmitterJob, SubmitterStep, decide_step
 
-MINE = SubmitterJob("train-submit-b", "mine", created=200.0, revision=2)
-OLDER = SubmitterJob("train-submit-a", "older", created=100.0, revision=1)
-NEWER = SubmitterJob("train-submit-c", "newer", created=300.0, revision=3)
+MINE = SubmitterJob("train-submit-b", "mine", created_at=200.0, revision=2)
+OLDER = SubmitterJob("train-submit-a", "older", created_at=100.0, revision=1)
+NEWER = SubmitterJob("train-submit-c", "newer", created_at=300.0, revision=3)
 OWN = MasterJob("mnist", "m-2", "mine")
 THEIRS = MasterJob("mnist", "m-1", "older")
 
@@ -21,8 +21,12 @@ THEIRS = MasterJob("mnist", "m-1", "older")
     ("view", "step"),
     [
         pytest.param(ReleaseView(None), SubmitterStep.REPLACED, id="my Job is gone"),
-        pytest.param(ReleaseView(None, masters=[OWN]), SubmitterStep.REPLACED, id="my Job is gone, its job not yet"),
-        pytest.param(ReleaseView(replace(MINE, leaving=True), masters=[OWN]), SubmitterStep.REPLACED, id="my Job goes"),
+        pytest.param(
+            ReleaseView(None, master_jobs=[OWN]), SubmitterStep.REPLACED, id="my Job is gone, its job not yet"
+        ),
+        pytest.param(
+            ReleaseView(replace(MINE, leaving=True), master_jobs=[OWN]), SubmitterStep.REPLACED, id="my Job goes"
+        ),
         pytest.param(ReleaseView(MINE, [NEWER]), SubmitterStep.REPLACED, id="there is a newer one"),
         pytest.param(
             ReleaseView(MINE, [NEWER], [OWN]), SubmitterStep.REPLACED, id="there is a newer one, my job still runs"
@@ -46,22 +50,24 @@ THEIRS = MasterJob("mnist", "m-1", "older")
         pytest.param(ReleaseView(MINE, [], [OWN]), SubmitterStep.FOLLOW, id="my pod was restarted"),
         pytest.param(ReleaseView(MINE, [], [OWN, THEIRS]), SubmitterStep.FOLLOW, id="the job runs, an old one goes"),
         pytest.param(
-            ReleaseView(MINE, [], [replace(OWN, begun=False)]), SubmitterStep.FINISH, id="killed before it could start"
+            ReleaseView(MINE, [], [replace(OWN, has_begun=False)]),
+            SubmitterStep.FINISH,
+            id="killed before it could start",
         ),
         pytest.param(
-            ReleaseView(replace(MINE, submitted="m-2"), [], [replace(OWN, begun=False)]),
+            ReleaseView(replace(MINE, submitted_uid="m-2"), [], [replace(OWN, has_begun=False)]),
             SubmitterStep.FINISH,
             id="killed at the mark",
         ),
         pytest.param(
-            ReleaseView(replace(MINE, submitted="m-2"), [], [OWN]), SubmitterStep.FOLLOW, id="marked and running"
+            ReleaseView(replace(MINE, submitted_uid="m-2"), [], [OWN]), SubmitterStep.FOLLOW, id="marked and running"
         ),
         pytest.param(
-            ReleaseView(replace(MINE, submitted="m-2")), SubmitterStep.DELETED, id="deleted while nobody looked"
+            ReleaseView(replace(MINE, submitted_uid="m-2")), SubmitterStep.DELETED, id="deleted while nobody looked"
         ),
         pytest.param(ReleaseView(MINE, [], [replace(OWN, leaving=True)]), SubmitterStep.DELETED, id="being deleted"),
         pytest.param(
-            ReleaseView(replace(MINE, submitted="m-0"), [], [replace(OWN, begun=False)]),
+            ReleaseView(replace(MINE, submitted_uid="m-0"), [], [replace(OWN, has_begun=False)]),
             SubmitterStep.DELETED,
             id="a pod that was cut off submits late",
         ),
@@ -82,13 +88,13 @@ def test_the_table(view: ReleaseView, step: SubmitterStep) -> None:
 
 
 def test_a_rollback_has_an_old_revision_and_is_newer() -> None:
-    back = replace(OLDER, created=400.0)
+    back = replace(OLDER, created_at=400.0)
     assert decide_step(ReleaseView(MINE, [back])).step is SubmitterStep.REPLACED
     assert decide_step(ReleaseView(back, [MINE])).step is SubmitterStep.SUBMIT
 
 
 def test_within_one_second_the_revision_decides() -> None:
-    twin = replace(NEWER, created=MINE.created)
+    twin = replace(NEWER, created_at=MINE.created_at)
     assert decide_step(ReleaseView(MINE, [twin])).step is SubmitterStep.REPLACED
     assert decide_step(ReleaseView(twin, [MINE])).step is SubmitterStep.SUBMIT
 
@@ -96,7 +102,7 @@ def test_within_one_second_the_revision_decides() -> None:
 def test_what_is_cleared_is_all_of_the_release() -> None:
     renamed = MasterJob("digits", "m-0", "oldest")
     decision = decide_step(ReleaseView(MINE, [OLDER], [THEIRS, renamed]))
-    assert decision.masters == (THEIRS, renamed)
+    assert decision.master_jobs == (THEIRS, renamed)
     assert "mnist, digits" in decision.reason
 
 
@@ -129,14 +135,16 @@ def test_exactly_one_of_those_that_stay_may_act(found: list[SubmitterJob]) -> No
 
 @given(st.data())
 def test_nobody_submits_who_has_submitted_or_is_not_the_newest(data: st.DataObject) -> None:
-    mine = data.draw(st.sampled_from([MINE, replace(MINE, submitted="m-2"), replace(MINE, scheduled=True)]))
+    mine = data.draw(st.sampled_from([MINE, replace(MINE, submitted_uid="m-2"), replace(MINE, scheduled=True)]))
     others = data.draw(st.lists(st.sampled_from([OLDER, NEWER]), unique=True))
-    masters = data.draw(st.lists(st.sampled_from([OWN, replace(OWN, begun=False), THEIRS]), max_size=2, unique=True))
+    masters = data.draw(
+        st.lists(st.sampled_from([OWN, replace(OWN, has_begun=False), THEIRS]), max_size=2, unique=True)
+    )
     decision = decide_step(ReleaseView(mine, others, masters))
     if decision.step is SubmitterStep.SUBMIT:
-        assert not mine.submitted
+        assert not mine.submitted_uid
         assert mine.scheduled or not masters
         assert mine.scheduled or NEWER not in others
-        assert all(master.owner != mine.uid for master in masters)
+        assert all(master.owner_uid != mine.uid for master in masters)
     if decision.step is SubmitterStep.CLEAR:
-        assert all(master.owner != mine.uid for master in decision.masters)
+        assert all(master.owner_uid != mine.uid for master in decision.master_jobs)

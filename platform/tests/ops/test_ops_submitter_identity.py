@@ -25,8 +25,8 @@ def test_without_a_release_there_is_no_submitter() -> None:
 
 def test_the_environment_names_a_submitter() -> None:
     assert read_identity(ENV) == SubmitterIdentity("train", "train-submit-1a2b3c4d", "u-1")
-    assert identity(ENV | {"EDL_RESUME": LATEST_RUN}).resume == LATEST_RUN
-    assert identity(ENV | {"EDL_RESUME": ""}).resume is None
+    assert identity(ENV | {"EDL_RESUME": LATEST_RUN}).resume_run == LATEST_RUN
+    assert identity(ENV | {"EDL_RESUME": ""}).resume_run is None
 
 
 @pytest.mark.parametrize(

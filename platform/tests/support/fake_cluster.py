@@ -230,7 +230,7 @@ class FakeCluster:
                 return
             self._give_room_back(uid, pod)
             pod.seen = replace(pod.seen, leaving=False)
-            ending = ExitStatus.of(returncode) if returncode is not None else None
+            ending = ExitStatus.from_returncode(returncode) if returncode is not None else None
             exit_code = ending.exit_code if ending else None
             if pod.deleting or ending is None:
                 del self._pods[uid]

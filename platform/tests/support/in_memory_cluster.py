@@ -114,7 +114,7 @@ class SmallCluster(KubeClient):
 
     # ------------------------------------------------------------------ requests
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,

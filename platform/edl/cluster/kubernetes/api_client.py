@@ -131,7 +131,7 @@ class RateLimiter(Protocol):
     def __call__(self) -> None:
         """Return when the next request may be sent."""
 
-    def hold(self, seconds: float) -> None:
+    def pause_requests(self, seconds: float) -> None:
         """The server asks to be left alone for that long."""
 
 
@@ -149,7 +149,7 @@ class NoRateLimiter:
     def __call__(self) -> None:
         """Return at once."""
 
-    def hold(self, seconds: float) -> None:
+    def pause_requests(self, seconds: float) -> None:
         """Do nothing: who asks reads the error."""
 
 
@@ -159,15 +159,15 @@ class KubeConnection:
 
     Attributes:
         host: ``https://host:port``.
-        pool: with the server's certificate authority and the client's certificate.
-        headers: of each request: proof of who asks; asked each time, since tokens are renewed.
+        http_pool: with the server's certificate authority and the client's certificate.
+        auth_headers: of each request: proof of who asks; asked each time, since tokens are renewed.
         namespace: what a missing namespace means.
         context: of the kubeconfig; None in a pod.
     """
 
     host: str
-    pool: urllib3.PoolManager
-    headers: Callable[[], Mapping[str, str]]
+    http_pool: urllib3.PoolManager
+    auth_headers: Callable[[], Mapping[str, str]]
     namespace: str
     context: str | None = None
 
@@ -214,7 +214,7 @@ class KubeClient:
         may_write: Callable[[], bool] = lambda: True,
         request_hook: RequestHook = _no_request_hook,
     ) -> None:
-        self._connection, self._pace, self._retries, self._may_write = (
+        self._connection, self._rate_limiter, self._retries, self._may_write = (
             connection,
             rate_limiter or NoRateLimiter(),
             retries,
@@ -222,7 +222,7 @@ class KubeClient:
         )
         self._request_hook = request_hook
 
-    def fenced(self, may_write: Callable[[], bool]) -> KubeClient:
+    def with_fence(self, may_write: Callable[[], bool]) -> KubeClient:
         """The same server, asked for changes only while ``may_write`` says so.
 
         For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
@@ -231,7 +231,7 @@ class KubeClient:
         """
         return KubeClient(
             self._connection,
-            rate_limiter=self._pace,
+            rate_limiter=self._rate_limiter,
             retries=self._retries,
             may_write=may_write,
             request_hook=self._request_hook,
@@ -261,14 +261,14 @@ class KubeClient:
 
     def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Manifest:
         """One object; raises NotFoundError."""
-        return self.ask("GET", kind.path(self._namespace_or_default(namespace), name)).body
+        return self.request("GET", kind.path(self._namespace_or_default(namespace), name)).body
 
     def list(
         self, kind: ResourceKind, *, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> ResourceList:
         """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
         path = kind.path(self._namespace_or_default(namespace))
-        answer = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
+        answer = self.request("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
         body = answer.body
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         items = tuple({**head, **item} for item in body.get("items") or ())
@@ -284,12 +284,14 @@ class KubeClient:
         """
         where = manifest.get("metadata", {}).get("namespace") or self._namespace_or_default(namespace)
         path = manifest_kind(manifest).path(where)
-        return self.ask("POST", path, query=_dry_run_query(dry_run), body=manifest).body
+        return self.request("POST", path, query=_dry_run_query(dry_run), body=manifest).body
 
     def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
         """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
         where = manifest["metadata"].get("namespace") or self._namespace_or_default(namespace)
-        return self.ask("PUT", manifest_kind(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
+        return self.request(
+            "PUT", manifest_kind(manifest).path(where, manifest["metadata"]["name"]), body=manifest
+        ).body
 
     def patch(
         self,
@@ -303,7 +305,9 @@ class KubeClient:
     ) -> Manifest:
         """Change parts of an object: a merge patch, a strategic one, or a list of JSON patch operations."""
         path = kind.path(self._namespace_or_default(namespace), name)
-        return self.ask("PATCH", path, query=_dry_run_query(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
+        return self.request(
+            "PATCH", path, query=_dry_run_query(dry_run), body=body, content_type=_PATCH_TYPES[style]
+        ).body
 
     def delete(
         self,
@@ -334,7 +338,7 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace
         if dry_run:
             options["dryRun"] = ["All"]
-        return self.ask("DELETE", kind.path(self._namespace_or_default(namespace), name), body=options).body
+        return self.request("DELETE", kind.path(self._namespace_or_default(namespace), name), body=options).body
 
     # ------------------------------------------------------------------ streams
 
@@ -387,7 +391,7 @@ class KubeClient:
 
     # ------------------------------------------------------------------ any request
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -401,7 +405,7 @@ class KubeClient:
         Raises:
             ApiError: one of its subclasses; NoResponseError when there was no answer.
         """
-        response = self._send(
+        response = self._send_request(
             method,
             path,
             query,
@@ -416,10 +420,10 @@ class KubeClient:
 
     def _open_stream(self, path: str, query: Mapping[str, str], idle_timeout: float | None) -> ResponseStream:
         timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=idle_timeout)
-        response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
+        response = self._send_request("GET", path, query, timeout=timeout, retries=False, preload_content=False)
         return ResponseStream(response, f"GET {self.host}{path}")
 
-    def _send(
+    def _send_request(
         self,
         method: str,
         path: str,
@@ -429,22 +433,22 @@ class KubeClient:
         **how: Any,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request as urllib3 is told, and raise what a refusal means."""
-        self._pace()
+        self._rate_limiter()
         query_string = urlencode({name: value for name, value in (query or {}).items() if value})
-        headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.auth_headers()}
         url, where = f"{self.host}{path}" + (f"?{query_string}" if query_string else ""), f"{method} {self.host}{path}"
         if method != "GET" and not self._may_write():
             raise NoResponseError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:
             with self._request_hook(self.host):
-                response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
+                response = self._connection.http_pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise NoResponseError(connection_error_text(error), where=where, hint=self._unreachable_hint()) from error
         if response.status >= 300:
             after = response.headers.get("Retry-After")
             refusal = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
             if isinstance(refusal, ServerBusyError) and refusal.retry_after:
-                self._pace.hold(refusal.retry_after)
+                self._rate_limiter.pause_requests(refusal.retry_after)
             raise refusal
         return response
 

@@ -50,25 +50,27 @@ def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> lis
     """Ended pods that are not among the newest of their role."""
     ended: defaultdict[Role, list[PodRecord]] = defaultdict(list)
     for body in bodies:
-        if body.seen.has_ended and body.leaving_since is None:
-            ended[body.seen.role].append(body)
+        if body.status.has_ended and body.leaving_since is None:
+            ended[body.status.role].append(body)
     by_age = (sorted(found, key=_age_key) for found in ended.values())
     return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
 
 
 def newest_crashed_pods(bodies: Iterable[PodRecord]) -> list[PodRecord]:
     """The newest pod of each role that crashed: where no volume has its log, nobody else can say why."""
-    crashed = [body for body in bodies if body.seen.phase is PodPhase.FAILED and body.leaving_since is None]
-    newest = {body.seen.role: body for body in sorted(crashed, key=_age_key)}
+    crashed = [body for body in bodies if body.status.phase is PodPhase.FAILED and body.leaving_since is None]
+    newest = {body.status.role: body for body in sorted(crashed, key=_age_key)}
     return list(newest.values())
 
 
 def _age_key(body: PodRecord) -> tuple[str, int]:
-    return body.born, body.seen.index
+    return body.created_at, body.status.index
 
 
 def _allowed_seconds(body: PodRecord) -> float:
-    return body.grace + (LOST_NODE_SECONDS if body.seen.cause == TerminationCause.NODE_LOST else STUCK_SECONDS)
+    return body.grace_seconds + (
+        LOST_NODE_SECONDS if body.status.cause == TerminationCause.NODE_LOST else STUCK_SECONDS
+    )
 
 
 class PodGarbageCollector:
@@ -87,14 +89,14 @@ class PodGarbageCollector:
         now: Callable[[], float] = time.monotonic,
         interval: float = GC_INTERVAL_SECONDS,
     ) -> None:
-        self._register, self._remove, self._now, self._every = pod_cache, delete_pod, now, interval
+        self._pod_cache, self._delete_pod, self._clock, self._interval = pod_cache, delete_pod, now, interval
         self._postponed: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned_uids: set[str] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the rounds, once."""
         with self._lock:
             if self._thread is None and not self._closed.is_set():
@@ -105,13 +107,13 @@ class PodGarbageCollector:
         """Have a deletion that failed tried again each round, until the server has answered it."""
         with self._lock:
             self._postponed[uid] = grace
-        self.begin()
+        self.start()
 
     def close(self) -> None:
         """End the rounds."""
         self._closed.set()
 
-    def round(self) -> None:
+    def collect_once(self) -> None:
         """One look at all pods."""
         with self._lock:
             waiting = dict(self._postponed)
@@ -119,33 +121,33 @@ class PodGarbageCollector:
             if self._try_delete(uid, grace):
                 with self._lock:
                     self._postponed.pop(uid, None)
-        bodies = self._register.records()
-        late = stuck_deletions(bodies, self._now())
+        bodies = self._pod_cache.records()
+        late = stuck_deletions(bodies, self._clock())
         for body in late:
-            self._tell(
-                body.uid, f"pod {body.name} is still there after its grace ({body.seen.cause or 'leaving'}): removed"
+            self._warn_once(
+                body.uid, f"pod {body.name} is still there after its grace ({body.status.cause or 'leaving'}): removed"
             )
         for body in (*late, *excess_pods(bodies)):
             self._try_delete(body.uid, 0)
 
     def _run_loop(self) -> None:
-        while not self._closed.wait(self._every):
-            self.round()
+        while not self._closed.wait(self._interval):
+            self.collect_once()
 
     def _try_delete(self, uid: str, grace: int) -> bool:
         if self._closed.is_set():
             return False
         try:
-            self._remove(uid, grace)
+            self._delete_pod(uid, grace)
         except EdlError as error:
-            self._tell(uid, f"pod {uid} is not deleted yet: {error}")
+            self._warn_once(uid, f"pod {uid} is not deleted yet: {error}")
             return False
         return True
 
-    def _tell(self, uid: str, text: str) -> None:
+    def _warn_once(self, uid: str, text: str) -> None:
         """Once for each pod."""
-        if uid not in self._told:
-            self._told.add(uid)
+        if uid not in self._warned_uids:
+            self._warned_uids.add(uid)
             log.warning("%s", text)
 
 
@@ -177,10 +179,10 @@ class KubeCluster:
         watch_settings: WatchSettings | None = None,
         gc_interval: float = GC_INTERVAL_SECONDS,
     ) -> None:
-        self._api, self._namespace, self._render, self._manners = api, namespace, render, watch_settings
+        self._api, self._namespace, self._render, self._watch_settings = api, namespace, render, watch_settings
         self._selector = f"{names.label_selector(job)},{names.ROLE_LABEL}!={Role.MASTER}"
-        self._register = PodCache(job_uid)
-        self._garbage_collector = PodGarbageCollector(self._register, self._delete_by_uid, interval=gc_interval)
+        self._pod_cache = PodCache(job_uid)
+        self._garbage_collector = PodGarbageCollector(self._pod_cache, self._delete_by_uid, interval=gc_interval)
         self._lock = threading.Lock()
         self._closed = False
         self._watches: set[PodWatch] = set()
@@ -192,7 +194,7 @@ class KubeCluster:
         self._require_open()
         manifest = self._render(role, index, options)
         try:
-            return self._create(manifest)
+            return self._create_pod(manifest)
         except ConflictError as error:
             if error.reason != "AlreadyExists":  # a quota that changed meanwhile
                 raise RetryableError(error.message, where=error.where) from error
@@ -201,7 +203,7 @@ class KubeCluster:
     def delete(self, uid: str, *, grace: float) -> None:
         """Tell a pod to go; see ``Cluster.delete``. What the server cannot do now is done later."""
         self._require_open()
-        self._register.ask(uid)
+        self._pod_cache.mark_deletion_requested(uid)
         seconds = math.ceil(max(grace, 0.0))
         try:
             self._delete_by_uid(uid, seconds)
@@ -214,14 +216,14 @@ class KubeCluster:
         Raises:
             ForbiddenError: pods may not be listed here.
         """
-        watching = PodWatch(self._api, self._namespace, self._selector, self._register, self._manners)
+        watching = PodWatch(self._api, self._namespace, self._selector, self._pod_cache, self._watch_settings)
         with self._lock:
             if self._closed:
                 return
             self._watches.add(watching)
-        self._garbage_collector.begin()
+        self._garbage_collector.start()
         try:
-            yield from watching.pods()
+            yield from watching.watch_pods()
         finally:
             with self._lock:
                 self._watches.discard(watching)
@@ -235,7 +237,7 @@ class KubeCluster:
         for watching in watches:
             watching.close()
 
-    def clear(self, *, keep_crashed: bool = False) -> bool:
+    def delete_all_pods(self, *, keep_crashed: bool = False) -> bool:
         """Remove every pod of the job, also those that have ended; after ``close`` too, for the end of the job.
 
         Args:
@@ -248,20 +250,20 @@ class KubeCluster:
             ApiError: the server cannot do it now, or does not let us.
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
-        there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
-        records = [body for body in self._register.records() if body.uid in there]
+        there = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
+        records = [body for body in self._pod_cache.records() if body.uid in there]
         kept_records = newest_crashed_pods(records) if keep_crashed else []
         removed = [body for body in records if body not in kept_records]
         for body in removed:
-            self._remove(body.uid, body.name, 0)
+            self._delete_pod(body.uid, body.name, 0)
         return not removed
 
-    def _create(self, manifest: Manifest) -> str:
+    def _create_pod(self, manifest: Manifest) -> str:
         try:
             pod = self._api.create(manifest, namespace=self._namespace)
         except ForbiddenError as error:  # a quota, an admission rule, a right: all of them change without us
             raise RetryableError(error.message, where=error.where, hint=error.hint) from error
-        self._register.note(pod)
+        self._pod_cache.update(pod)
         return str(pod["metadata"]["uid"])
 
     def _resolve_existing(self, manifest: Manifest) -> str:
@@ -271,7 +273,7 @@ class KubeCluster:
             holder = self._api.get(PODS, name, self._namespace)
         except NotFoundError as error:
             raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
-        seen = self._register.note(holder)
+        seen = self._pod_cache.update(holder)
         if seen is None:
             raise RetryableError(f"Pod {name} belongs to somebody else", where=self._namespace)
         if not seen.has_ended:
@@ -281,27 +283,27 @@ class KubeCluster:
                 raise RetryableError(f"Pod {name} is still leaving", where=self._namespace)
             return seen.uid
         # Only its object stands in the way, as it does on a node that is slow to say that the pod has gone.
-        self._remove(seen.uid, name, 0)
+        self._delete_pod(seen.uid, name, 0)
         try:
-            return self._create(manifest)
+            return self._create_pod(manifest)
         except ConflictError as error:
             raise RetryableError(error.message, where=error.where) from error
 
     def _delete_by_uid(self, uid: str, grace: int) -> None:
         """Delete a pod whatever its name; one that the server does not know either is gone."""
-        name = self._register.name(uid) or self._find_name(uid)
+        name = self._pod_cache.pod_name(uid) or self._find_name(uid)
         if name is not None:
-            self._remove(uid, name, grace)
+            self._delete_pod(uid, name, grace)
 
     def _find_name(self, uid: str) -> str | None:
         """Name of a pod of this job that no watch has shown yet."""
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         for pod in listing.items:
-            if pod["metadata"]["uid"] == uid and self._register.note(pod) is not None:
+            if pod["metadata"]["uid"] == uid and self._pod_cache.update(pod) is not None:
                 return str(pod["metadata"]["name"])
         return None
 
-    def _remove(self, uid: str, name: str, grace: int) -> None:
+    def _delete_pod(self, uid: str, name: str, grace: int) -> None:
         """Delete this very pod; one that is gone, or a later one of its name, is none of our business."""
         try:
             self._api.delete(PODS, name, namespace=self._namespace, uid=uid, grace=grace)

@@ -54,7 +54,7 @@ class LeaseCandidate:
     owner_references: tuple[Manifest, ...] = field(default=())
 
     @property
-    def holder(self) -> str:
+    def holder_identity(self) -> str:
         """How the Lease calls it."""
         return f"{self.pod}{_HOLDER_SEPARATOR}{self.uid}"
 
@@ -75,7 +75,7 @@ class LeaseFence:
         self._name = names.master_name(candidate.job)
         self._lock = threading.Lock()  # one request at a time: each needs the resourceVersion of the one before
         self._version = ""
-        self._since = 0.0
+        self._unchanged_since = 0.0
         self._renewed_at: float | None = None
         self._incarnation = 0
         self._lost = False
@@ -132,7 +132,7 @@ class LeaseFence:
             ApiError: the server will never let this pod have it: it may not touch Leases.
         """
         while not should_stop():
-            answer = self.attempt()
+            answer = self.try_acquire()
             self._log_change(answer)
             if answer.value:
                 self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
@@ -141,17 +141,17 @@ class LeaseFence:
             wait(RENEW_INTERVAL_SECONDS / 2)
         return False
 
-    def attempt(self) -> Decision[bool]:
+    def try_acquire(self) -> Decision[bool]:
         """Take the Lease if that is allowed now; whether it was, and why or why not."""
         with self._lock:
             began = self._clock()
             try:
-                found, server_now = self._read()
-                seen = None if found is None else self._seen(found)
+                found, server_now = self._read_lease()
+                seen = None if found is None else self._snapshot(found)
                 ended = seen is not None and self._holder_ended(seen.holder)
-                answer = may_acquire_lease(seen, self._candidate.holder, server_now, holder_ended=ended)
+                answer = may_acquire_lease(seen, self._candidate.holder_identity, server_now, holder_ended=ended)
                 if answer.value:
-                    self._take(found, began)
+                    self._take_lease(found, began)
             except ConflictError:
                 return Decision(False, "another master was faster")
             except ApiError as error:
@@ -160,26 +160,26 @@ class LeaseFence:
                 return Decision(False, str(error))
             return answer
 
-    def _take(self, found: Manifest | None, began: float) -> None:
+    def _take_lease(self, found: Manifest | None, began: float) -> None:
         self._incarnation = _parse_incarnation(found) + 1
         self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=found is None)
         self._renewed_at = began
 
-    def _seen(self, found: Manifest) -> LeaseSnapshot:
+    def _snapshot(self, found: Manifest) -> LeaseSnapshot:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
         if version != self._version:
-            self._version, self._since = version, self._clock()
+            self._version, self._unchanged_since = version, self._clock()
         return LeaseSnapshot(
             holder=spec.get("holderIdentity") or "",
             renewed_at=_last_change_time(found),
             duration_seconds=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
-            unchanged_seconds=self._clock() - self._since,
+            unchanged_seconds=self._clock() - self._unchanged_since,
         )
 
     def _holder_ended(self, holder: str) -> bool:
         """Whether a kubelet has seen the holder's container end. A pod that is merely gone may run on a lost node."""
         pod, _, uid = holder.rpartition(_HOLDER_SEPARATOR)
-        if not pod or holder == self._candidate.holder:
+        if not pod or holder == self._candidate.holder_identity:
             return False
         try:
             found = self._api.get(PODS, pod)
@@ -204,9 +204,9 @@ class LeaseFence:
         try:
             self._write_lease(self._renewed_spec())
         except (ConflictError, NotFoundError):
-            found, _ = self._read()
+            found, _ = self._read_lease()
             holder = "" if found is None else found.get("spec", {}).get("holderIdentity") or ""
-            if found is not None and holder != self._candidate.holder:
+            if found is not None and holder != self._candidate.holder_identity:
                 self._lost = True
                 return
             if found is None and self._is_job_going():
@@ -242,15 +242,15 @@ class LeaseFence:
     def _renewed_spec(self) -> Manifest:
         duration = int(LEASE_SECONDS)
         return {
-            "holderIdentity": self._candidate.holder,
+            "holderIdentity": self._candidate.holder_identity,
             "renewTime": _format_micro_time(),
             "leaseDurationSeconds": duration,
         }
 
-    def _read(self) -> tuple[Manifest | None, float | None]:
+    def _read_lease(self) -> tuple[Manifest | None, float | None]:
         """The Lease, None if there is none, and the server's clock."""
         try:
-            answer = self._api.ask("GET", LEASES.path(self._api.namespace, self._name))
+            answer = self._api.request("GET", LEASES.path(self._api.namespace, self._name))
         except NotFoundError:
             return None, None
         return answer.body, answer.server_time

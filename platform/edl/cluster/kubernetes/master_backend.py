@@ -214,13 +214,13 @@ class KubeMasterBackend:
         self, spec: JobSpec, pod_info: MasterPodInfo, make_client: Callable[[RateLimiter | None], KubeClient]
     ) -> None:
         owners = (owner_reference(pod_info.job, pod_info.job_uid),)
-        self._place = pod_info
+        self._pod_info = pod_info
         self.durable = has_shared_storage(spec)
         self.fence = LeaseFence(make_client(None), LeaseCandidate(pod_info.job, pod_info.pod, pod_info.pod_uid, owners))
-        self._api = make_client(TokenBucketLimiter()).fenced(self.fence.holds)
-        render = partial(self._render, spec)
+        self._api = make_client(TokenBucketLimiter()).with_fence(self.fence.holds)
+        render = partial(self._render_pod, spec)
         self.cluster = KubeCluster(self._api, pod_info.job, pod_info.job_uid, pod_info.namespace, render)
-        self.board = KubeStatusPublisher(make_client(None).fenced(self.fence.holds), pod_info.job)
+        self.status_publisher = KubeStatusPublisher(make_client(None).with_fence(self.fence.holds), pod_info.job)
         self._unfenced = make_client(None)
         self._concluded = False
         self._spec_uid: str | None = None
@@ -274,13 +274,13 @@ class KubeMasterBackend:
         Whether a master was told to go because its node is drained or because its Job was deleted, only the Job can
         tell. The next master must not wait for that answer.
         """
-        self.board.close()
+        self.status_publisher.close()
         self.fence.release()
         if not self._concluded:
             _retry_until(partial(self._delete_unowned_token, job_ended=False), time.monotonic() + LEAVE_SECONDS)
 
-    def _render(self, spec: JobSpec, role: Role, index: int, options: PodOptions) -> Manifest:
-        pod_info = self._place
+    def _render_pod(self, spec: JobSpec, role: Role, index: int, options: PodOptions) -> Manifest:
+        pod_info = self._pod_info
         return render_pod(
             spec,
             role,
@@ -299,7 +299,7 @@ class KubeMasterBackend:
         A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
         """
         if self._spec_uid is None:
-            name = names.spec_configmap(self._place.job)
+            name = names.spec_configmap(self._pod_info.job)
             try:
                 self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
             except NotFoundError:
@@ -313,12 +313,12 @@ class KubeMasterBackend:
 
     def _adopt_objects(self) -> None:
         try:
-            adopt_objects(self._api, self._place.job, self._place.job_uid)
+            adopt_objects(self._api, self._pod_info.job, self._pod_info.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
 
     def _delete_unowned_token(self, *, job_ended: bool) -> bool:
-        pod_info = self._place
+        pod_info = self._pod_info
         return delete_unowned_token(
             self._unfenced, pod_info.job, pod_info.job_uid, pod_info.token_secret, job_ended=job_ended
         )
@@ -326,16 +326,16 @@ class KubeMasterBackend:
     def _clear_pods(self, *, keep_crashed: bool) -> bool:
         """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
         try:
-            return self.cluster.clear(keep_crashed=keep_crashed)
+            return self.cluster.delete_all_pods(keep_crashed=keep_crashed)
         except ApiError as error:
             log.warning("pods of the job are still there: %s", error)
             return not isinstance(error, RetryableError)
 
     def _fail_job(self) -> bool:
         """Whether the Job knows, or never will."""
-        name = names.master_name(self._place.job)
+        name = names.master_name(self._pod_info.job)
         test: list[dict[str, Any]] = [
-            {"op": "test", "path": "/metadata/uid", "value": self._place.job_uid},
+            {"op": "test", "path": "/metadata/uid", "value": self._pod_info.job_uid},
             {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
         ]
         try:

@@ -52,7 +52,7 @@ class PodExec:
         path = PODS.path(namespace or connection.namespace, pod, "exec")
         self._where = f"exec in pod {pod}"
         self._socket = _connect_websocket(connection, f"{connection.host}{path}?{query}", self._where)
-        self._stdout, self._errors, self._ended = bytearray(), b"", False
+        self._stdout, self._stderr, self._ended = bytearray(), b"", False
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +66,7 @@ class PodExec:
     @property
     def stderr_tail(self) -> str:
         """The end of what the program wrote on standard error."""
-        return self._errors.decode(errors="replace").strip()
+        return self._stderr.decode(errors="replace").strip()
 
     def write(self, data: bytes) -> None:
         """To the program's standard input; raises NoResponseError when the connection broke."""
@@ -83,7 +83,7 @@ class PodExec:
         """
         spoke = time.monotonic()
         while len(self._stdout) < size and not self._ended:
-            if self._receive():
+            if self._receive_message():
                 spoke = time.monotonic()
             elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # the connection lives, the program says nothing
                 raise self._connection_error(TimeoutError(f"nothing was said for {EXEC_IDLE_SECONDS:g} s"))
@@ -98,7 +98,7 @@ class PodExec:
         wait for a program that waits for its input.
         """
         while not self._stdout and not self._ended and self._is_readable():
-            self._receive()
+            self._receive_message()
         return bool(self._stdout) or self._ended
 
     def _is_readable(self) -> bool:
@@ -108,7 +108,7 @@ class PodExec:
         pending = isinstance(raw, ssl.SSLSocket) and raw.pending() > 0
         return pending or bool(select.select([raw], [], [], 0)[0])
 
-    def _receive(self) -> bool:
+    def _receive_message(self) -> bool:
         """Take one message; whether it is one of the program, and none of the connection."""
         try:
             kind, message = self._socket.recv_data(control_frame=True)
@@ -122,24 +122,24 @@ class PodExec:
         if channel == _STDOUT_CHANNEL:
             self._stdout += data
         elif channel == _STDERR_CHANNEL:
-            self._errors = (self._errors + data)[-_STDERR_TAIL_BYTES:]
+            self._stderr = (self._stderr + data)[-_STDERR_TAIL_BYTES:]
         elif channel == _STATUS_CHANNEL:
-            self._end(data)
+            self._handle_status(data)
         return True
 
-    def _end(self, data: bytes) -> None:
+    def _handle_status(self, data: bytes) -> None:
         self._ended = True
         status = json.loads(data) if data else {}
-        if status.get("status") == "Failure" and not self._errors:
-            self._errors = str(status.get("message", "")).encode()
+        if status.get("status") == "Failure" and not self._stderr:
+            self._stderr = str(status.get("message", "")).encode()
 
     def _connection_error(self, error: Exception) -> NoResponseError:
         return NoResponseError(f"The connection broke: {error or type(error).__name__}", where=self._where)
 
 
 def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebSocket:
-    websocket: Any = WebSocket(sslopt=_tls_options(connection.pool), enable_multithread=False)
-    head = [f"{name}: {value}" for name, value in connection.headers().items()]
+    websocket: Any = WebSocket(sslopt=_tls_options(connection.http_pool), enable_multithread=False)
+    head = [f"{name}: {value}" for name, value in connection.auth_headers().items()]
     try:
         websocket.connect(
             url.replace("http", "ws", 1),
@@ -147,7 +147,7 @@ def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebS
             subprotocols=list(_SUBPROTOCOLS),
             timeout=EXEC_IDLE_SECONDS,
             suppress_origin=True,
-            **_proxy_options(connection.pool),
+            **_proxy_options(connection.http_pool),
         )
     except WebSocketBadStatusException as error:
         raise error_from_response(error.status_code, error.resp_body or b"", where=where) from error

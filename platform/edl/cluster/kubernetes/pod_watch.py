@@ -35,33 +35,33 @@ class PodRecord:
 
     Attributes:
         name: of the object.
-        seen: what it meant.
-        born: when it was created; ISO 8601, sorts by time.
+        status: what it meant.
+        created_at: when it was created; ISO 8601, sorts by time.
         leaving_since: seconds of this process's clock at which it was first seen to be deleted; None: it is not. The
             server's clock, which is in the object, may differ from ours.
-        grace: seconds that it was given to go.
+        grace_seconds: seconds that it was given to go.
     """
 
     name: str
-    seen: PodStatus
-    born: str = ""
+    status: PodStatus
+    created_at: str = ""
     leaving_since: float | None = None
-    grace: float = 0.0
+    grace_seconds: float = 0.0
 
     @property
     def uid(self) -> str:
         """Of the pod."""
-        return self.seen.uid
+        return self.status.uid
 
 
 class PodCache:
     """The pods of one job that exist as objects. Safe to use from several threads."""
 
     def __init__(self, job_uid: str, now: Callable[[], float] = time.monotonic) -> None:
-        self._job_uid, self._now = job_uid, now
+        self._job_uid, self._clock = job_uid, now
         self._records: dict[str, PodRecord] = {}
-        self._asked: set[str] = set()
-        self._gone: set[str] = set()
+        self._deletion_requested: set[str] = set()
+        self._removed: set[str] = set()
         self._lock = threading.Lock()
 
     def owns(self, pod: Manifest) -> bool:
@@ -69,75 +69,75 @@ class PodCache:
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self._job_uid for owner in owners)
 
-    def note(self, pod: Manifest) -> PodStatus | None:
+    def update(self, pod: Manifest) -> PodStatus | None:
         """Note an object and say what it means; None if it is no pod that a master of this job started."""
         if not self.owns(pod):
             return None
         meta = pod["metadata"]
         with self._lock:
             try:
-                seen = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._asked)
+                seen = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._deletion_requested)
             except ValueError:
                 return None
             known = self._records.get(seen.uid)
             since = known.leaving_since if known else None
             if since is None and "deletionTimestamp" in meta:
-                since = self._now()
+                since = self._clock()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet writes 0 when it is done
-            if seen.uid not in self._gone:  # the answer to a creation may come after the end that a watch told
+            if seen.uid not in self._removed:  # the answer to a creation may come after the end that a watch told
                 self._records[seen.uid] = PodRecord(
                     meta["name"],
                     seen,
                     meta.get("creationTimestamp") or "",
                     since,
-                    max(grace, known.grace if known else 0.0),
+                    max(grace, known.grace_seconds if known else 0.0),
                 )
         return seen
 
-    def listed(self, pods: Iterable[Manifest], known_before: Iterable[PodRecord]) -> list[PodStatus]:
+    def update_from_list(self, pods: Iterable[Manifest], known_before: Iterable[PodRecord]) -> list[PodStatus]:
         """Note a full list; return what is in it and the ends of those that are not any more.
 
         Args:
             pods: all that the server has.
             before: what was known when the list was asked for; what began meanwhile may be missing in it.
         """
-        seen = [pod for pod in map(self.note, pods) if pod is not None]
+        seen = [pod for pod in map(self.update, pods) if pod is not None]
         present = {pod.uid for pod in seen}
         vanished = [body for body in known_before if body.uid not in present]
         for body in vanished:
             self._remove_record(body.uid)
-        return [*seen, *(self.end(body.seen) for body in vanished)]
+        return [*seen, *(self.final_status(body.status) for body in vanished)]
 
-    def deleted(self, pod: Manifest) -> PodStatus | None:
+    def remove_deleted(self, pod: Manifest) -> PodStatus | None:
         """Forget an object that is gone and say how it ended."""
-        seen = self.note(pod)
+        seen = self.update(pod)
         if seen is None:
             return None
         self._remove_record(seen.uid)
-        return self.end(seen)
+        return self.final_status(seen)
 
     def _remove_record(self, uid: str) -> None:
         with self._lock:
             self._records.pop(uid, None)
-            self._gone.add(uid)
+            self._removed.add(uid)
 
-    def end(self, last: PodStatus) -> PodStatus:
+    def final_status(self, last: PodStatus) -> PodStatus:
         """The end of a pod whose object is gone."""
         with self._lock:
-            return pod_status.removed_pod_status(last, deletion_requested=last.uid in self._asked)
+            return pod_status.removed_pod_status(last, deletion_requested=last.uid in self._deletion_requested)
 
-    def name(self, uid: str) -> str | None:
+    def pod_name(self, uid: str) -> str | None:
         """Name of the object; None if it is not known."""
         with self._lock:
             body = self._records.get(uid)
             return body.name if body else None
 
-    def ask(self, uid: str) -> None:
+    def mark_deletion_requested(self, uid: str) -> None:
         """Remember that the master wants it to go, unless somebody else wanted that before."""
         with self._lock:
             body = self._records.get(uid)
             if body is None or body.leaving_since is None:
-                self._asked.add(uid)
+                self._deletion_requested.add(uid)
 
     def records(self) -> tuple[PodRecord, ...]:
         """All objects that are known to exist."""
@@ -156,20 +156,21 @@ class WatchSettings:
     """How a watch behaves.
 
     Attributes:
-        seconds: after which the server ends it, so that it is listed again; heals events that were lost without a sign.
-        idle_timeout: seconds without a line after which it is given up; longer than ``seconds``.
-        forbidden: seconds for which 401 and 403 are borne: a server that has just started refuses everybody.
+        timeout_seconds: after which the server ends it, so that it is listed again; heals events that were lost without
+            a sign.
+        idle_timeout: seconds without a line after which it is given up; longer than ``timeout_seconds``.
+        forbidden_timeout: seconds for which 401 and 403 are borne: a server that has just started refuses everybody.
         backoff: after failures.
         jitter: evenly distributed over 0-1.
-        now: seconds of a clock that does not go back.
+        clock: seconds of a clock that does not go back.
     """
 
-    seconds: int = 60
+    timeout_seconds: int = 60
     idle_timeout: float = 75.0
-    forbidden: float = 60.0
+    forbidden_timeout: float = 60.0
     backoff: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     jitter: Callable[[], float] = random.random
-    now: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ class _FailureState:
     last_succeeded: bool = False
     forbidden_since: float | None = None
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Something worked."""
         self.failures, self.last_succeeded, self.forbidden_since = 0, True, None
 
@@ -199,9 +200,9 @@ class PodWatch:
     def __init__(
         self, api: KubeClient, namespace: str, selector: str, pod_cache: PodCache, settings: WatchSettings | None = None
     ) -> None:
-        self._api, self._namespace, self._selector, self._register = api, namespace, selector, pod_cache
-        self._manners = settings or WatchSettings()
-        self._watch_cache = WatchCache(pod_cache.end)
+        self._api, self._namespace, self._selector, self._pod_cache = api, namespace, selector, pod_cache
+        self._settings = settings or WatchSettings()
+        self._watch_cache = WatchCache(pod_cache.final_status)
         self._failure_state = _FailureState()
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -214,7 +215,7 @@ class PodWatch:
             if self._stream is not None:
                 self._stream.close()
 
-    def pods(self) -> Iterator[PodStatus | WatchSynced]:
+    def watch_pods(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield every pod, ``WatchSynced``, then changes.
 
         Raises:
@@ -229,7 +230,7 @@ class PodWatch:
                 if not synced:
                     synced = True
                     yield WatchSynced()
-                for seen in self._follow(version):
+                for seen in self._follow_changes(version):
                     yield from seen
             except (RetryableError, ForbiddenError) as error:
                 self._wait_after_error(error)
@@ -238,36 +239,40 @@ class PodWatch:
 
     def _list_pods(self) -> tuple[str, list[PodStatus]]:
         """Where a watch begins, and what changed until there."""
-        before = self._register.records()
+        before = self._pod_cache.records()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         self._failure_state.forbidden_since = None
-        return listing.resource_version, self._watch_cache.listed(self._register.listed(listing.items, before))
+        return listing.resource_version, self._watch_cache.apply_list(
+            self._pod_cache.update_from_list(listing.items, before)
+        )
 
-    def _follow(self, version: str) -> Iterator[list[PodStatus]]:
+    def _follow_changes(self, version: str) -> Iterator[list[PodStatus]]:
         """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""
-        stream = self._open(version)
+        stream = self._open_stream(version)
         if stream is None:
             return
-        began = self._manners.now()
+        began = self._settings.clock()
         try:
             for kind, item in stream.events():
-                self._failure_state.over()
-                yield self._watch_cache.changed(seen) if (seen := self._apply_event(kind, item)) is not None else []
+                self._failure_state.reset()
+                yield (
+                    self._watch_cache.apply_change(seen) if (seen := self._apply_event(kind, item)) is not None else []
+                )
         finally:
-            if self._manners.now() - began >= STABLE_WATCH_SECONDS:
-                self._failure_state.over()
+            if self._settings.clock() - began >= STABLE_WATCH_SECONDS:
+                self._failure_state.reset()
             with self._lock:
                 self._stream = None
             stream.release()
 
-    def _open(self, version: str) -> ResponseStream | None:
+    def _open_stream(self, version: str) -> ResponseStream | None:
         stream = self._api.watch(
             PODS,
             resource_version=version,
             namespace=self._namespace,
             labels=self._selector,
-            timeout_seconds=self._manners.seconds,
-            idle_timeout=self._manners.idle_timeout,
+            timeout_seconds=self._settings.timeout_seconds,
+            idle_timeout=self._settings.idle_timeout,
         )
         with self._lock:
             if not self._closed.is_set():
@@ -278,16 +283,16 @@ class PodWatch:
 
     def _apply_event(self, kind: str, item: Manifest) -> PodStatus | None:
         if kind in ("ADDED", "MODIFIED"):
-            return self._register.note(item)
-        return self._register.deleted(item) if kind == "DELETED" else None
+            return self._pod_cache.update(item)
+        return self._pod_cache.remove_deleted(item) if kind == "DELETED" else None
 
     def _wait_after_error(self, error: RetryableError | ForbiddenError) -> None:
         """Wait before the next attempt."""
-        now = self._manners.now()
+        now = self._settings.clock()
         if isinstance(error, ForbiddenError):
             since = self._failure_state.forbidden_since
             self._failure_state.forbidden_since = now if since is None else since
-            if now - self._failure_state.forbidden_since > self._manners.forbidden:
+            if now - self._failure_state.forbidden_since > self._settings.forbidden_timeout:
                 raise error
         if self._failure_state.failures == 0:
             log.info("the watch of the pods begins again: %s", error.message)
@@ -302,5 +307,5 @@ class PodWatch:
     def _back_off(self, retry_after: float | None) -> None:
         self._failure_state.failures, self._failure_state.last_succeeded = self._failure_state.failures + 1, False
         self._closed.wait(
-            self._manners.backoff.jittered_delay(self._failure_state.failures, self._manners.jitter(), retry_after)
+            self._settings.backoff.jittered_delay(self._failure_state.failures, self._settings.jitter(), retry_after)
         )

@@ -24,32 +24,34 @@ class TokenBucket:
     Attributes:
         rate: tokens a second.
         burst: the most that are kept.
-        tokens: at the time ``at``.
-        at: seconds of the caller's clock.
+        tokens: at the time ``updated_at``.
+        updated_at: seconds of the caller's clock.
     """
 
     rate: float
     burst: float
     tokens: float
-    at: float
+    updated_at: float
 
     @classmethod
-    def full(cls, rate: float, burst: float, now: float) -> TokenBucket:
+    def create_full(cls, rate: float, burst: float, now: float) -> TokenBucket:
         """A bucket that nobody has used."""
         return cls(rate, burst, burst, now)
 
-    def take(self, now: float) -> tuple[TokenBucket, float]:
+    def take_token(self, now: float) -> tuple[TokenBucket, float]:
         """Take a token, first come first served; return the bucket after it and the seconds to wait for it."""
-        earned = max(now - self.at, 0.0) * self.rate
+        earned = max(now - self.updated_at, 0.0) * self.rate
         left = min(self.burst, self.tokens + earned) - 1
-        return replace(self, tokens=left, at=max(now, self.at)), max(-left / self.rate, 0.0)
+        return replace(self, tokens=left, updated_at=max(now, self.updated_at)), max(-left / self.rate, 0.0)
 
-    def hold(self, now: float, seconds: float) -> TokenBucket:
+    def after_pause(self, now: float, seconds: float) -> TokenBucket:
         """Have every later request wait until ``seconds`` from now, because the server asked for it."""
-        earned = max(now - self.at, 0.0) * self.rate
+        earned = max(now - self.updated_at, 0.0) * self.rate
         tokens = min(self.burst, self.tokens + earned)
         return replace(
-            self, tokens=min(tokens, -min(seconds, MAX_SERVER_DELAY_SECONDS) * self.rate), at=max(now, self.at)
+            self,
+            tokens=min(tokens, -min(seconds, MAX_SERVER_DELAY_SECONDS) * self.rate),
+            updated_at=max(now, self.updated_at),
         )
 
 
@@ -67,18 +69,18 @@ class TokenBucketLimiter:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._now, self._sleep = now, sleep
-        self._bucket = TokenBucket.full(rate, burst, now())
+        self._clock, self._sleep = now, sleep
+        self._bucket = TokenBucket.create_full(rate, burst, now())
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
         """Return when the next request may be sent."""
         with self._lock:
-            self._bucket, seconds = self._bucket.take(self._now())
+            self._bucket, seconds = self._bucket.take_token(self._clock())
         if seconds > 0:
             self._sleep(seconds)
 
-    def hold(self, seconds: float) -> None:
+    def pause_requests(self, seconds: float) -> None:
         """Send nothing for that long: the server answered 429."""
         with self._lock:
-            self._bucket = self._bucket.hold(self._now(), seconds)
+            self._bucket = self._bucket.after_pause(self._clock(), seconds)

@@ -60,13 +60,13 @@ class _BearerToken:
 
     def __init__(self, token: Path, clock: Callable[[], float]) -> None:
         self._token, self._clock = token, clock
-        self._read: tuple[float, Mapping[str, str]] | None = None
+        self._cached_header: tuple[float, Mapping[str, str]] | None = None
 
     def __call__(self) -> Mapping[str, str]:
-        cached, now = self._read, self._clock()
+        cached, now = self._cached_header, self._clock()
         if cached is None or now - cached[0] >= TOKEN_CACHE_SECONDS:
             cached = now, self._read_header()
-            self._read = cached
+            self._cached_header = cached
         return cached[1]
 
     def _read_header(self) -> Mapping[str, str]:

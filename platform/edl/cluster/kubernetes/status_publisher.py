@@ -162,7 +162,7 @@ class KubeStatusPublisher:
         self._pending_pages: Mapping[str, str] | None = None
         self._published_keys: frozenset[str] = frozenset()
         self._closing = False
-        self._until = float("inf")
+        self._deadline = float("inf")
         self._changed = threading.Condition()
         self._stream: ResponseStream | None = None
         self._thread = threading.Thread(target=self._publish_loop, name="board", daemon=True)
@@ -177,10 +177,10 @@ class KubeStatusPublisher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Show what was published last, as far as the server answers in time; end ``desired``."""
+        """Show what was published last, as far as the server answers in time; end ``watch_desired_state``."""
         with self._changed:
             self._closing = True
-            self._until = self._clock() + FINAL_PUBLISH_SECONDS
+            self._deadline = self._clock() + FINAL_PUBLISH_SECONDS
             self._changed.notify_all()
         if self._stream is not None:
             self._stream.close()
@@ -188,16 +188,16 @@ class KubeStatusPublisher:
 
     def _publish_loop(self) -> None:
         failures = 0
-        while (pages := self._next()) is not None:
+        while (pages := self._next_pages()) is not None:
             began = self._clock()
-            error = self._show(pages, quiet=failures > 0)
+            error = self._write_pages(pages, quiet=failures > 0)
             failures = failures + 1 if error else 0
             pause = _retry_delay(failures, error) if error else PUBLISH_PERIOD_SECONDS - (self._clock() - began)
             again = pages if isinstance(error, RetryableError) else None
-            if not self._rest(again, pause):
+            if not self._wait_before_retry(again, pause):
                 return
 
-    def _rest(self, unpublished: Mapping[str, str] | None, seconds: float) -> bool:
+    def _wait_before_retry(self, unpublished: Mapping[str, str] | None, seconds: float) -> bool:
         """Wait before the next publication; at the end only for a server that is away or busy, and not for long.
 
         Args:
@@ -214,16 +214,16 @@ class KubeStatusPublisher:
             if not (self._closing and unpublished):
                 return True
             self._changed.wait(_FINAL_RETRY_SECONDS)
-            return self._clock() < self._until
+            return self._clock() < self._deadline
 
-    def _next(self) -> Mapping[str, str] | None:
+    def _next_pages(self) -> Mapping[str, str] | None:
         """The newest pages, once there are some; None when the board is closed and all is shown."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending_pages is not None or self._closing)
             pages, self._pending_pages = self._pending_pages, None
             return pages
 
-    def _show(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
+    def _write_pages(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
         """Replace the pages; the ConfigMap itself was made by whoever made the Job, and goes with it."""
         gone: dict[str, Any] = dict.fromkeys(self._published_keys - pages.keys())
         try:
@@ -238,7 +238,7 @@ class KubeStatusPublisher:
 
     # ------------------------------------------------------------------ wishes
 
-    def desired(self) -> Iterator[DesiredState]:
+    def watch_desired_state(self) -> Iterator[DesiredState]:
         """Yield what is wanted now, then every change, until ``close``; a server that is away is asked again."""
         last: DesiredState | None = None
         failures = 0

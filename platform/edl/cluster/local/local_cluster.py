@@ -33,8 +33,8 @@ class LocalCluster:
         self._request_lock = threading.Lock()
         self._request_connection: _SupervisorConnection | None = None
         self._closed = threading.Event()
-        self._state = threading.Lock()
-        self._open: set[_SupervisorConnection] = set()
+        self._state_lock = threading.Lock()
+        self._connections: set[_SupervisorConnection] = set()
 
     @classmethod
     def from_environment(cls, token: str, variables: Mapping[str, str] | None = None) -> LocalCluster:
@@ -55,11 +55,11 @@ class LocalCluster:
 
         Processes of one machine have no memory limit and no priority: wishes change nothing.
         """
-        return str(self._ask({"op": "start", "role": role.value, "index": index})["uid"])
+        return str(self._request({"op": "start", "role": role.value, "index": index})["uid"])
 
     def delete(self, uid: str, *, grace: float) -> None:
         """Tell a pod to go; see ``edl.api.cluster_port.JobCluster.delete``."""
-        self._ask({"op": "delete", "uid": uid, "grace": grace})
+        self._request({"op": "delete", "uid": uid, "grace": grace})
 
     def watch(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
@@ -74,11 +74,11 @@ class LocalCluster:
             listed_pods: list[PodStatus] | None = []
             for message in self._watch_messages():
                 if listed_pods is None:
-                    yield from watch_cache.changed(supervisor_protocol.pod_from_message(message))
+                    yield from watch_cache.apply_change(supervisor_protocol.pod_from_message(message))
                 elif "synced" not in message:
                     listed_pods.append(supervisor_protocol.pod_from_message(message))
                 else:
-                    yield from watch_cache.listed(listed_pods)
+                    yield from watch_cache.apply_list(listed_pods)
                     listed_pods = None
                     if not synced:
                         synced = True
@@ -87,15 +87,15 @@ class LocalCluster:
     def close(self) -> None:
         """End every watch and release the connections; calls after it raise ``RetryableError``."""
         self._closed.set()
-        with self._state:
-            for connection in self._open:
+        with self._state_lock:
+            for connection in self._connections:
                 connection.shut_down()
         with self._request_lock:
             if self._request_connection is not None:
                 self._release(self._request_connection)
                 self._request_connection = None
 
-    def _ask(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+    def _request(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
         with self._request_lock:
             try:
                 return self._request_once(request)
@@ -112,7 +112,7 @@ class LocalCluster:
         if self._request_connection is None:
             self._request_connection = self._connect()
         try:
-            answer = self._request_connection.ask(request)
+            answer = self._request_connection.request(request)
         except ConnectionError:
             self._release(self._request_connection)
             self._request_connection = None
@@ -152,14 +152,14 @@ class LocalCluster:
 
     def _connect_once(self) -> _SupervisorConnection:
         connection = _SupervisorConnection(self._path)
-        with self._state:
+        with self._state_lock:
             if self._closed.is_set():
                 connection.close()
                 raise RetryableError("The cluster is closed", where=str(self._path))
-            self._open.add(connection)
+            self._connections.add(connection)
         try:
             supervisor_protocol.raise_error(
-                connection.ask(supervisor_protocol.hello_message(self._token)), where=str(self._path)
+                connection.request(supervisor_protocol.hello_message(self._token)), where=str(self._path)
             )
         except BaseException:
             self._release(connection)
@@ -167,8 +167,8 @@ class LocalCluster:
         return connection
 
     def _release(self, connection: _SupervisorConnection) -> None:
-        with self._state:
-            self._open.discard(connection)
+        with self._state_lock:
+            self._connections.discard(connection)
         connection.close()
 
 
@@ -190,7 +190,7 @@ class _SupervisorConnection:
             self._socket.close()
             raise
 
-    def ask(self, message: supervisor_protocol.Message) -> supervisor_protocol.Message:
+    def request(self, message: supervisor_protocol.Message) -> supervisor_protocol.Message:
         """Send a message and return its answer.
 
         Raises:

@@ -28,11 +28,11 @@ class OrphanReaper:
 
     def add_group(self, pid: int) -> None:
         """Put a process group on the list."""
-        self._tell(f"+{pid}\n")
+        self._send_line(f"+{pid}\n")
 
-    def left(self, pid: int) -> None:
+    def remove_group(self, pid: int) -> None:
         """Take a process group off the list."""
-        self._tell(f"-{pid}\n")
+        self._send_line(f"-{pid}\n")
 
     def close(self) -> None:
         """End the guard, which kills whoever is on the list."""
@@ -40,7 +40,7 @@ class OrphanReaper:
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         if self._process.stdin is not None:
             self._process.stdin.write(line.encode())
 

@@ -97,7 +97,7 @@ class ExitStatus:
         return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
 
     @classmethod
-    def of(cls, returncode: int) -> ExitStatus:
+    def from_returncode(cls, returncode: int) -> ExitStatus:
         """Describe a return code of ``subprocess``, in which a signal is negative.
 
         A role that catches SIGTERM and exits 143 itself was terminated just the same.
@@ -150,7 +150,7 @@ class RoleProcess:
         return self._process.pid
 
     @property
-    def age(self) -> float:
+    def age_seconds(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._start_time
 
@@ -173,7 +173,7 @@ class RoleProcess:
         if returncode is None:
             return None
         self.kill()  # what it left behind in its group
-        return ExitStatus.of(returncode)
+        return ExitStatus.from_returncode(returncode)
 
 
 def log_path(run_dir: Path, role: Role, index: int) -> Path:

@@ -74,41 +74,41 @@ class PodTable:
 
     def __init__(self) -> None:
         self._live_pods: dict[str, PodStatus] = {}
-        self._names: dict[tuple[Role, int], PodStatus] = {}
-        self._ended: dict[str, PodStatus] = {}
+        self._pods_by_name: dict[tuple[Role, int], PodStatus] = {}
+        self._ended_pods: dict[str, PodStatus] = {}
         self._deleting: set[str] = set()
 
     def __iter__(self) -> Iterator[PodStatus]:
-        return iter([*self._ended.values(), *self._live_pods.values()])
+        return iter([*self._ended_pods.values(), *self._live_pods.values()])
 
-    def live(self, role: Role, index: int) -> PodStatus | None:
+    def live_pod(self, role: Role, index: int) -> PodStatus | None:
         """Return the live pod of that name."""
-        return self._names.get((role, index))
+        return self._pods_by_name.get((role, index))
 
-    def started(self, uid: str, role: Role, index: int, pid: int) -> PodStatus:
+    def add_started(self, uid: str, role: Role, index: int, pid: int) -> PodStatus:
         """Enter a pod that runs since now."""
         pod = PodStatus(uid, role, index, PodPhase.RUNNING, reason="Started", pid=pid)
-        self._live_pods[uid] = self._names[role, index] = pod
+        self._live_pods[uid] = self._pods_by_name[role, index] = pod
         return pod
 
-    def delete(self, uid: str) -> bool:
+    def mark_deleted(self, uid: str) -> bool:
         """Note that a pod was told to go; return whether it is alive. An ended pod is forgotten."""
-        self._ended.pop(uid, None)
+        self._ended_pods.pop(uid, None)
         if uid in self._live_pods:
             self._deleting.add(uid)
         return uid in self._live_pods
 
-    def ended(self, uid: str, exit_status: ExitStatus) -> PodStatus:
+    def record_end(self, uid: str, exit_status: ExitStatus) -> PodStatus:
         """Enter a live pod's end and return its last state: ``GONE`` when it was deleted."""
         pod = self._live_pods.pop(uid)
-        del self._names[pod.role, pod.index]
+        del self._pods_by_name[pod.role, pod.index]
         if uid in self._deleting:
             self._deleting.remove(uid)
             return replace(pod, phase=PodPhase.GONE, exit_code=exit_status.exit_code, reason="Deleted")
         last = replace(pod, phase=exit_status.phase, exit_code=exit_status.exit_code, reason=exit_status.reason)
-        self._ended[uid] = last
-        if len(self._ended) > MAX_ENDED_PODS:
-            del self._ended[next(iter(self._ended))]
+        self._ended_pods[uid] = last
+        if len(self._ended_pods) > MAX_ENDED_PODS:
+            del self._ended_pods[next(iter(self._ended_pods))]
         return last
 
 
@@ -127,28 +127,30 @@ class RunLog:
 
     def __init__(self, run_dir: Path) -> None:
         self._log_path = run_dir / "logs" / "supervisor.log"
-        self._events = run_dir / "events.jsonl"
-        self._lost = 0
+        self._events_path = run_dir / "events.jsonl"
+        self._lost_lines = 0
         self._log_path.parent.mkdir(exist_ok=True)
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Append a line to the supervisor's log."""
-        gap = f"{self._lost} lines and events before this could not be written\n" if self._lost else ""
+        gap = f"{self._lost_lines} lines and events before this could not be written\n" if self._lost_lines else ""
         line = f"{gap}{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
         if self._append(self._log_path, line):
-            self._lost = 0
+            self._lost_lines = 0
 
-    def ended(self, process: RoleProcess, exit_status: ExitStatus) -> None:
+    def record_end(self, process: RoleProcess, exit_status: ExitStatus) -> None:
         """Note a process's end."""
-        self.line(f"{process.uid} (pid {process.pid}) ended: {exit_status.reason}, exit code {exit_status.exit_code}")
+        self.write_line(
+            f"{process.uid} (pid {process.pid}) ended: {exit_status.reason}, exit code {exit_status.exit_code}"
+        )
         if process.role == "master":
-            self._append(self._events, json.dumps(_role_ended_event(process, exit_status)) + "\n")
+            self._append(self._events_path, json.dumps(_role_ended_event(process, exit_status)) + "\n")
 
     def _append(self, path: Path, text: str) -> bool:
         try:
             _append_text(path, text)
         except OSError:
-            self._lost += 1
+            self._lost_lines += 1
             return False
         return True
 
@@ -263,9 +265,9 @@ class Supervisor:
         self._loop = loop
         self._run_dir = run_dir
         self._runtime = runtime
-        self._command = command
-        self._record = RunLog(run_dir)
-        self._table = PodTable()
+        self._role_command = command
+        self._run_log = RunLog(run_dir)
+        self._pods = PodTable()
         self._processes: dict[str, RoleProcess] = {}
         self._restart_policy = RestartPolicy()
         self._exit_code: int | None = None
@@ -278,17 +280,17 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until the job has ended or is stopped; return the exit code."""
-        self._record.line(f"supervisor (pid {os.getpid()}) started")
+        self._run_log.write_line(f"supervisor (pid {os.getpid()}) started")
         try:
             self._start_master()
             while self._exit_code is None or self._processes:
-                self._loop.turn()
+                self._loop.run_once()
         finally:
             self._kill_all()
             self._server.close()
             if self._orphan_reaper is not None:
                 self._orphan_reaper.close()
-        self._record.line(f"supervisor ended, exit code {self._exit_code}")
+        self._run_log.write_line(f"supervisor ended, exit code {self._exit_code}")
         return self._exit_code
 
     def abandon(self) -> None:
@@ -307,7 +309,7 @@ class Supervisor:
             RetryableError: the job is ending, or the machine has no process left to give.
             BadInputError: the role's command does not exist.
         """
-        live_pod = self._table.live(role, index)
+        live_pod = self._pods.live_pod(role, index)
         if live_pod is not None:
             return live_pod.uid
         if self._exit_code is not None:
@@ -318,34 +320,34 @@ class Supervisor:
             raise BadInputError(f"{role} {index} cannot be started: {error}") from error
         except OSError as error:
             raise RetryableError(f"{role} {index} cannot be started now: {error}") from error
-        self._server.publish(self._table.started(process.uid, role, index, process.pid))
+        self._server.publish(self._pods.add_started(process.uid, role, index, process.pid))
         return process.uid
 
     def delete(self, uid: str, grace: float) -> None:
         """Tell a pod to go and kill it after ``grace`` seconds."""
-        if not self._table.delete(uid):
+        if not self._pods.mark_deleted(uid):
             return
-        self._record.line(f"{uid} is told to go, grace {grace:g} s")
-        self._end(self._processes[uid], grace)
+        self._run_log.write_line(f"{uid} is told to go, grace {grace:g} s")
+        self._terminate_role(self._processes[uid], grace)
 
-    def seen(self) -> Iterable[PodStatus]:
+    def list_pods(self) -> Iterable[PodStatus]:
         """Return every pod, the ended ones first."""
-        return self._table
+        return self._pods
 
-    def _end(self, process: RoleProcess, grace: float) -> None:
+    def _terminate_role(self, process: RoleProcess, grace: float) -> None:
         if grace <= 0:
             process.kill()
             return
         process.terminate()
-        self._loop.after(grace, lambda: process.kill() if process.uid in self._processes else None)
+        self._loop.call_later(grace, lambda: process.kill() if process.uid in self._processes else None)
 
     def _launch_role(self, role: Role, index: int) -> RoleProcess:
         environment = self._role_environment(role, index)
-        process = RoleProcess(environment, self._command(role, index))
+        process = RoleProcess(environment, self._role_command(role, index))
         self._processes[process.uid] = process
         if self._orphan_reaper is not None:
             self._orphan_reaper.add_group(process.pid)
-        self._record.line(f"{process.uid} (pid {process.pid}) started")
+        self._run_log.write_line(f"{process.uid} (pid {process.pid}) started")
         return process
 
     def _role_environment(self, role: Role, index: int) -> RoleEnvironment:
@@ -366,7 +368,7 @@ class Supervisor:
         try:
             self._launch_role(Role.MASTER, 0)
         except OSError as error:  # no process to be had, a full disk: both may pass
-            self._record.line(f"the master cannot be started: {error}")
+            self._run_log.write_line(f"the master cannot be started: {error}")
             self._restart_master(0.0)
 
     def _reap_processes(self) -> None:
@@ -375,15 +377,15 @@ class Supervisor:
             if exit_status is not None:
                 del self._processes[process.uid]
                 if self._orphan_reaper is not None:
-                    self._orphan_reaper.left(process.pid)
-                self._ended(process, exit_status)
+                    self._orphan_reaper.remove_group(process.pid)
+                self._handle_role_end(process, exit_status)
 
-    def _ended(self, process: RoleProcess, exit_status: ExitStatus) -> None:
-        self._record.ended(process, exit_status)
+    def _handle_role_end(self, process: RoleProcess, exit_status: ExitStatus) -> None:
+        self._run_log.record_end(process, exit_status)
         if process.role == Role.MASTER:
-            self._handle_master_end(process.age, exit_status)
+            self._handle_master_end(process.age_seconds, exit_status)
         else:
-            self._server.publish(self._table.ended(process.uid, exit_status))
+            self._server.publish(self._pods.record_end(process.uid, exit_status))
 
     def _handle_master_end(self, age: float, exit_status: ExitStatus) -> None:
         if self._exit_code is not None:
@@ -398,10 +400,10 @@ class Supervisor:
     def _restart_master(self, age: float) -> None:
         self._restart_policy = self._restart_policy.after_death(age)
         if self._restart_policy.is_exhausted:
-            self._record.line("the master keeps dying at once: given up; its log says why")
+            self._run_log.write_line("the master keeps dying at once: given up; its log says why")
             self._stop_all_roles(1, DONE_GRACE_SECONDS)
         else:
-            self._loop.after(self._restart_policy.delay_seconds, self._start_master)
+            self._loop.call_later(self._restart_policy.delay_seconds, self._start_master)
 
     def _request_job_end(self, exit_code: int) -> None:
         """Have the master take a final checkpoint and end the job, then end; asked twice, end at once.
@@ -416,9 +418,9 @@ class Supervisor:
             self._stop_all_roles(exit_code, STOP_GRACE_SECONDS)
         else:
             self._requested_exit_code = exit_code
-            self._record.line(f"the master is told to end the job, {FINAL_CHECKPOINT_SECONDS:g} s at most")
+            self._run_log.write_line(f"the master is told to end the job, {FINAL_CHECKPOINT_SECONDS:g} s at most")
             master.request_job_end()
-            self._loop.after(FINAL_CHECKPOINT_SECONDS, self._stop_if_late)
+            self._loop.call_later(FINAL_CHECKPOINT_SECONDS, self._stop_if_late)
 
     def _stop_if_late(self) -> None:
         if self._exit_code is None and self._requested_exit_code is not None:
@@ -429,6 +431,6 @@ class Supervisor:
             self._kill_all()
             return
         self._exit_code = exit_code
-        self._record.line(f"every role is told to go, grace {grace:g} s")
+        self._run_log.write_line(f"every role is told to go, grace {grace:g} s")
         for process in self._processes.values():
-            self._end(process, grace)
+            self._terminate_role(process, grace)

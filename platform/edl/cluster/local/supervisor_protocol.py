@@ -32,7 +32,7 @@ class MessageDecoder:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that ``data`` completes.
@@ -40,8 +40,8 @@ class MessageDecoder:
         Raises:
             RefusedError: a line is too long or not a JSON object.
         """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
             raise RefusedError(f"A message is longer than {MAX_LINE_BYTES} bytes")
         return [_decode_line(line) for line in lines]
 

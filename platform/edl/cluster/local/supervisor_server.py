@@ -34,7 +34,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._timer_order = itertools.count()
         self._signals: dict[int, Callable[[], None]] = {}
         self._previous_handlers: dict[int, Any] = {}
         self._pending_signals: set[int] = set()
@@ -42,7 +42,7 @@ class EventLoop:
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
         self._previous_wakeup = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        self.watch(self._wakeup, selectors.EVENT_READ, lambda _: self._drain())
+        self.watch(self._wakeup, selectors.EVENT_READ, lambda _: self._drain_wakeup())
 
     def watch(self, file: socket.socket | int, events: int, ready: ReadyCallback) -> None:
         """Call ``ready`` whenever the file is ready; again with other ``events`` to change them."""
@@ -55,16 +55,16 @@ class EventLoop:
         """Watch a file no more."""
         self._selector.unregister(file)
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call once, ``seconds`` from now."""
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), call))
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._timer_order), call))
 
     def on_signal(self, signum: int, call: Callable[[], None]) -> None:
         """Call from the loop, not from the signal handler, when the signal arrives."""
         self._signals[signum] = call
         self._previous_handlers[signum] = signal.signal(signum, self._record_signal)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait until something is due and do it."""
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         for key, mask in self._selector.select(timeout):
@@ -90,7 +90,7 @@ class EventLoop:
         # exec writes to that socket too, and must not be mistaken for the supervisor.
         self._pending_signals.add(signum)
 
-    def _drain(self) -> None:
+    def _drain_wakeup(self) -> None:
         while True:
             try:
                 if not self._wakeup.recv(4096):
@@ -120,7 +120,7 @@ class PodOperations(Protocol):
         """Tell a pod to go."""
         ...
 
-    def seen(self) -> Iterable[PodStatus]:
+    def list_pods(self) -> Iterable[PodStatus]:
         """Return every pod that a watch lists."""
         ...
 
@@ -181,7 +181,7 @@ class SupervisorServer:
             raise RefusedError("The token is not this job's")
         return True
 
-    def answer(self, connection: _ClientConnection, message: supervisor_protocol.Message) -> None:
+    def handle_request(self, connection: _ClientConnection, message: supervisor_protocol.Message) -> None:
         """Do what a request asks for and answer it.
 
         Raises:
@@ -195,7 +195,7 @@ class SupervisorServer:
                 connection.send({})
             case {"op": "watch"}:
                 connection.watching = True
-                for pod in self._pods.seen():
+                for pod in self._pods.list_pods():
                     connection.send(supervisor_protocol.pod_message(pod))
                 connection.send({"synced": True})
             case _:
@@ -216,7 +216,7 @@ class _ClientConnection:
         self._open = True
         peer.setblocking(False)
         loop.watch(peer, selectors.EVENT_READ, self._on_ready)
-        loop.after(AUTHENTICATION_SECONDS, self._close_unauthenticated)
+        loop.call_later(AUTHENTICATION_SECONDS, self._close_unauthenticated)
 
     def send(self, message: supervisor_protocol.Message) -> None:
         """Send as much as the socket takes and keep the rest for later."""
@@ -269,18 +269,18 @@ class _ClientConnection:
             return
         try:
             for message in self._lines.feed(data):
-                self._take(message)
+                self._handle_message(message)
         except RefusedError as error:
             self.send(supervisor_protocol.error_message(error))
             self.close()
 
-    def _take(self, message: supervisor_protocol.Message) -> None:
+    def _handle_message(self, message: supervisor_protocol.Message) -> None:
         if not self._authenticated:
             self._authenticated = self._server.check_token(message)
             self.send({"edl": supervisor_protocol.PROTOCOL_VERSION})
             return
         try:
-            self._server.answer(self, message)
+            self._server.handle_request(self, message)
         except RefusedError:
             raise
         except EdlError as error:

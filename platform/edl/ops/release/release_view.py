@@ -34,30 +34,30 @@ class SubmitterIdentity:
 
     Attributes:
         release: of the chart.
-        job: name of the submitter Job.
-        uid: of the submitter Job; also the name of its one submission.
+        submitter_job: name of the submitter Job.
+        submitter_uid: of the submitter Job; also the name of its one submission.
         scheduled: whether a CronJob made it.
-        resume: the run to go on with: its id, or ``latest``; None for a new one.
+        resume_run: the run to go on with: its id, or ``latest``; None for a new one.
     """
 
     release: str
-    job: str
-    uid: str
+    submitter_job: str
+    submitter_uid: str
     scheduled: bool = False
-    resume: str | None = None
+    resume_run: str | None = None
 
     @property
     def submission_id(self) -> str:
         """What all pods of this submitter call their one submission."""
-        return self.uid
+        return self.submitter_uid
 
     def derive_job_name(self, name: str) -> str:
         """The name of the job: that of its spec; of a scheduled one, another for each date."""
         if not self.scheduled:
             return name
-        tail = self.job.rpartition("-")[2]
+        tail = self.submitter_job.rpartition("-")[2]
         if not _CRON_MINUTES.fullmatch(tail):  # kubectl create job --from=cronjob/…
-            tail = hashlib.sha256(self.job.encode()).hexdigest()[:_DIGEST_CHARS]
+            tail = hashlib.sha256(self.submitter_job.encode()).hexdigest()[:_DIGEST_CHARS]
         return f"{name}-{tail}"
 
 
@@ -107,7 +107,7 @@ def read_release_view(api: KubeClient, identity: SubmitterIdentity) -> ReleaseVi
         if (master := parse_master_job(job)) is not None
     ]
     found = [parse_submitter_job(job) for job in _list_release_jobs(api, identity.release, SUBMITTER_ROLE)]
-    return ReleaseView(own_submitter, [each for each in found if each.uid != identity.uid], masters)
+    return ReleaseView(own_submitter, [each for each in found if each.uid != identity.submitter_uid], masters)
 
 
 def parse_submitter_job(job: Manifest) -> SubmitterJob:
@@ -137,10 +137,10 @@ def parse_master_job(job: Manifest) -> MasterJob | None:
 
 def _read_own_submitter(api: KubeClient, identity: SubmitterIdentity) -> SubmitterJob | None:
     try:
-        job = api.get(JOBS, identity.job)
+        job = api.get(JOBS, identity.submitter_job)
     except NotFoundError:
         return None
-    return parse_submitter_job(job) if job["metadata"]["uid"] == identity.uid else None
+    return parse_submitter_job(job) if job["metadata"]["uid"] == identity.submitter_uid else None
 
 
 def _list_release_jobs(api: KubeClient, release: str, role: str) -> tuple[Manifest, ...]:
@@ -164,15 +164,19 @@ def add_release_labels(manifests: Sequence[Manifest], identity: SubmitterIdentit
 
 def mark_submitted(api: KubeClient, identity: SubmitterIdentity, uid: str) -> None:
     """Note on the submitter Job which master Job it has, so that none is submitted again once that is deleted."""
-    api.patch(JOBS, identity.job, {"metadata": {"uid": identity.uid, "annotations": {SUBMITTED_ANNOTATION: uid}}})
+    api.patch(
+        JOBS,
+        identity.submitter_job,
+        {"metadata": {"uid": identity.submitter_uid, "annotations": {SUBMITTED_ANNOTATION: uid}}},
+    )
 
 
 def _submitter_reference(identity: SubmitterIdentity) -> Manifest:
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.name,
-        "name": identity.job,
-        "uid": identity.uid,
+        "name": identity.submitter_job,
+        "uid": identity.submitter_uid,
         "controller": False,
         "blockOwnerDeletion": False,
     }
@@ -196,19 +200,19 @@ class ReleaseCleanup:
     def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job_names = api, [job]
         self._deleted_uids: set[str] = set()
-        self._asked: set[tuple[str, int | None]] = set()
+        self._requested: set[tuple[str, int | None]] = set()
 
-    def round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
+    def delete_round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
         """Ask for the deletion of ``masters``, and of what nobody has asked for yet; returns what still goes."""
         for master in masters:
             self._deleted_uids.add(master.uid)
-            self._delete(JOBS, names.master_name(master.job), master.uid)
-            if master.job not in self._job_names:
-                self._job_names.append(master.job)
+            self._delete_once(JOBS, names.master_name(master.job_name), master.uid)
+            if master.job_name not in self._job_names:
+                self._job_names.append(master.job_name)
         left = [select_departing(list_job_objects(self._api, job), self._deleted_uids) for job in self._job_names]
         for there in left:
-            for pod in there.of(PODS):
-                self._force_delete(pod, there.now)
+            for pod in there.select_kind(PODS):
+                self._force_delete(pod, there.server_time)
         return replace(left[0], objects=tuple(thing for there in left for thing in there.objects))
 
     def _force_delete(self, pod: Manifest, now: float) -> None:
@@ -216,16 +220,16 @@ class ReleaseCleanup:
         if "deletionTimestamp" not in meta:
             # the others follow their Job; a master that lived on would ask for new ones
             if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._deleted_uids:
-                self._delete(PODS, meta["name"], meta["uid"])
+                self._delete_once(PODS, meta["name"], meta["uid"])
         elif is_deletion_stuck(pod, None, now):
-            self._delete(PODS, meta["name"], meta["uid"], grace=0)
+            self._delete_once(PODS, meta["name"], meta["uid"], grace=0)
 
-    def _delete(self, kind: ResourceKind, name: str, uid: str, grace: int | None = None) -> None:
-        if (uid, grace) in self._asked:
+    def _delete_once(self, kind: ResourceKind, name: str, uid: str, grace: int | None = None) -> None:
+        if (uid, grace) in self._requested:
             return
         with suppress(NotFoundError, ConflictError):  # it is gone already, or another has its name
             self._api.delete(kind, name, uid=uid, grace=grace)
-        self._asked.add((uid, grace))
+        self._requested.add((uid, grace))
 
 
 def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) -> JobObjects:
@@ -234,7 +238,7 @@ def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) 
     An object that was made after the Jobs were listed looks as if its owner were gone; who only waits does no harm.
     """
     gone = frozenset(deleted_uids)
-    alive = {job["metadata"]["uid"] for job in job_objects.of(JOBS)} - gone
+    alive = {job["metadata"]["uid"] for job in job_objects.select_kind(JOBS)} - gone
 
     def goes(thing: Manifest) -> bool:
         meta, owners = thing["metadata"], _owner_uids(thing)

@@ -51,25 +51,25 @@ class SubmitterJob:
     """A submitter Job.
 
     Attributes:
-        created: unix seconds, whole ones.
+        created_at: unix seconds, whole ones.
         revision: of the release that rendered it.
         leaving: whether it is being deleted.
         scheduled: whether a CronJob made it.
-        submitted: the mark: uid of the master Job that it was about to let start; empty before.
+        submitted_uid: the mark: uid of the master Job that it was about to let start; empty before.
     """
 
     name: str
     uid: str
-    created: float
+    created_at: float
     revision: int = 0
     leaving: bool = False
     scheduled: bool = False
-    submitted: str = ""
+    submitted_uid: str = ""
 
     @property
-    def age(self) -> tuple[float, int, str]:
+    def age_key(self) -> tuple[float, int, str]:
         """What tells the newer of two: a total order, the same for whoever compares."""
-        return self.created, self.revision, self.name
+        return self.created_at, self.revision, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,16 @@ class MasterJob:
     """A master Job of the release.
 
     Attributes:
-        job: name of its job.
-        owner: uid of the submitter Job that it belongs to.
-        begun: whether it was allowed to start.
+        job_name: name of its job.
+        owner_uid: uid of the submitter Job that it belongs to.
+        has_begun: whether it was allowed to start.
         leaving: whether it is being deleted.
     """
 
-    job: str
+    job_name: str
     uid: str
-    owner: str
-    begun: bool = True
+    owner_uid: str
+    has_begun: bool = True
     leaving: bool = False
 
 
@@ -95,63 +95,67 @@ class ReleaseView:
     """What is there of a release at one moment.
 
     Attributes:
-        mine: the submitter Job that asks; None if it is gone.
-        others: further submitter Jobs.
-        masters: of any submitter of the release.
+        own_submitter: the submitter Job that asks; None if it is gone.
+        other_submitters: further submitter Jobs.
+        master_jobs: of any submitter of the release.
     """
 
-    mine: SubmitterJob | None
-    others: Sequence[SubmitterJob] = ()
-    masters: Sequence[MasterJob] = ()
+    own_submitter: SubmitterJob | None
+    other_submitters: Sequence[SubmitterJob] = ()
+    master_jobs: Sequence[MasterJob] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitterDecision:
-    """A step, and why; ``masters`` are those that it is about."""
+    """A step, and why; ``master_jobs`` are those that it is about."""
 
     step: SubmitterStep
     reason: str
-    masters: tuple[MasterJob, ...] = ()
+    master_jobs: tuple[MasterJob, ...] = ()
 
 
 def decide_step(view: ReleaseView) -> SubmitterDecision:
     """The next step of a submitter."""
-    own_submitter = view.mine
+    own_submitter = view.own_submitter
     if own_submitter is None or own_submitter.leaving:
         return SubmitterDecision(SubmitterStep.REPLACED, "this submitter's Job is gone")
-    if newer := _newest_rival(own_submitter, view.others):
+    if newer := _newest_rival(own_submitter, view.other_submitters):
         return SubmitterDecision(SubmitterStep.REPLACED, f"submitter {newer.name} has replaced this one")
-    own = next((master for master in view.masters if master.owner == own_submitter.uid), None)
+    own = next((master for master in view.master_jobs if master.owner_uid == own_submitter.uid), None)
     if own is not None:
-        return _decide_own_job(own, own_submitter.submitted)
-    if own_submitter.submitted:
+        return _decide_own_job(own, own_submitter.submitted_uid)
+    if own_submitter.submitted_uid:
         return SubmitterDecision(SubmitterStep.DELETED, "the job was deleted by somebody")
-    if view.masters and not own_submitter.scheduled:
-        jobs = ", ".join(dict.fromkeys(master.job for master in view.masters))
+    if view.master_jobs and not own_submitter.scheduled:
+        jobs = ", ".join(dict.fromkeys(master.job_name for master in view.master_jobs))
         return SubmitterDecision(
-            SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.masters)
+            SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.master_jobs)
         )
     return SubmitterDecision(SubmitterStep.SUBMIT, "nothing was submitted yet")
 
 
 def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
     if own.leaving:
-        return SubmitterDecision(SubmitterStep.DELETED, f"job {own.job} is being deleted by somebody", (own,))
+        return SubmitterDecision(SubmitterStep.DELETED, f"job {own.job_name} is being deleted by somebody", (own,))
     if marked not in ("", own.uid):  # a pod of this submitter was cut off before, and has not heard
         return SubmitterDecision(
-            SubmitterStep.DELETED, f"an earlier job {own.job} of this submitter was deleted by somebody", (own,)
+            SubmitterStep.DELETED, f"an earlier job {own.job_name} of this submitter was deleted by somebody", (own,)
         )
-    if own.begun:
-        return SubmitterDecision(SubmitterStep.FOLLOW, f"job {own.job} was submitted", (own,))
-    return SubmitterDecision(SubmitterStep.FINISH, f"the Job of {own.job} is there, what it needs comes next", (own,))
+    if own.has_begun:
+        return SubmitterDecision(SubmitterStep.FOLLOW, f"job {own.job_name} was submitted", (own,))
+    return SubmitterDecision(
+        SubmitterStep.FINISH, f"the Job of {own.job_name} is there, what it needs comes next", (own,)
+    )
 
 
 def _newest_rival(own_submitter: SubmitterJob, others: Sequence[SubmitterJob]) -> SubmitterJob | None:
     """The newest submitter that has taken this one's place; the Jobs of a schedule stand side by side."""
     if own_submitter.scheduled:
         return None
-    rivals = [other for other in others if not other.scheduled and not other.leaving and other.age > own_submitter.age]
-    return max(rivals, key=lambda other: other.age, default=None)
+    rivals = [
+        other for other in others if not other.scheduled and not other.leaving and other.age_key > own_submitter.age_key
+    ]
+    return max(rivals, key=lambda other: other.age_key, default=None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,52 +180,52 @@ class RetryDeadline:
     """Counts since the first failure of a row."""
 
     def __init__(self) -> None:
-        self._since: tuple[bool, float] | None = None
+        self._failing_since: tuple[bool, float] | None = None
 
     def reset(self) -> None:
         """Something worked: the row is over."""
-        self._since = None
+        self._failing_since = None
 
     def may_retry(self, error: Exception, now: float) -> bool:
         """Whether to try again after ``error``; ``now``: monotonic seconds."""
         away = isinstance(error, RetryableError)
-        if self._since is None or self._since[0] != away:
-            self._since = away, now
-        return now - self._since[1] < (API_AWAY_SECONDS if away else REFUSAL_RETRY_SECONDS)
+        if self._failing_since is None or self._failing_since[0] != away:
+            self._failing_since = away, now
+        return now - self._failing_since[1] < (API_AWAY_SECONDS if away else REFUSAL_RETRY_SECONDS)
 
 
 class CleanupTimeout:
     """Counts since an earlier job began to go; the next one that goes has its own time."""
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._leaving_since: float | None = None
 
     def has_expired(self, *, left: bool, now: float) -> bool:
         """Whether it does not go; ``left``: something of it is still there, ``now``: monotonic seconds."""
         if not left:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        return self._since is not None and now - self._since >= CLEANUP_TIMEOUT_SECONDS
+            self._leaving_since = None
+        elif self._leaving_since is None:
+            self._leaving_since = now
+        return self._leaving_since is not None and now - self._leaving_since >= CLEANUP_TIMEOUT_SECONDS
 
 
 class StartTimeout:
     """Judges the sights of a master that has published nothing yet."""
 
     def __init__(self) -> None:
-        self._since: tuple[bool, float] | None = None
+        self._failing_since: tuple[bool, float] | None = None
         """Whether a container was created at all, and since when it fails."""
-        self._running: float | None = None
+        self._running_since: float | None = None
 
     def has_expired(self, status: MasterPodStatus, now: float) -> bool:
         """Whether the master will not start; a pod that was taken from its node says nothing about that."""
         if status.stage is not MasterStage.FAILED or not _is_job_failure(status):
             self._record_progress(status, now)
             return False
-        self._running, created = None, status.exit_code is not None
-        if self._since is None or self._since[0] != created:
-            self._since = created, now
-        return now - self._since[1] >= FAILED_START_SECONDS
+        self._running_since, created = None, status.exit_code is not None
+        if self._failing_since is None or self._failing_since[0] != created:
+            self._failing_since = created, now
+        return now - self._failing_since[1] >= FAILED_START_SECONDS
 
     def _record_progress(self, status: MasterPodStatus, now: float) -> None:
         """A container that comes to be had its image; one that crashes again and again runs for moments between.
@@ -231,12 +235,12 @@ class StartTimeout:
         if status.reason == PULL_FAILED_REASON:
             return
         if status.stage is not MasterStage.RUNNING:
-            self._running = None
-        elif self._running is None:
-            self._running = now
-        settled = self._running is not None and now - self._running >= SETTLE_SECONDS
-        if settled or (self._since is not None and not self._since[0]):
-            self._since = None
+            self._running_since = None
+        elif self._running_since is None:
+            self._running_since = now
+        settled = self._running_since is not None and now - self._running_since >= SETTLE_SECONDS
+        if settled or (self._failing_since is not None and not self._failing_since[0]):
+            self._failing_since = None
 
 
 def _is_job_failure(status: MasterPodStatus) -> bool:

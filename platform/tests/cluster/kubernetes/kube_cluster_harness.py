@@ -14,7 +14,7 @@ from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.backoff import ExponentialBackoff
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
-BRISK = WatchSettings(seconds=30, idle_timeout=1.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
+BRISK = WatchSettings(timeout_seconds=30, idle_timeout=1.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
 
 
 def owner(uid: str = JOB_UID) -> Manifest:

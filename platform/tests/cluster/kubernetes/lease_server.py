@@ -36,7 +36,7 @@ class LeaseServer:
     def clock(self) -> float:
         return self.now
 
-    def ask(self, method: str, path: str) -> ApiResponse:
+    def request(self, method: str, path: str) -> ApiResponse:
         assert method == "GET"
         plural, name = path.split("/")[-2:]
         return ApiResponse(self._found(method, plural, name), float(int(self.now)))

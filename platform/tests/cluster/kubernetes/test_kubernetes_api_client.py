@@ -202,7 +202,7 @@ def test_busy_server_holds_the_pace_of_all_requests(place: Place) -> None:
         def __call__(self) -> None:
             return
 
-        def hold(self, seconds: float) -> None:
+        def pause_requests(self, seconds: float) -> None:
             held.append(seconds)
 
     plain = place.serve(refusal(429, "", "", "Retry-After: 4"))
@@ -278,7 +278,7 @@ def test_who_waits_hears_of_each_request_and_of_its_answer(place: Place) -> None
     way = place.serve(reply(b"{}"), b"").connection
     KubeClient(way, request_hook=meanwhile).get(PODS, "w")
     with pytest.raises(NoResponseError):
-        KubeClient(way, request_hook=meanwhile).fenced(lambda: True).get(PODS, "w")
+        KubeClient(way, request_hook=meanwhile).with_fence(lambda: True).get(PODS, "w")
     assert heard == [way.host, "answered", way.host]
 
 
@@ -313,14 +313,14 @@ def test_master_asks_once(place: Place) -> None:
 
 def test_answer_has_the_servers_clock(place: Place) -> None:
     api = place.serve(reply(b"{}", "200 OK", "Date: Thu, 01 Jan 2026 00:00:00 GMT"))
-    assert api.ask("GET", "/version").server_time == 1767225600
-    assert place.serve(reply(b"{}", "200 OK", "Date: soon")).ask("GET", "/version").server_time is None
+    assert api.request("GET", "/version").server_time == 1767225600
+    assert place.serve(reply(b"{}", "200 OK", "Date: soon")).request("GET", "/version").server_time is None
 
 
 def test_proof_of_identity_is_asked_for_each_time(place: Place) -> None:
     tokens = iter(["Bearer old", "Bearer new"])
     plain = place.serve(reply(b"{}"), reply(b"{}")).connection
-    api = KubeClient(KubeConnection(plain.host, plain.pool, lambda: {"authorization": next(tokens)}, "team"))
+    api = KubeClient(KubeConnection(plain.host, plain.http_pool, lambda: {"authorization": next(tokens)}, "team"))
     api.get(PODS, "w")
     api.get(PODS, "w")
     assert [b"Bearer old" in place.servers[0].requests[0], b"Bearer new" in place.servers[0].requests[1]] == [True] * 2
@@ -475,7 +475,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_kubeconfig_says_where_as_whom_and_in_which_namespace(kubeconfig: Path) -> None:
     found = connection.load_connection()
     assert (found.host, found.namespace, found.context) == ("http://127.0.0.1:1", "team", "one")
-    assert found.headers() == {"authorization": "Bearer secret-token"}
+    assert found.auth_headers() == {"authorization": "Bearer secret-token"}
     assert connection.load_connection("two").namespace == "default"
     assert connection.load_connection("two", "mine").namespace == "mine"
     assert connection.list_contexts() == ["one", "two"]
@@ -506,12 +506,12 @@ def test_command_line_is_patient_with_a_busy_server(place: Place, kubeconfig: Pa
     host = place.serve(refusal(503), reply(json.dumps(POD).encode())).host
     kubeconfig.write_text(KUBECONFIG.replace("http://127.0.0.1:1", host))
     api = connection.make_client()
-    place.pools.append(api.connection.pool)
+    place.pools.append(api.connection.http_pool)
     assert api.get(PODS, "w") == POD
 
 
 def test_server_that_vanished_is_noticed_after_25_seconds(kubeconfig: Path) -> None:
-    options = connection.load_connection().pool.connection_pool_kw["socket_options"]
+    options = connection.load_connection().http_pool.connection_pool_kw["socket_options"]
     assert_keeps_alive(options)
 
 
@@ -556,7 +556,7 @@ def test_a_kubeconfig_that_is_not_there_is_told_from_one_that_is_wrong(
 
 def test_without_the_right_nothing_is_changed_and_all_may_be_read(place: Place) -> None:
     right = [True]
-    api = place.serve(reply(b"{}"), reply(b"{}")).fenced(lambda: right[0])
+    api = place.serve(reply(b"{}"), reply(b"{}")).with_fence(lambda: right[0])
     api.delete(PODS, "w", uid="1", grace=0)
     right[0] = False
     for change in (lambda: api.delete(PODS, "w"), lambda: api.create(POD), lambda: api.patch(PODS, "w", {})):

@@ -98,7 +98,7 @@ def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
 
 def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
     stand = KubeStand(
-        WatchSettings(seconds=1, idle_timeout=5, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
+        WatchSettings(timeout_seconds=1, idle_timeout=5, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
     )
     watching = Watching(stand.cluster)
     uid = running(stand)
@@ -143,7 +143,7 @@ def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand)
 
 
 def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
-    stand = KubeStand(WatchSettings(forbidden=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5))
+    stand = KubeStand(WatchSettings(forbidden_timeout=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5))
     stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
     with pytest.raises(ForbiddenError, match="cannot list"):
         next(stand.cluster.watch())
@@ -357,8 +357,8 @@ class _Counted:
         self._pace()
         self._moments.append(self._clock.now)
 
-    def hold(self, seconds: float) -> None:
-        self._pace.hold(seconds)
+    def pause_requests(self, seconds: float) -> None:
+        self._pace.pause_requests(seconds)
 
 
 @pytest.mark.thorough
@@ -399,9 +399,9 @@ def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeStand) -> No
     other = {"name": "of-another", "labels": labels, "ownerReferences": [owner("uid-of-an-older-job")]}
     stand.server.create_foreign({"metadata": other, "spec": {}})
     stand.cluster.close()
-    assert not stand.cluster.clear()
+    assert not stand.cluster.delete_all_pods()
     assert list(stand.server.store.pods) == ["of-another"]
-    assert stand.cluster.clear()
+    assert stand.cluster.delete_all_pods()
     assert alive not in [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()]
 
 
@@ -411,6 +411,6 @@ def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(stand: K
     for uid in workers[:2]:
         stand.exit(uid, 1)
     stand.exit(ps, 0)
-    stand.cluster.clear(keep_crashed=True)
+    stand.cluster.delete_all_pods(keep_crashed=True)
     assert [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()] == [workers[1]]
-    assert stand.cluster.clear(keep_crashed=True)
+    assert stand.cluster.delete_all_pods(keep_crashed=True)

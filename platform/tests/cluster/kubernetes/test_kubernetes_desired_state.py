@@ -97,7 +97,7 @@ def test_a_wish_is_added_to_those_before() -> None:
     assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
     found = find_job(cluster, "mnist")
     assert found.desired == DesiredState(2, 6)
-    assert found.job["metadata"]["annotations"]["other"] == "stays"
+    assert found.manifest["metadata"]["annotations"]["other"] == "stays"
 
 
 def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

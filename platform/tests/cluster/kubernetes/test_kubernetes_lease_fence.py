@@ -35,7 +35,7 @@ def fence(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
 
 def taken(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
     found = fence(server, pod, uid)
-    assert found.attempt().value
+    assert found.try_acquire().value
     return found
 
 
@@ -73,7 +73,7 @@ def test_the_same_pod_goes_on_after_its_container_restarted(server: LeaseServer)
 
 def test_a_pod_of_the_same_name_is_another(server: LeaseServer) -> None:
     taken(server, "a", "uid-1")
-    assert not fence(server, "a", "uid-2").attempt().value
+    assert not fence(server, "a", "uid-2").try_acquire().value
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,17 @@ def test_a_holder_that_a_kubelet_saw_end_holds_no_more(
     taken(server, "a")
     if holder is not None:
         server.put(PODS, holder)
-    assert fence(server, "b").attempt().value is free
+    assert fence(server, "b").try_acquire().value is free
 
 
 def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer) -> None:
     first = taken(server, "a")
     second = fence(server, "b")
     server.now += LEASE_SECONDS
-    assert not second.attempt().value
+    assert not second.try_acquire().value
     assert not first.holds()
     server.now += 2
-    assert second.attempt().value
+    assert second.try_acquire().value
     assert second.incarnation == 2
     first.renew_lease()
     assert (first.lost(), first.holds()) == (True, False)
@@ -116,11 +116,11 @@ def test_a_server_that_tells_no_times_is_watched(server: LeaseServer) -> None:
     taken(server, "a")
     server.stored(LEASES, names.master_name(JOB))["metadata"]["managedFields"] = []
     second = fence(server, "b")
-    assert not second.attempt().value
+    assert not second.try_acquire().value
     server.now += LEASE_SECONDS
-    assert not second.attempt().value
+    assert not second.try_acquire().value
     server.now += 1
-    assert second.attempt().value
+    assert second.try_acquire().value
 
 
 def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
@@ -128,7 +128,7 @@ def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
     for _ in range(100):
         server.now += 2
         first.renew_lease()
-        assert not second.attempt().value
+        assert not second.try_acquire().value
         assert first.holds()
 
 
@@ -165,10 +165,10 @@ def test_two_that_try_at_once_get_one_lease(server: LeaseServer) -> None:
     def overtake(method: str) -> None:
         if method == "PATCH":
             server.before = lambda method: None
-            faster.append(third.attempt().value)
+            faster.append(third.try_acquire().value)
 
     server.before = overtake
-    assert not second.attempt().value
+    assert not second.try_acquire().value
     assert faster == [True]
     assert (second.holds(), third.holds()) == (False, True)
 
@@ -269,7 +269,7 @@ def test_a_right_that_is_missing_ends_the_wait(server: LeaseServer) -> None:
 
     server.before = refuse
     with pytest.raises(RbacDeniedError):
-        fence(server, "a").attempt()
+        fence(server, "a").try_acquire()
 
 
 def test_a_pod_without_containers_has_not_ended() -> None:

@@ -46,7 +46,7 @@ class Server(LeaseServer):
         self.bad_lists: list[Exception] = []
         self.fences: list[Callable[[], bool]] = []
 
-    def fenced(self, may: Callable[[], bool]) -> Server:
+    def with_fence(self, may: Callable[[], bool]) -> Server:
         self.fences.append(may)
         return self
 

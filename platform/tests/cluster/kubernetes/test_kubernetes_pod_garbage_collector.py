@@ -44,8 +44,8 @@ def test_only_ended_pods_that_are_not_among_the_newest_are_surplus(pods: list[tu
     bodies = [body(index, phase, role) for index, (role, phase) in enumerate(pods)]
     removed = excess_pods(bodies)
     for role in (Role.PS, Role.WORKER):
-        ended = [each for each in bodies if each.seen.role == role and each.seen.has_ended]
-        assert [each for each in removed if each.seen.role == role] == ended[: max(len(ended) - KEPT_ENDED_PODS, 0)]
+        ended = [each for each in bodies if each.status.role == role and each.status.has_ended]
+        assert [each for each in removed if each.status.role == role] == ended[: max(len(ended) - KEPT_ENDED_PODS, 0)]
 
 
 def test_pods_that_are_removed_already_are_not_removed_again() -> None:
@@ -66,6 +66,6 @@ def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
     undertaker = PodGarbageCollector(PodCache("job"), remove, interval=3600)
     undertaker.retry_later("uid-1", 7)
     for _ in range(5):
-        undertaker.round()
+        undertaker.collect_once()
     assert asked == [("uid-1", 7)] * 3
     undertaker.close()

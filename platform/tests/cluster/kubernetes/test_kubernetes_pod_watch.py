@@ -122,7 +122,7 @@ def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]
     manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=lambda: 0.0)
     watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
     api.watching = watching
-    told = [each for each in watching.pods() if isinstance(each, PodStatus)]
+    told = [each for each in watching.watch_pods() if isinstance(each, PodStatus)]
     living = {pod["metadata"]["uid"] for pod in api.world.pods.values() if pod["status"]["phase"] != "Failed"}
     for uid in {pod.uid for pod in told}:
         states = [pod.has_ended for pod in told if pod.uid == uid]
@@ -142,9 +142,9 @@ def pauses(script: list[Stretch], lasts: float) -> int:
 
     clock = itertools.count()  # every look at it is one watch later
     api = ScriptedApi(script)
-    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, now=lambda: next(clock) * lasts)
+    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, clock=lambda: next(clock) * lasts)
     api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
-    assert list(api.watching.pods())
+    assert list(api.watching.watch_pods())
     return made
 
 

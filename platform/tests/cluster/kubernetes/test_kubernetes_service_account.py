@@ -33,13 +33,13 @@ def test_the_server_is_the_one_that_the_kubelet_names(account: Path, host: str, 
         IN_POD | {"KUBERNETES_SERVICE_HOST": host}, "team", pool_size=2, account_dir=account
     )
     assert (found.host, found.namespace, found.context) == (url, "team", None)
-    assert found.pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
-    assert found.headers() == {"authorization": "Bearer first"}
+    assert found.http_pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
+    assert found.auth_headers() == {"authorization": "Bearer first"}
 
 
 def test_a_connection_that_is_given_up_delivers_nothing_any_more(account: Path) -> None:
     """A master's node is cut off while it asks for a deletion: that must not arrive when the node is mended."""
-    options = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account).pool.connection_pool_kw[
+    options = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account).http_pool.connection_pool_kw[
         "socket_options"
     ]
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -52,7 +52,7 @@ def test_a_connection_that_is_given_up_delivers_nothing_any_more(account: Path) 
 
 def test_a_server_that_vanished_is_noticed_by_a_master_too(account: Path) -> None:
     assert_keeps_alive(
-        connect_service_account(IN_POD, "team", pool_size=2, account_dir=account).pool.connection_pool_kw[
+        connect_service_account(IN_POD, "team", pool_size=2, account_dir=account).http_pool.connection_pool_kw[
             "socket_options"
         ]
     )
@@ -61,21 +61,21 @@ def test_a_server_that_vanished_is_noticed_by_a_master_too(account: Path) -> Non
 def test_a_token_that_was_replaced_is_read_again(account: Path) -> None:
     now = [100.0]
     found = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account, clock=lambda: now[0])
-    found.headers()
+    found.auth_headers()
     (account / "token").write_text("second")
     now[0] += TOKEN_CACHE_SECONDS - 1
-    assert found.headers() == {"authorization": "Bearer first"}
+    assert found.auth_headers() == {"authorization": "Bearer first"}
     now[0] += 1
-    assert found.headers() == {"authorization": "Bearer second"}
+    assert found.auth_headers() == {"authorization": "Bearer second"}
 
 
 def test_a_token_that_cannot_be_read_now_is_asked_for_again(account: Path) -> None:
     found = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account)
     (account / "token").rename(account / "elsewhere")
     with pytest.raises(NoResponseError, match="token"):
-        found.headers()
+        found.auth_headers()
     (account / "elsewhere").rename(account / "token")
-    assert found.headers() == {"authorization": "Bearer first"}
+    assert found.auth_headers() == {"authorization": "Bearer first"}
 
 
 def test_a_pod_without_an_account_is_told_which_it_needs(tmp_path: Path) -> None:

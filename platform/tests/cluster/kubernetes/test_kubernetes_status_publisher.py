@@ -160,7 +160,7 @@ def test_there_is_one_publication_a_second(
     def passing(_: str) -> None:
         now[0] += took
 
-    monkeypatch.setattr(KubeStatusPublisher, "_rest", resting)
+    monkeypatch.setattr(KubeStatusPublisher, "_wait_before_retry", resting)
     server.before = passing
     found = KubeStatusPublisher(server, JOB, clock=lambda: now[0])  # type: ignore[arg-type]
     found.publish({"a": "1"})
@@ -216,7 +216,7 @@ def test_pages_that_follow_refused_ones_are_shown(server: Server, kept: KubeStat
 
 
 def test_wishes_arrive_once_each_also_those_that_a_watch_missed(server: Server, kept: KubeStatusPublisher) -> None:
-    wishes = kept.desired()
+    wishes = kept.watch_desired_state()
     assert next(wishes) == DesiredState()
     found: queue.Queue[DesiredState] = queue.Queue()
     reading = threading.Thread(target=lambda: [found.put(wish) for wish in wishes])

@@ -32,7 +32,7 @@ from edl.transport.process_identity import ProcessIdentity
     ],
 )
 def test_ending(returncode: int, exit_code: int, reason: str, phase: PodPhase) -> None:
-    ending = ExitStatus.of(returncode)
+    ending = ExitStatus.from_returncode(returncode)
     assert (ending.exit_code, ending.reason, ending.phase) == (exit_code, reason, phase)
 
 
@@ -129,12 +129,12 @@ def test_every_pod_seen_alive_is_seen_ended_once(
     for number, alive in enumerate(lists):
         listed = [pod(uid) for uid in alive - ended] + [pod(uid, ended=True) for uid in ended if remembered]
         ended |= {seen.index for seen in yielded if seen.index not in alive}
-        yielded += sightings.listed(listed)
+        yielded += sightings.apply_list(listed)
         for when, uid in ends:
             if when == number and uid in alive - ended:
                 ended.add(uid)
-                yielded += sightings.changed(pod(uid, ended=True))
-    yielded += sightings.listed([])
+                yielded += sightings.apply_change(pod(uid, ended=True))
+    yielded += sightings.apply_list([])
     for uid in range(6):
         states = [seen.has_ended for seen in yielded if seen.index == uid]
         assert states.count(True) == (1 if states else 0)
@@ -144,19 +144,19 @@ def test_every_pod_seen_alive_is_seen_ended_once(
 def test_table_remembers_ended_pods_until_deleted_and_not_too_many() -> None:
     table = PodTable()
     for number in range(MAX_ENDED_PODS + 1):
-        table.started(f"u{number}", Role.WORKER, number, 100 + number)
-        table.ended(f"u{number}", ExitStatus.of(1))
+        table.add_started(f"u{number}", Role.WORKER, number, 100 + number)
+        table.record_end(f"u{number}", ExitStatus.from_returncode(1))
     assert next(iter(table)).uid == "u1"
-    assert not table.delete("u1")
+    assert not table.mark_deleted("u1")
     assert next(iter(table)).uid == "u2"
 
 
 def test_table_calls_a_deleted_pod_gone() -> None:
     table = PodTable()
-    table.started("u", Role.WORKER, 0, 100)
-    assert table.live(Role.WORKER, 0) is not None
-    assert table.delete("u")
-    last = table.ended("u", ExitStatus.of(-9))
+    table.add_started("u", Role.WORKER, 0, 100)
+    assert table.live_pod(Role.WORKER, 0) is not None
+    assert table.mark_deleted("u")
+    last = table.record_end("u", ExitStatus.from_returncode(-9))
     assert (last.phase, last.exit_code, last.reason) == (PodPhase.GONE, 137, "Deleted")
-    assert table.live(Role.WORKER, 0) is None
+    assert table.live_pod(Role.WORKER, 0) is None
     assert list(table) == []

@@ -45,11 +45,11 @@ def test_full_disk_does_not_end_the_job_and_leaves_a_note(tmp_path: Path) -> Non
     record = RunLog(tmp_path)
     log = tmp_path / "logs" / "supervisor.log"
     log.symlink_to("/dev/full")
-    record.line("one")
-    record.line("two")
+    record.write_line("one")
+    record.write_line("two")
     log.unlink()
-    record.line("three")
-    record.line("four")
+    record.write_line("three")
+    record.write_line("four")
     lines = log.read_text().splitlines()
     assert lines[0] == "2 lines and events before this could not be written"
     assert [line.split()[-1] for line in lines[1:]] == ["three", "four"]

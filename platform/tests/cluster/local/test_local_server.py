@@ -26,7 +26,7 @@ class OnePod:
     def delete(self, uid: str, grace: float) -> None:
         """Nothing to do."""
 
-    def seen(self) -> Iterable[PodStatus]:
+    def list_pods(self) -> Iterable[PodStatus]:
         return [POD]
 
 
@@ -44,7 +44,7 @@ class Desk:
         client.connect(str(self.path))
         client.setblocking(False)
         self.clients.append(client)
-        self.loop.turn()
+        self.loop.run_once()
         return client
 
     def read(self, client: socket.socket) -> bytes:
@@ -53,7 +53,7 @@ class Desk:
             try:
                 return client.recv(1 << 20)
             except BlockingIOError:
-                self.loop.turn()
+                self.loop.run_once()
 
     def drain(self, client: socket.socket) -> bytes:
         data = b""
@@ -135,7 +135,7 @@ def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch
         supervisor_protocol.encode_message(supervisor_protocol.hello_message("secret"))
         + supervisor_protocol.encode_message({"op": "watch"})
     )
-    desk.loop.turn()
+    desk.loop.run_once()
     for _ in range(10_000):
         desk.server.publish(POD)
     lines = desk.drain(client).splitlines()
