@@ -17,6 +17,9 @@ WALKS_BEFORE = DOCS / "design/0009-walks-before.md"
 
 PAGES = [
     *(page for page in sorted((DOCS / "design").glob("*.md")) if page != WALKS_BEFORE),
+    *sorted((DOCS / "concepts").glob("*.md")),
+    *sorted((DOCS / "reference").glob("*.md")),
+    DOCS / "glossary.md",
     DOCS / "testing.md",
     ROOT / "CONTRIBUTING.md",
 ]
@@ -66,6 +69,13 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 def test_modules_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`(edl(?:\.\w+)+)`", page.read_text(encoding="utf-8")))
     assert sorted(name for name in named if not _is_module_or_name(name)) == []
+
+
+def test_the_glossary_names_what_stands_in_a_file() -> None:
+    text = " ".join((DOCS / "glossary.md").read_text(encoding="utf-8").split())
+    named = re.findall(r"`(\w+)(?:\.\w+)?` in `(\w+/\w+\.py)`", text)
+    assert len(named) > 15
+    assert [(name, file) for name, file in named if not re.search(rf"\b{name}\b", (PACKAGE / file).read_text())] == []
 
 
 def test_the_notes_name_files() -> None:
