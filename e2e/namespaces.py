@@ -11,9 +11,9 @@ from uuid import uuid4
 from e2e import install
 from e2e.images import Images
 from e2e.observer import Observer
-from e2e.person import Person, data_scientist, forget
 from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
+from e2e.user_account import Person, data_scientist, forget
 from e2e.volume import CLAIM, SharedVolume
 
 from edl.cluster.kubernetes.api_client import KubeClient

@@ -8,7 +8,7 @@ from e2e.images import MISSING
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.observer import ADDED
-from e2e.person import Person
+from e2e.user_account import Person
 
 from edl.cluster.kubernetes import names
 

@@ -17,11 +17,11 @@ from e2e.faults import cut_off, lost
 from e2e.images import Images
 from e2e.jobs import delete_pod, evict, in_container
 from e2e.namespaces import Namespace
+from e2e.network_programs import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.observer import condition, container, phase
 from e2e.pods import pod, template
 from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
-from e2e.talking import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.cluster.kubernetes.api_errors import ResourceExpiredError

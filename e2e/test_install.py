@@ -17,10 +17,10 @@ from e2e.inventory import inventory
 from e2e.jobs import Job, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
-from e2e.person import data_scientist
 from e2e.programs import ROOT, apply, call, edl, kubectl
 from e2e.releases import CHART, Release
 from e2e.site import Site
+from e2e.user_account import data_scientist
 from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.cluster.kubernetes.resource_kinds import Manifest

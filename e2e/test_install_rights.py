@@ -7,17 +7,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from e2e import install, namespaces, stage, tries_of_masters, tries_of_people
-from e2e.conftest import ARTIFACTS
-from e2e.images import Images
-from e2e.jobs import Job, digits
-from e2e.namespaces import Namespace
-from e2e.person import ACCOUNT
-from e2e.programs import apply, kubectl, must
-from e2e.releases import Release
-from e2e.site import Site
-from e2e.stage import FOREIGN, MASTER_POD, OWN, Stage
-from e2e.tries import (
+from e2e import install, master_requests, namespaces, rights_objects, user_requests
+from e2e.api_requests import (
     ALLOWED,
     NO_RIGHT,
     POLICY,
@@ -29,6 +20,15 @@ from e2e.tries import (
     merge,
     operations,
 )
+from e2e.conftest import ARTIFACTS
+from e2e.images import Images
+from e2e.jobs import Job, digits
+from e2e.namespaces import Namespace
+from e2e.programs import apply, kubectl, must
+from e2e.releases import Release
+from e2e.rights_objects import FOREIGN, MASTER_POD, OWN, Stage
+from e2e.site import Site
+from e2e.user_account import ACCOUNT
 from support import rights_page
 
 from edl.cluster.kubernetes import names
@@ -54,7 +54,7 @@ def place(where: Site, built: Images) -> Iterator[Namespace]:
 @pytest.fixture(scope="module")
 def at(place: Namespace) -> Stage:
     """Two jobs that never run."""
-    return stage.build(place.api, place.images.submitter)
+    return rights_objects.build(place.api, place.images.submitter)
 
 
 def token(place: Namespace, account: str, *options: str) -> str:
@@ -158,15 +158,15 @@ def _take_back(admin: KubeClient, found: Manifest) -> None:
 
 
 def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: Stage, person: KubeClient) -> None:
-    compare(at, place.api, person, tries_of_people.tries(at), rights_page.answers("a data scientist"))
+    compare(at, place.api, person, user_requests.tries(at), rights_page.answers("a data scientist"))
 
 
 def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: Stage) -> None:
     strangers = ("--bound-object-kind", "Pod", "--bound-object-name", "imposter")
-    place.api.create(stage.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
+    place.api.create(rights_objects.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
     for options in ((), strangers):
         by = by_hand(place.api, token(place, names.MASTER_ACCOUNT, *options))
-        changes = {row: tried for row, tried in tries_of_masters.tries(at).items() if _would_be_allowed(row)}
+        changes = {row: tried for row, tried in master_requests.tries(at).items() if _would_be_allowed(row)}
         answers = {row: answer(by, tried)[0] for row, tried in changes.items()}
         assert answers == dict.fromkeys(changes, POLICY)
 
@@ -178,7 +178,7 @@ def _would_be_allowed(row: str) -> bool:
 
 def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master: KubeClient) -> None:
     place.kubectl("delete", "lease", names.master_name(OWN))
-    compare(at, place.api, master, tries_of_masters.tries(at), rights_page.answers("a master"))
+    compare(at, place.api, master, master_requests.tries(at), rights_page.answers("a master"))
 
 
 # ---------------------------------------------------------------------- what the page warns of
@@ -197,7 +197,7 @@ def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
 
 def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(place: Namespace) -> None:
     """Hence no right to delete Secrets where the policies are not installed; for those they hold, see the tables."""
-    place.api.create(stage.secret("shown", None))
+    place.api.create(rights_objects.secret("shown", None))
     said, found, _ = answer(place.api, delete_shown(SECRETS.path(place.name, "shown")))
     assert said == ALLOWED
     assert found["data"] == {"token": SECRET}
@@ -208,7 +208,7 @@ def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(place: Name
 
 def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(place: Namespace, at: Stage) -> None:
     """Policies go by rights: no list of names has to be kept."""
-    ada, foreign = acting_as(place.api, "ada"), tries_of_people.tries(at)["a pod with a foreign Secret: volume"]
+    ada, foreign = acting_as(place.api, "ada"), user_requests.tries(at)["a pod with a foreign Secret: volume"]
     said = lambda wanted: lambda: answer(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
     place.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
     place.observer.wait("ada is held", said(POLICY), 20)
@@ -218,7 +218,9 @@ def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(p
 
 
 def test_an_admin_is_held_to_nothing(place: Namespace, at: Stage) -> None:
-    foreign = stage.pod("of-an-admin", serviceAccountName=stage.STRANGER, **tries_of_people.uses(FOREIGN)["volume"])
+    foreign = rights_objects.pod(
+        "of-an-admin", serviceAccountName=rights_objects.STRANGER, **user_requests.uses(FOREIGN)["volume"]
+    )
     place.api.create(foreign)
     place.api.delete(PODS, "of-an-admin", grace=0)
     done = answer(place.api, merge(SECRETS.path(place.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}}))
@@ -238,7 +240,7 @@ def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(p
         for name, told in (("low", "exceeded quota: edl-low"), ("without-class", "exceeded quota: edl-without-class")):
             fields = {} if name == "low" else {"priorityClassName": ""}
             with pytest.raises(QuotaExceededError, match=told):
-                [place.api.create(stage.pod(f"{name}-{index}", **fields)) for index in range(2)]
+                [place.api.create(rights_objects.pod(f"{name}-{index}", **fields)) for index in range(2)]
     finally:
         place.kubectl("delete", "resourcequotas", "--all")
         place.kubectl("delete", "pods", "low-0", "--ignore-not-found", "--grace-period=0", "--force")
@@ -269,8 +271,8 @@ def from_kustomize(namespace: str) -> None:
 
 def test_the_job_controller_is_held_to_nothing(place: Namespace, at: Stage) -> None:
     """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
-    spec = tries_of_people.uses(FOREIGN)["volume"]
-    job = stage.job("of-an-admin", serviceAccountName=stage.STRANGER, **spec)
+    spec = user_requests.uses(FOREIGN)["volume"]
+    job = rights_objects.job("of-an-admin", serviceAccountName=rights_objects.STRANGER, **spec)
     place.api.create(job | {"spec": job["spec"] | {"suspend": False}})
     label = "batch.kubernetes.io/job-name=of-an-admin"
     place.observer.wait("the pod of the Job", lambda: place.api.list(PODS, labels=label).items or None)

@@ -9,9 +9,9 @@ from e2e import figures
 from e2e.baseline import Baseline
 from e2e.jobs import Job, delete_pod, digits, evict, in_container
 from e2e.ledger import Run, finished
-from e2e.moments import containers, longest_pause
 from e2e.namespaces import Namespace
 from e2e.observer import DELETED, container, phase
+from e2e.timestamps import containers, longest_pause
 
 KILL_CHILD = """
 import os, signal, time

@@ -11,11 +11,11 @@ from e2e.capacity import offers, worker_cpu
 from e2e.conftest import Places
 from e2e.jobs import END_SECONDS, Job, delete_pod, digits
 from e2e.ledger import Run, finished
-from e2e.moments import containers, import_seconds, steps
 from e2e.namespaces import Namespace
 from e2e.observer import ADDED, DELETED, Change, condition, phase
 from e2e.pods import template
 from e2e.programs import apply
+from e2e.timestamps import containers, import_seconds, steps
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names

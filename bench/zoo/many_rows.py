@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from step_diary import StepDiary
+from step_log import StepDiary
 
 from edl.core.shuffle import RecordSource
 from edl.data.reader import Metadata, Reader

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from e2e import stage
-from e2e.stage import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
-from e2e.tries import Try, create, delete, delete_shown, get, merge, post
+from e2e import rights_objects
+from e2e.api_requests import Try, create, delete, delete_shown, get, merge, post
+from e2e.rights_objects import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -84,7 +84,7 @@ def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "list Secrets", get(f"{core}/secrets")
     yield "change a Secret", merge(f"{core}/secrets/{names.token_secret(OWN)}", ANNOTATION)
     yield "list pods of another namespace", get(f"{_ELSEWHERE}/pods")
-    yield "create a Job in another namespace", create("kube-system", stage.job("tried"))
+    yield "create a Job in another namespace", create("kube-system", rights_objects.job("tried"))
     yield "list namespaces", get("/api/v1/namespaces")
     yield "list nodes", get("/api/v1/nodes")
     yield "change a node", merge("/api/v1/nodes/any", {"spec": {"unschedulable": True}})
@@ -175,11 +175,11 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
     tried, as_master = names.object_labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
     yield "a Job", made()
     yield "a Job of a submitter", made(serviceAccountName="edl-data-scientist")
-    yield "a Job of a master", create(at.namespace, stage.master_job("tried", **token_of("tried")))
+    yield "a Job of a master", create(at.namespace, rights_objects.master_job("tried", **token_of("tried")))
     yield "a Job under no account", made(serviceAccountName="")
     yield "a Job under another account", made(serviceAccountName=STRANGER)
     yield "a Job under the account of masters that is none", made(**as_master)
-    other = stage.job(names.master_name("tried"), tried, names.object_labels(OTHER, Role.MASTER), **as_master)
+    other = rights_objects.job(names.master_name("tried"), tried, names.object_labels(OTHER, Role.MASTER), **as_master)
     yield "a Job of a master of another job than its label says", create(at.namespace, other)
     yield "a Job of another PriorityClass", made(priorityClassName=OTHER_CLASS)
     yield "a Job with the token of its job", made(**token_of(OWN))
@@ -188,7 +188,7 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
         yield f"a Job with a foreign Secret: {way}", made(**spec)
     for what, spec in takes().items():
         yield f"a Job with {what}", made(**spec)
-    many = stage.master_job("tried")
+    many = rights_objects.master_job("tried")
     many["spec"]["parallelism"] = 2
     yield "a Job of a master with two pods at once", create(at.namespace, many)
     path = f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master_name(OWN)}"
@@ -198,12 +198,12 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
 
 
 def _job_maker(at: Stage) -> Callable[..., Try]:
-    return lambda **spec: create(at.namespace, stage.job("tried", names.object_labels(OWN), **spec))
+    return lambda **spec: create(at.namespace, rights_objects.job("tried", names.object_labels(OWN), **spec))
 
 
 def _services(at: Stage) -> Iterator[tuple[str, Try]]:
     def one(**spec: Any) -> Try:
-        return create(at.namespace, stage.service("tried", {"ports": [{"port": 80}], **spec}))
+        return create(at.namespace, rights_objects.service("tried", {"ports": [{"port": 80}], **spec}))
 
     yield "a Service", one()
     yield "a Service that is a load balancer", one(type="LoadBalancer")
@@ -216,10 +216,12 @@ def _services(at: Stage) -> Iterator[tuple[str, Try]]:
 
 def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
     path = f"/api/v1/namespaces/{at.namespace}/secrets"
-    yield "a token of a job", create(at.namespace, stage.secret(names.token_secret("tried"), "tried"))
-    yield "a Secret of another name", create(at.namespace, stage.secret("tried", "tried"))
+    yield "a token of a job", create(at.namespace, rights_objects.secret(names.token_secret("tried"), "tried"))
+    yield "a Secret of another name", create(at.namespace, rights_objects.secret("tried", "tried"))
     account = {"annotations": {"kubernetes.io/service-account.name": STRANGER}}
-    disguised = stage.secret(names.token_secret("tried"), "tried", "kubernetes.io/service-account-token", **account)
+    disguised = rights_objects.secret(
+        names.token_secret("tried"), "tried", "kubernetes.io/service-account-token", **account
+    )
     yield "a Secret with the token of an account, named like that of a job", create(at.namespace, disguised)
     yield "delete the token of a job", delete(f"{path}/{names.token_secret(ENDED)}")
     yield "delete another Secret", delete(f"{path}/{FOREIGN}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from e2e import stage
-from e2e.stage import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
-from e2e.tries import Try, create, delete, delete_shown, get, merge, operations, post
-from e2e.tries_of_people import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
+from e2e import rights_objects
+from e2e.api_requests import Try, create, delete, delete_shown, get, merge, operations, post
+from e2e.rights_objects import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.user_requests import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -37,11 +37,11 @@ def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
     token = _core(at, "secrets", names.token_secret(OWN))
     yield "read the token of its job", get(token)
     yield "list Secrets", get(_core(at, "secrets"))
-    yield "create a Secret", create(at.namespace, stage.secret(names.token_secret("tried"), OWN))
+    yield "create a Secret", create(at.namespace, rights_objects.secret(names.token_secret("tried"), OWN))
     yield "change the token of its job", merge(token, {"metadata": {"ownerReferences": [at.owner(OWN)]}})
     yield "list ConfigMaps", get(_core(at, "configmaps"))
-    yield "create a ConfigMap", create(at.namespace, stage.config("tried", OWN))
-    yield "create a Job", create(at.namespace, stage.job("tried", names.object_labels(OWN)))
+    yield "create a ConfigMap", create(at.namespace, rights_objects.config("tried", OWN))
+    yield "create a Job", create(at.namespace, rights_objects.job("tried", names.object_labels(OWN)))
     yield "delete its Job", delete(_job(at, OWN))
     yield "delete its Lease", delete(_lease(at, OWN))
     yield "create a RoleBinding", role_binding(at)
@@ -83,7 +83,7 @@ def _published(at: Stage) -> Iterator[tuple[str, Try]]:
             _core(at, "events"),
             "v1",
             "Event",
-            involvedObject={"kind": "Pod", "namespace": at.namespace, "name": stage.MASTER_POD},
+            involvedObject={"kind": "Pod", "namespace": at.namespace, "name": rights_objects.MASTER_POD},
             reason="Tried",
         ),
     )
@@ -91,9 +91,9 @@ def _published(at: Stage) -> Iterator[tuple[str, Try]]:
 
 def _leases(at: Stage) -> Iterator[tuple[str, Try]]:
     renewed = {"spec": {"holderIdentity": "tried"}}
-    yield "take its Lease", create(at.namespace, stage.lease(OWN))
+    yield "take its Lease", create(at.namespace, rights_objects.lease(OWN))
     yield "renew its Lease", merge(_lease(at, OWN), renewed)
-    yield "take the Lease of another job", create(at.namespace, stage.lease("third"))
+    yield "take the Lease of another job", create(at.namespace, rights_objects.lease("third"))
     yield "renew the Lease of another job", merge(_lease(at, OTHER), renewed)
 
 
