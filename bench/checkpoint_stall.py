@@ -23,7 +23,7 @@ from typing import Any
 import joining
 from figures import Figure, Result, percentile
 from script import main, say
-from stalls import Saved, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
+from stalls import Saved, beyond_usual, checkpoints, each_saved, longest, read, step_logs, windows
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -75,7 +75,7 @@ def measure(given: argparse.Namespace) -> Result:
 
 def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    with diaries() as kept:
+    with step_logs() as kept:
         saved, size = run_job(folder, given.rows, given.every, given.rounds)
         workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
     taken = windows(workers, saved)

@@ -19,7 +19,19 @@ from typing import Any
 
 from figures import Figure
 from script import say
-from stalls import LINE, Saved, Window, between, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
+from stalls import (
+    LINE,
+    Saved,
+    Window,
+    between,
+    beyond_usual,
+    checkpoints,
+    each_saved,
+    longest,
+    read,
+    step_logs,
+    windows,
+)
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -117,7 +129,7 @@ def meet(one: Window, other: Window) -> bool:
 
 def measure(folder: Path, kills: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    with diaries() as kept:
+    with step_logs() as kept:
         saved, joins = run_job(folder, kept, kills)
         workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
     taken = windows(workers, saved, together=WORKERS)

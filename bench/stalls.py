@@ -26,7 +26,7 @@ LINE = 3
 
 
 @contextmanager
-def diaries() -> Iterator[Path]:
+def step_logs() -> Iterator[Path]:
     """The folder in which workers that are started within the block keep their diaries.
 
     It is in memory where the system has such a place: on the disk to which the checkpoint goes, a line more in a file

@@ -17,7 +17,7 @@ _CERTIFICATES = ("cert_file", "key_file", "key_password")
 
 
 @dataclass(frozen=True)
-class Try:
+class ApiRequest:
     """One request, as a hand with a token would send it."""
 
     method: str
@@ -27,41 +27,43 @@ class Try:
     query: Mapping[str, str] | None = None
 
 
-def get(path: str) -> Try:
+def get(path: str) -> ApiRequest:
     """Read an object, or list a collection."""
-    return Try("GET", path)
+    return ApiRequest("GET", path)
 
 
-def delete(path: str) -> Try:
+def delete(path: str) -> ApiRequest:
     """Delete an object."""
-    return Try("DELETE", path, {"gracePeriodSeconds": 0})
+    return ApiRequest("DELETE", path, {"gracePeriodSeconds": 0})
 
 
-def delete_shown(path: str) -> Try:
+def delete_shown(path: str) -> ApiRequest:
     """Delete an object only after what it owns: Kubernetes answers with the object, as it is until then."""
-    return Try("DELETE", path, {"propagationPolicy": "Foreground"})
+    return ApiRequest("DELETE", path, {"propagationPolicy": "Foreground"})
 
 
-def create(namespace: str, manifest: Manifest, *, dry_run: bool = False) -> Try:
+def create(namespace: str, manifest: Manifest, *, dry_run: bool = False) -> ApiRequest:
     """Create an object of a kind that EDL knows."""
-    return Try("POST", manifest_kind(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None)
+    return ApiRequest(
+        "POST", manifest_kind(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None
+    )
 
 
-def post(path: str, api_version: str, kind: str, **content: Any) -> Try:
+def post(path: str, api_version: str, kind: str, **content: Any) -> ApiRequest:
     """Create an object of any kind, named ``tried``."""
     head = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "tried"}}
-    return Try("POST", path, head | content)
+    return ApiRequest("POST", path, head | content)
 
 
-def merge(path: str, change: Manifest) -> Try:
+def merge(path: str, change: Manifest) -> ApiRequest:
     """A merge patch."""
-    return Try("PATCH", path, change, "application/merge-patch+json")
+    return ApiRequest("PATCH", path, change, "application/merge-patch+json")
 
 
-def operations(path: str, *each: tuple[str, str, Any]) -> Try:
+def operations(path: str, *each: tuple[str, str, Any]) -> ApiRequest:
     """A JSON patch: what is done, where, and with what value (of ``copy``: from where)."""
     named = [{"op": do, "path": where, "from" if do == "copy" else "value": what} for do, where, what in each]
-    return Try("PATCH", path, named, "application/json-patch+json")
+    return ApiRequest("PATCH", path, named, "application/json-patch+json")
 
 
 def by_hand(admin: KubeClient, token: str) -> KubeClient:
@@ -79,7 +81,7 @@ def acting_as(admin: KubeClient, user: str) -> KubeClient:
     return KubeClient(replace(ours, auth_headers=lambda: {**ours.auth_headers(), **who}))
 
 
-def answer(api: KubeClient, asked: Try) -> tuple[str, Manifest, str]:
+def answer(api: KubeClient, asked: ApiRequest) -> tuple[str, Manifest, str]:
     """What the server says to a request.
 
     Returns:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e import rights_objects
-from e2e.api_requests import Try, create, delete, delete_shown, get, merge, operations, post
-from e2e.rights_objects import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.api_requests import ApiRequest, create, delete, delete_shown, get, merge, operations, post
+from e2e.rights_objects import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, RightsObjects
 from e2e.user_requests import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
 
 from edl.api.cluster_port import Role
@@ -16,24 +16,24 @@ from edl.cluster.kubernetes import names
 _OTHER_JOB = {"metadata": {"labels": {names.JOB_LABEL: OTHER}}}
 
 
-def tries(at: Stage) -> dict[str, Try]:
+def tries(at: RightsObjects) -> dict[str, ApiRequest]:
     """Requests by their rows; what deletes a thing comes after what changes it."""
     return dict([*_without_right(at), *_services(at), *_published(at), *_leases(at), *_pods(at), *_secrets(at)])
 
 
-def _core(at: Stage, plural: str, name: str = "") -> str:
+def _core(at: RightsObjects, plural: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{at.namespace}/{plural}" + (f"/{name}" if name else "")
 
 
-def _job(at: Stage, job: str) -> str:
+def _job(at: RightsObjects, job: str) -> str:
     return f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master_name(job)}"
 
 
-def _lease(at: Stage, job: str) -> str:
+def _lease(at: RightsObjects, job: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{at.namespace}/leases/{names.master_name(job)}"
 
 
-def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
+def _without_right(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     token = _core(at, "secrets", names.token_secret(OWN))
     yield "read the token of its job", get(token)
     yield "list Secrets", get(_core(at, "secrets"))
@@ -51,14 +51,14 @@ def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "list pods of another namespace", get("/api/v1/namespaces/kube-system/pods")
 
 
-def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
+def _secrets(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "delete the token of another job", delete(_core(at, "secrets", names.token_secret(OTHER)))
     yield "delete an unlabelled Secret", delete(_core(at, "secrets", FOREIGN))
     yield "delete an unlabelled Secret such that it is shown", delete_shown(_core(at, "secrets", FOREIGN))
     yield "delete the token of its job", delete(_core(at, "secrets", names.token_secret(OWN)))
 
 
-def _services(at: Stage) -> Iterator[tuple[str, Try]]:
+def _services(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     owned = {"metadata": {"ownerReferences": [at.owner(OWN)]}}
     own, other = (_core(at, "services", names.master_name(job)) for job in (OWN, OTHER))
     yield "own the Service of its job", merge(own, owned)
@@ -67,7 +67,7 @@ def _services(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "change the ports of the Service of its job", ports
 
 
-def _published(at: Stage) -> Iterator[tuple[str, Try]]:
+def _published(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     own, other = (_core(at, "configmaps", names.status_configmap(job)) for job in (OWN, OTHER))
     page = {"data": {"page": "2"}}
     yield "publish in the status of its job", merge(own, page)
@@ -89,7 +89,7 @@ def _published(at: Stage) -> Iterator[tuple[str, Try]]:
     )
 
 
-def _leases(at: Stage) -> Iterator[tuple[str, Try]]:
+def _leases(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     renewed = {"spec": {"holderIdentity": "tried"}}
     yield "take its Lease", create(at.namespace, rights_objects.lease(OWN))
     yield "renew its Lease", merge(_lease(at, OWN), renewed)
@@ -97,7 +97,7 @@ def _leases(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "renew the Lease of another job", merge(_lease(at, OTHER), renewed)
 
 
-def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
+def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     own, other = (_core(at, "pods", names.pod_name(job, Role.WORKER, 0)) for job in (OWN, OTHER))
     yield "label its worker", merge(own, {"metadata": {"labels": {names.ELEVATED_LABEL: "true"}}})
     yield "give its worker to another job", merge(own, _OTHER_JOB)
@@ -108,13 +108,13 @@ def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
     yield from _workers(at)
 
 
-def _workers(at: Stage) -> Iterator[tuple[str, Try]]:
-    def one(of: str = OWN, owner: str | None = OWN, **spec: Any) -> Try:
+def _workers(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+    def one(of: str = OWN, owner: str | None = OWN, **spec: Any) -> ApiRequest:
         made = at.worker(names.pod_name(of, Role.WORKER, 1), of, **spec)
         made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
         return create(at.namespace, made)
 
-    def controlled(kind: str, of: str) -> Try:
+    def controlled(kind: str, of: str) -> ApiRequest:
         made = at.worker(names.pod_name(OWN, Role.WORKER, 1), OWN)
         keeper = {
             "apiVersion": "v1",

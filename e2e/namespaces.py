@@ -13,7 +13,7 @@ from e2e.images import Images
 from e2e.observer import Observer
 from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
-from e2e.user_account import Person, data_scientist, forget
+from e2e.user_account import UserAccount, data_scientist, forget
 from e2e.volume import CLAIM, SharedVolume
 
 from edl.cluster.kubernetes.api_client import KubeClient
@@ -44,7 +44,7 @@ class Namespace:
     folder: Path
     api: KubeClient
     observer: Observer
-    person: Person
+    person: UserAccount
     volume: SharedVolume = field(repr=False)
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
@@ -96,7 +96,7 @@ def opened(site: Site, images: Images, folder: Path, name: str) -> Iterator[Name
     observer = Observer(api, name)
     shared = SharedVolume(site, name, images.submitter)
     try:
-        yield Namespace(name, site, images, folder, api, observer, Person(name), shared)
+        yield Namespace(name, site, images, folder, api, observer, UserAccount(name), shared)
     finally:
         observer.close()
         forget(name)

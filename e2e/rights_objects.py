@@ -33,7 +33,7 @@ _NOWHERE = {"edl.dev/e2e": "nowhere"}
 
 
 @dataclass(frozen=True)
-class Stage:
+class RightsObjects:
     """A namespace with these objects.
 
     Attributes:
@@ -137,7 +137,7 @@ def _service(of: str) -> Manifest:
     return service(names.master_name(of), {"ports": [{"name": "control", "port": 7070}]}, of)
 
 
-def build(api: KubeClient, image: str) -> Stage:
+def build(api: KubeClient, image: str) -> RightsObjects:
     """Put the objects into the namespace of ``api``, with the rights of an admin.
 
     Args:
@@ -145,7 +145,7 @@ def build(api: KubeClient, image: str) -> Stage:
         image: of the one pod that runs.
     """
     uids = {each: str(_put(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
-    found = Stage(api.namespace, uids)
+    found = RightsObjects(api.namespace, uids)
     for each in (OWN, OTHER):
         things = [
             secret(names.token_secret(each), each),

@@ -8,7 +8,7 @@ from e2e.images import MISSING
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.observer import ADDED
-from e2e.user_account import Person
+from e2e.user_account import UserAccount
 
 from edl.cluster.kubernetes import names
 
@@ -29,7 +29,7 @@ def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
     job.wait("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
     why = job.wait("edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30)
     assert "whether any node has that much" in why, "a data scientist may not list nodes, and is told so"
-    viewer = Person(place.name)
+    viewer = UserAccount(place.name)
     assert "it can never start" in viewer.edl("why", job.name).stdout.lower()
     job.wait("it is called starved", lambda: job.status().get("starved"), 30)
     assert asked_for(job) <= FEW

@@ -12,7 +12,7 @@ from e2e.api_requests import (
     ALLOWED,
     NO_RIGHT,
     POLICY,
-    Try,
+    ApiRequest,
     acting_as,
     answer,
     by_hand,
@@ -26,7 +26,7 @@ from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.programs import apply, kubectl, must
 from e2e.releases import Release
-from e2e.rights_objects import FOREIGN, MASTER_POD, OWN, Stage
+from e2e.rights_objects import FOREIGN, MASTER_POD, OWN, RightsObjects
 from e2e.site import Site
 from e2e.user_account import ACCOUNT
 from support import rights_page
@@ -52,7 +52,7 @@ def place(where: Site, built: Images) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="module")
-def at(place: Namespace) -> Stage:
+def at(place: Namespace) -> RightsObjects:
     """Two jobs that never run."""
     return rights_objects.build(place.api, place.images.submitter)
 
@@ -69,14 +69,14 @@ def person(place: Namespace) -> KubeClient:
 
 
 @pytest.fixture(scope="module")
-def master(place: Namespace, at: Stage) -> KubeClient:
+def master(place: Namespace, at: RightsObjects) -> KubeClient:
     """The master of the job ``mine``."""
     bound = ("--bound-object-kind", "Pod", "--bound-object-name", MASTER_POD)
     return by_hand(place.api, token(place, names.MASTER_ACCOUNT, *bound))
 
 
 @pytest.fixture
-def patching(place: Namespace, at: Stage, master: KubeClient) -> Iterator[None]:
+def patching(place: Namespace, at: RightsObjects, master: KubeClient) -> Iterator[None]:
     """Somebody has given masters the right to patch Secrets."""
     asked = merge(SECRETS.path(place.name, FOREIGN), {})
     said = lambda wanted: lambda: answer(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
@@ -136,7 +136,9 @@ def test_the_rights_are_those_of_the_table_and_no_others(
 # ---------------------------------------------------------------------- every request
 
 
-def compare(at: Stage, admin: KubeClient, api: KubeClient, tried: dict[str, Try], wanted: dict[str, str]) -> None:
+def compare(
+    at: RightsObjects, admin: KubeClient, api: KubeClient, tried: dict[str, ApiRequest], wanted: dict[str, str]
+) -> None:
     """Try all requests; what was created goes at once."""
     assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
     wrong = []
@@ -157,11 +159,11 @@ def _take_back(admin: KubeClient, found: Manifest) -> None:
         admin.delete(kind, meta["name"], uid=meta["uid"], grace=0)
 
 
-def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: Stage, person: KubeClient) -> None:
+def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: RightsObjects, person: KubeClient) -> None:
     compare(at, place.api, person, user_requests.tries(at), rights_page.answers("a data scientist"))
 
 
-def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: Stage) -> None:
+def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: RightsObjects) -> None:
     strangers = ("--bound-object-kind", "Pod", "--bound-object-name", "imposter")
     place.api.create(rights_objects.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
     for options in ((), strangers):
@@ -176,7 +178,7 @@ def _would_be_allowed(row: str) -> bool:
     return rights_page.answers("a master")[row] == ALLOWED and row != "write an event"
 
 
-def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master: KubeClient) -> None:
+def test_a_master_can_do_what_the_table_says(place: Namespace, at: RightsObjects, master: KubeClient) -> None:
     place.kubectl("delete", "lease", names.master_name(OWN))
     compare(at, place.api, master, master_requests.tries(at), rights_page.answers("a master"))
 
@@ -186,7 +188,7 @@ def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master
 
 @pytest.mark.usefixtures("patching")
 def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
-    place: Namespace, at: Stage, master: KubeClient
+    place: Namespace, at: RightsObjects, master: KubeClient
 ) -> None:
     """Kubernetes applies a JSON patch before it asks any policy, and says what is wrong with the result."""
     path = SECRETS.path(place.name, FOREIGN)
@@ -206,7 +208,9 @@ def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(place: Name
 # ---------------------------------------------------------------------- who is held, and who is not
 
 
-def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(place: Namespace, at: Stage) -> None:
+def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(
+    place: Namespace, at: RightsObjects
+) -> None:
     """Policies go by rights: no list of names has to be kept."""
     ada, foreign = acting_as(place.api, "ada"), user_requests.tries(at)["a pod with a foreign Secret: volume"]
     said = lambda wanted: lambda: answer(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
@@ -217,7 +221,7 @@ def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(p
     place.api.delete(PODS, "tried", grace=0)
 
 
-def test_an_admin_is_held_to_nothing(place: Namespace, at: Stage) -> None:
+def test_an_admin_is_held_to_nothing(place: Namespace, at: RightsObjects) -> None:
     foreign = rights_objects.pod(
         "of-an-admin", serviceAccountName=rights_objects.STRANGER, **user_requests.uses(FOREIGN)["volume"]
     )
@@ -269,7 +273,7 @@ def from_kustomize(namespace: str) -> None:
     release.upgrade(values)
 
 
-def test_the_job_controller_is_held_to_nothing(place: Namespace, at: Stage) -> None:
+def test_the_job_controller_is_held_to_nothing(place: Namespace, at: RightsObjects) -> None:
     """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
     spec = user_requests.uses(FOREIGN)["volume"]
     job = rights_objects.job("of-an-admin", serviceAccountName=rights_objects.STRANGER, **spec)

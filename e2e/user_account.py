@@ -20,7 +20,7 @@ LIFETIME = "4h"
 
 
 @dataclass(frozen=True)
-class Person:
+class UserAccount:
     """Somebody who trains in one namespace.
 
     Attributes:
@@ -48,7 +48,7 @@ class Person:
         return call("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
 
 
-def data_scientist(namespace: str) -> Person:
+def data_scientist(namespace: str) -> UserAccount:
     """The account of a namespace that has a team's part; it may copy data, too."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": COPY}
@@ -62,7 +62,7 @@ def data_scientist(namespace: str) -> Person:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(json.dumps(config))
-    return Person(namespace, file)
+    return UserAccount(namespace, file)
 
 
 def forget(namespace: str) -> None:

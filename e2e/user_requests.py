@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from e2e import rights_objects
-from e2e.api_requests import Try, create, delete, delete_shown, get, merge, post
-from e2e.rights_objects import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.api_requests import ApiRequest, create, delete, delete_shown, get, merge, post
+from e2e.rights_objects import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, RightsObjects
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -18,7 +18,7 @@ _ELSEWHERE = "/api/v1/namespaces/kube-system"
 _CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
-def tries(at: Stage) -> dict[str, Try]:
+def tries(at: RightsObjects) -> dict[str, ApiRequest]:
     """Requests by their rows; what deletes comes last."""
     return dict([*_reading(at), *_reaching(at), *_pods(at), *_jobs(at), *_services(at), *_secrets(at)])
 
@@ -78,7 +78,7 @@ def token_of(job: str) -> Manifest:
     return volume({"secret": {"secretName": names.token_secret(job)}})
 
 
-def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
+def _reading(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     core = f"/api/v1/namespaces/{at.namespace}"
     yield "read a Secret", get(f"{core}/secrets/{FOREIGN}")
     yield "list Secrets", get(f"{core}/secrets")
@@ -96,7 +96,7 @@ def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "delete an admission policy", delete(f"{policies}/edl-data-scientist-pods")
 
 
-def _reaching(at: Stage) -> Iterator[tuple[str, Try]]:
+def _reaching(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     core = f"/api/v1/namespaces/{at.namespace}"
     worker = f"{core}/pods/{names.pod_name(OWN, Role.WORKER, 0)}"
     yield "create a RoleBinding", role_binding(at)
@@ -109,13 +109,13 @@ def _reaching(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "change a pod", merge(worker, ANNOTATION)
     yield "evict a pod", post(f"{worker}/eviction", "policy/v1", "Eviction")
     yield "add a debugging container to a pod", merge(f"{worker}/ephemeralcontainers", {"spec": {}})
-    yield "attach to a worker", Try("POST", f"{worker}/attach")
-    yield "forward a port of a worker", Try("POST", f"{worker}/portforward")
+    yield "attach to a worker", ApiRequest("POST", f"{worker}/attach")
+    yield "forward a port of a worker", ApiRequest("POST", f"{worker}/portforward")
     yield "exec into a worker", run(worker)
     yield "exec into a pod of edl data", run(f"{core}/pods/{COPY_POD}")
 
 
-def role_binding(at: Stage) -> Try:
+def role_binding(at: RightsObjects) -> ApiRequest:
     """Give rights away."""
     group = "rbac.authorization.k8s.io"
     role = {"apiGroup": group, "kind": "ClusterRole", "name": "view"}
@@ -123,19 +123,23 @@ def role_binding(at: Stage) -> Try:
     return post(path, f"{group}/v1", "RoleBinding", roleRef=role, subjects=[])
 
 
-def token_request(at: Stage) -> Try:
+def token_request(at: RightsObjects) -> ApiRequest:
     """Ask for a token of the masters' account."""
     path = f"/api/v1/namespaces/{at.namespace}/serviceaccounts/{names.MASTER_ACCOUNT}/token"
-    return Try("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+    return ApiRequest("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
 
 
-def run(pod: str) -> Try:
+def run(pod: str) -> ApiRequest:
     """Run a program in a pod."""
-    return Try("POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.ROLE_CONTAINER})
+    return ApiRequest(
+        "POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.ROLE_CONTAINER}
+    )
 
 
-def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
-    def one(name: str = "tried", *, dry_run: bool = False, owned: bool = True, of: str = OWN, **spec: Any) -> Try:
+def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+    def one(
+        name: str = "tried", *, dry_run: bool = False, owned: bool = True, of: str = OWN, **spec: Any
+    ) -> ApiRequest:
         made = at.worker(name, of, **spec)
         if not owned:
             del made["metadata"]["ownerReferences"]
@@ -170,7 +174,7 @@ _ACCOUNTS = {
 }
 
 
-def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
+def _jobs(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     made = _job_maker(at)
     tried, as_master = names.object_labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
     yield "a Job", made()
@@ -197,12 +201,12 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "label a master's Job with another job", merge(path, {"metadata": {"labels": {names.JOB_LABEL: OTHER}}})
 
 
-def _job_maker(at: Stage) -> Callable[..., Try]:
+def _job_maker(at: RightsObjects) -> Callable[..., ApiRequest]:
     return lambda **spec: create(at.namespace, rights_objects.job("tried", names.object_labels(OWN), **spec))
 
 
-def _services(at: Stage) -> Iterator[tuple[str, Try]]:
-    def one(**spec: Any) -> Try:
+def _services(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+    def one(**spec: Any) -> ApiRequest:
         return create(at.namespace, rights_objects.service("tried", {"ports": [{"port": 80}], **spec}))
 
     yield "a Service", one()
@@ -214,7 +218,7 @@ def _services(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "make the Service of a job a load balancer", merge(path, {"spec": {"type": "LoadBalancer"}})
 
 
-def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
+def _secrets(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     path = f"/api/v1/namespaces/{at.namespace}/secrets"
     yield "a token of a job", create(at.namespace, rights_objects.secret(names.token_secret("tried"), "tried"))
     yield "a Secret of another name", create(at.namespace, rights_objects.secret("tried", "tried"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from step_log import StepDiary
+from step_log import StepLog
 
 from edl.core.shuffle import RecordSource
 from edl.data.reader import Metadata, Reader
@@ -58,4 +58,4 @@ def feed(dataset, mode, metadata):
 
 
 def callbacks():
-    return [StepDiary()]
+    return [StepLog()]

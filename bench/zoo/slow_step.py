@@ -8,7 +8,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 from many_rows import custom_data_reader, eval_metrics_fn, loss
-from step_log import StepDiary
+from step_log import StepLog
 
 __all__ = ["callbacks", "custom_data_reader", "custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 
@@ -40,4 +40,4 @@ def feed(dataset, mode, metadata):
 
 
 def callbacks():
-    return [StepDiary(STEP_SECONDS)]
+    return [StepLog(STEP_SECONDS)]

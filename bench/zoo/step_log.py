@@ -16,7 +16,7 @@ import keras
 _LINE = struct.Struct("<ddd")
 
 
-class StepDiary(keras.callbacks.Callback):
+class StepLog(keras.callbacks.Callback):
     """Args: ``sleep``: seconds that a step sleeps before it is computed, as if it computed so long elsewhere."""
 
     def __init__(self, sleep=0.0):

@@ -124,9 +124,9 @@ def test_a_diary_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.syspath_prepend(str(BENCH / "zoo"))
     monkeypatch.setenv("EDL_BENCH_DIARY", str(tmp_path))
-    from step_log import StepDiary
+    from step_log import StepLog
 
-    diary = StepDiary(sleep=1e-3)
+    diary = StepLog(sleep=1e-3)
     for step in (5, 6, 8):
         diary.on_train_batch_begin(step)
         diary.on_train_batch_end(step)

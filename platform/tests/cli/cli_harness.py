@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 
 from edl.cli import app
 
@@ -28,7 +28,7 @@ volumes: [{claim: files, mount: /data}]
 @dataclass
 class Desk:
     folder: Path
-    cluster: SmallCluster
+    cluster: InMemoryCluster
     capsys: pytest.CaptureFixture[str]
     out: str = ""
     err: str = ""
@@ -49,7 +49,7 @@ class Desk:
 
 
 def desk_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.accounts()
     cluster.claim("files")
     cluster.published = {"status.json": '{"phase": "Starting"}'}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from cli.cli_harness import Desk
-from support.in_memory_cluster import NOW, SmallCluster
+from support.in_memory_cluster import NOW, InMemoryCluster
 from support.job_objects import put_job
 
 
 def jobs_desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, with_job: bool = True) -> Desk:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     if with_job:
         put_job(cluster)
     monkeypatch.setenv("COLUMNS", "80")

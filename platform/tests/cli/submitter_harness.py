@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli.cli_harness import JOB
-from support.in_memory_cluster import SmallCluster, when
+from support.in_memory_cluster import InMemoryCluster, when
 
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import JobFailure, Status, Summary
@@ -59,8 +59,8 @@ class VirtualTime:
 
 
 @dataclass
-class SubmitterDesk:
-    cluster: SmallCluster
+class SubmitterHarness:
+    cluster: InMemoryCluster
     source: Path
     capsys: pytest.CaptureFixture[str]
     time: VirtualTime
@@ -127,14 +127,14 @@ class SubmitterDesk:
 
 def submitter_desk_at(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> SubmitterDesk:
-    cluster, time = SmallCluster(), VirtualTime()
+) -> SubmitterHarness:
+    cluster, time = InMemoryCluster(), VirtualTime()
     cluster.accounts()
     cluster.claim("files")
     cluster.published, cluster.conditions = ended(), [COMPLETE]
     source = folder / "job.yaml"
     source.write_text(JOB)
-    desk = SubmitterDesk(cluster, source, capsys, time)
+    desk = SubmitterHarness(cluster, source, capsys, time)
     answered = cluster.request
 
     def ask(method: str, path: str, **how: Any) -> Any:

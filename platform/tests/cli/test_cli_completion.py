@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_job
 
 from edl.cli import options as names_completion
@@ -24,8 +24,8 @@ class Line:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
-    cluster = SmallCluster()
+def cluster(monkeypatch: pytest.MonkeyPatch) -> InMemoryCluster:
+    cluster = InMemoryCluster()
     for name in ("mnist", "mnist-2", "iris"):
         put_job(cluster, name)
     monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.load_connection", lambda context, namespace: None)
@@ -36,7 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
 @pytest.mark.parametrize(
     ("typed", "names"), [("mn", ["mnist", "mnist-2"]), ("x", []), ("", ["iris", "mnist", "mnist-2"])]
 )
-def test_job_names(cluster: SmallCluster, typed: str, names: list[str]) -> None:
+def test_job_names(cluster: InMemoryCluster, typed: str, names: list[str]) -> None:
     assert complete_jobs(Line(), typed) == names
 
 

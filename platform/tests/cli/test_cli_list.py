@@ -7,7 +7,7 @@ import json
 import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from support.in_memory_cluster import NOW, SmallCluster
+from support.in_memory_cluster import NOW, InMemoryCluster
 from support.job_objects import conditions, put_job, with_status
 from support.text_keys import missing_keys
 
@@ -20,7 +20,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return jobs_desk(monkeypatch, capsys)
 
 
-def fill(cluster: SmallCluster) -> None:
+def fill(cluster: InMemoryCluster) -> None:
     put_job(cluster, "waits", PublishedStatus(), status={})
     put_job(cluster, "done", with_status(phase="Done", records_done=60_000), status=conditions(Complete=""))
     put_job(cluster, "other", with_status(starved=True), namespace="elsewhere")

@@ -11,7 +11,7 @@ import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import SPEC, TOLD, container, put_job, put_pod
 from support.text_keys import missing_keys
 
@@ -57,10 +57,10 @@ def test_following_several_ends_with_them(desk: Desk) -> None:
 
 
 def test_a_container_that_has_not_started_says_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def waiting(self: SmallCluster, pod: str, **_: object) -> None:
+    def waiting(self: InMemoryCluster, pod: str, **_: object) -> None:
         raise error_from_response(400, b'{"message": "container is waiting to start"}', where="")
 
-    monkeypatch.setattr(SmallCluster, "logs", waiting)
+    monkeypatch.setattr(InMemoryCluster, "logs", waiting)
     put_pod(desk.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
     assert desk.edl("logs", "mnist", "--role", "worker", "--index", "7") == 2
     assert not missing_keys(desk.err, "worker-7", "image")
@@ -172,7 +172,7 @@ def test_where_a_run_keeps_its_logs(spec: dict[str, object], run_dir: str, place
 
 
 def test_of_several_masters_the_newest_that_stays() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     old = put_pod(cluster, Role.MASTER)
     old["metadata"] |= {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     new = put_pod(cluster, Role.MASTER)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cli.cli_harness import JOB
-from cli.submitter_harness import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
+from cli.submitter_harness import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterHarness, T, ended, submitter_desk_at
 from support.in_memory_cluster import Manifest
 from support.text_keys import missing_keys
 
@@ -34,7 +34,7 @@ REQUESTS = 60
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SubmitterDesk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SubmitterHarness:
     return submitter_desk_at(tmp_path, monkeypatch, capsys)
 
 
@@ -45,7 +45,7 @@ def raises(error: BaseException) -> Any:
     return do
 
 
-def by_hand(desk: SubmitterDesk, job: str = "mnist", **spec: Any) -> Manifest:
+def by_hand(desk: SubmitterHarness, job: str = "mnist", **spec: Any) -> Manifest:
     """A job that ``edl submit`` made; its name may be that of a release."""
     labels = names.object_labels(job, None) | {names.ROLE_LABEL: "master", INSTANCE: RELEASE}
     meta = {"name": names.master_name(job), "labels": labels}
@@ -55,7 +55,7 @@ def by_hand(desk: SubmitterDesk, job: str = "mnist", **spec: Any) -> Manifest:
 # ---------------------------------------------------------------------- a release
 
 
-def test_a_release_ends_as_its_job(desk: SubmitterDesk) -> None:
+def test_a_release_ends_as_its_job(desk: SubmitterHarness) -> None:
     desk.install()
     assert desk.pod() == 0
     (job,) = desk.masters()
@@ -74,7 +74,7 @@ def test_a_release_ends_as_its_job(desk: SubmitterDesk) -> None:
     assert desk.out.endswith(": helm uninstall train -n team\n")
 
 
-def test_a_release_ends_after_its_master_has(desk: SubmitterDesk) -> None:
+def test_a_release_ends_after_its_master_has(desk: SubmitterHarness) -> None:
     """A CronJob that keeps no history removes the master with the submitter, in the middle of what it puts away."""
     desk.cluster.conditions = []
     desk.time.at(7, lambda: desk.cluster.put(desk.masters()[0] | {"status": {"conditions": [COMPLETE]}}))
@@ -83,7 +83,7 @@ def test_a_release_ends_after_its_master_has(desk: SubmitterDesk) -> None:
     assert 7 <= desk.time.now < 9
 
 
-def test_a_master_that_never_ends_does_not_hold_its_release(desk: SubmitterDesk) -> None:
+def test_a_master_that_never_ends_does_not_hold_its_release(desk: SubmitterHarness) -> None:
     desk.cluster.conditions = []
     desk.install()
     assert desk.pod() == 0
@@ -99,7 +99,7 @@ def test_a_master_that_never_ends_does_not_hold_its_release(desk: SubmitterDesk)
     ],
 )
 def test_a_failing_job_fails_the_release_and_a_new_pod_does_too(
-    desk: SubmitterDesk, pages: dict[str, str], code: int
+    desk: SubmitterHarness, pages: dict[str, str], code: int
 ) -> None:
     desk.install()
     desk.cluster.published = pages
@@ -108,14 +108,14 @@ def test_a_failing_job_fails_the_release_and_a_new_pod_does_too(
     assert desk.made() == ["edl-mnist-master"]
 
 
-def test_uninstalling_leaves_nothing_of_the_job(desk: SubmitterDesk) -> None:
+def test_uninstalling_leaves_nothing_of_the_job(desk: SubmitterHarness) -> None:
     desk.install()
     desk.pod()
     desk.uninstall()
     assert desk.cluster.labelled() == []
 
 
-def test_a_scientists_rights_are_enough(desk: SubmitterDesk) -> None:
+def test_a_scientists_rights_are_enough(desk: SubmitterHarness) -> None:
     for verb in ("get", "list", "patch"):
         desk.cluster.deny(verb, SECRETS)
     desk.install()
@@ -124,7 +124,7 @@ def test_a_scientists_rights_are_enough(desk: SubmitterDesk) -> None:
     assert desk.pod() == 0
 
 
-def test_a_schedule_has_a_job_for_each_date(desk: SubmitterDesk) -> None:
+def test_a_schedule_has_a_job_for_each_date(desk: SubmitterHarness) -> None:
     cron = [{"kind": "CronJob", "uid": "c", "name": "train-submit", "controller": True}]
     for minutes in ("29371680", "29371740"):
         desk.install(minutes, ownerReferences=cron)
@@ -135,14 +135,14 @@ def test_a_schedule_has_a_job_for_each_date(desk: SubmitterDesk) -> None:
     assert left["metadata"]["name"] == "edl-mnist-29371740-master"
 
 
-def test_a_release_can_go_on_with_a_run(desk: SubmitterDesk) -> None:
+def test_a_release_can_go_on_with_a_run(desk: SubmitterHarness) -> None:
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
     assert desk.masters()[0]["metadata"]["annotations"][names.RUN_ANNOTATION] == "latest"
 
 
 def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
-    desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch
+    desk: SubmitterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master publishes what happened before it, too: the end that the run had then is not the end."""
     earlier = JobEnded("Interrupted", "edl stop", SUMMARY, time=T + 1)
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
 
 
 @pytest.mark.parametrize("carried_out", [False, True])
-def test_killed_at_any_request_it_submits_once_and_to_the_end(desk: SubmitterDesk, carried_out: bool) -> None:
+def test_killed_at_any_request_it_submits_once_and_to_the_end(desk: SubmitterHarness, carried_out: bool) -> None:
     number = 0
     while True:
         number += 1
@@ -198,7 +198,7 @@ def test_killed_at_any_request_it_submits_once_and_to_the_end(desk: SubmitterDes
 
 
 @pytest.mark.parametrize("carried_out", [False, True])
-def test_two_pods_of_one_submitter_submit_once(desk: SubmitterDesk, carried_out: bool) -> None:
+def test_two_pods_of_one_submitter_submit_once(desk: SubmitterHarness, carried_out: bool) -> None:
     """The second runs from its start to its end while the first waits for an answer."""
     for number in range(1, REQUESTS):
         desk.cluster.created.clear()
@@ -214,7 +214,7 @@ def test_two_pods_of_one_submitter_submit_once(desk: SubmitterDesk, carried_out:
             break
 
 
-def test_what_somebody_deleted_is_not_submitted_again(desk: SubmitterDesk) -> None:
+def test_what_somebody_deleted_is_not_submitted_again(desk: SubmitterHarness) -> None:
     desk.install()
     desk.pod()
     desk.cluster.delete(JOBS, "edl-mnist-master")
@@ -223,7 +223,7 @@ def test_what_somebody_deleted_is_not_submitted_again(desk: SubmitterDesk) -> No
     assert desk.made() == ["edl-mnist-master"]
 
 
-def test_a_job_deleted_while_it_is_followed_fails_the_release(desk: SubmitterDesk) -> None:
+def test_a_job_deleted_while_it_is_followed_fails_the_release(desk: SubmitterHarness) -> None:
     desk.install()
     desk.cluster.published = {}
     desk.hooks.append(_at_first_look(desk, lambda: desk.cluster.delete(JOBS, "edl-mnist-master")))
@@ -231,7 +231,7 @@ def test_a_job_deleted_while_it_is_followed_fails_the_release(desk: SubmitterDes
     assert not missing_keys(desk.err, "deleted")
 
 
-def _at_first_look(desk: SubmitterDesk, do: Any) -> Any:
+def _at_first_look(desk: SubmitterHarness, do: Any) -> Any:
     def hook(method: str, path: str) -> None:
         if method == "GET" and path.endswith("/jobs/edl-mnist-master"):
             desk.hooks.remove(hook)
@@ -240,7 +240,7 @@ def _at_first_look(desk: SubmitterDesk, do: Any) -> Any:
     return hook
 
 
-def test_a_job_that_somebody_suspended_stays_so(desk: SubmitterDesk) -> None:
+def test_a_job_that_somebody_suspended_stays_so(desk: SubmitterHarness) -> None:
     desk.install()
     desk.pod()
     desk.cluster.patch(JOBS, "edl-mnist-master", {"spec": {"suspend": True}})
@@ -251,7 +251,7 @@ def test_a_job_that_somebody_suspended_stays_so(desk: SubmitterDesk) -> None:
 # ---------------------------------------------------------------------- upgraded and replaced
 
 
-def test_an_upgrade_removes_the_old_job_and_waits_for_its_pods(desk: SubmitterDesk) -> None:
+def test_an_upgrade_removes_the_old_job_and_waits_for_its_pods(desk: SubmitterHarness) -> None:
     desk.install("a")
     desk.pod("a")
     (old,) = desk.masters()
@@ -272,7 +272,7 @@ def test_an_upgrade_removes_the_old_job_and_waits_for_its_pods(desk: SubmitterDe
     assert new["metadata"]["ownerReferences"][0]["uid"] == "submitter-b"
 
 
-def test_an_upgrade_may_change_the_name_of_the_job(desk: SubmitterDesk) -> None:
+def test_an_upgrade_may_change_the_name_of_the_job(desk: SubmitterHarness) -> None:
     desk.install("a")
     desk.pod("a")
     desk.source.write_text(desk.source.read_text().replace("name: mnist", "name: digits"))
@@ -281,7 +281,7 @@ def test_an_upgrade_may_change_the_name_of_the_job(desk: SubmitterDesk) -> None:
     assert [job["metadata"]["name"] for job in desk.masters()] == ["edl-digits-master"]
 
 
-def test_helm_may_delete_the_old_submitter_first(desk: SubmitterDesk) -> None:
+def test_helm_may_delete_the_old_submitter_first(desk: SubmitterHarness) -> None:
     desk.install("a")
     desk.pod("a")
     desk.cluster.held.add("edl-mnist-master-abcde")
@@ -292,7 +292,7 @@ def test_helm_may_delete_the_old_submitter_first(desk: SubmitterDesk) -> None:
     assert not missing_keys(desk.out, "being removed", "edl-mnist-master-abcde")
 
 
-def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(desk: SubmitterDesk) -> None:
+def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(desk: SubmitterHarness) -> None:
     desk.install("a")
     desk.pod("a")
     desk.cluster.held.add("edl-mnist-master-abcde")
@@ -303,7 +303,7 @@ def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(desk: SubmitterDesk) -
 
 
 @pytest.mark.parametrize("carried_out", [False, True])
-def test_replaced_at_any_request_the_new_job_stays_untouched(desk: SubmitterDesk, carried_out: bool) -> None:
+def test_replaced_at_any_request_the_new_job_stays_untouched(desk: SubmitterHarness, carried_out: bool) -> None:
     """A newer submitter appears while the old one waits for an answer, and runs to its end meanwhile."""
     for number in range(1, REQUESTS):
         desk.cluster.objects = {key: each for key, each in desk.cluster.objects.items() if key[0] != "jobs"}
@@ -331,7 +331,7 @@ def test_replaced_at_any_request_the_new_job_stays_untouched(desk: SubmitterDesk
             break
 
 
-def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterDesk) -> None:
+def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterHarness) -> None:
     desk.install()
     desk.cluster.published = {}
     desk.hooks.append(_at_first_look(desk, desk.uninstall))
@@ -342,7 +342,7 @@ def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterDesk) -> No
 # ---------------------------------------------------------------------- refused
 
 
-def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
+def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterHarness) -> None:
     desk.install()
     desk.cluster.delete(VOLUME_CLAIMS, "files")
     assert desk.pod() == 2
@@ -350,7 +350,7 @@ def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
     assert desk.cluster.created == []
 
 
-def test_a_refusal_that_passes_is_waited_out(desk: SubmitterDesk) -> None:
+def test_a_refusal_that_passes_is_waited_out(desk: SubmitterHarness) -> None:
     """After an upgrade what goes counts in quotas a little longer."""
     full = QuotaExceededError("exceeded quota: team")
     desk.cluster.admissions.append(lambda thing: full.message if desk.time.now < 4 else None)
@@ -359,7 +359,7 @@ def test_a_refusal_that_passes_is_waited_out(desk: SubmitterDesk) -> None:
     assert desk.out.count("trying again") == 1
 
 
-def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterDesk) -> None:
+def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterHarness) -> None:
     desk.install()
     taken = by_hand(desk)
     assert desk.pod() == 2
@@ -367,7 +367,7 @@ def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterDesk) -> 
     assert desk.masters() == [taken]
 
 
-def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterDesk) -> None:
+def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterHarness) -> None:
     desk.install()
     real = desk.cluster.create
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterDesk) -> None:
 @pytest.mark.parametrize("error", [NoResponseError("no answer"), ServerBusyError("etcd leader changed")])
 @pytest.mark.parametrize("key", [("GET", "jobs"), ("POST", "jobs"), ("POST", "secrets"), ("PATCH", "jobs")])
 def test_an_absence_is_waited_out_and_a_long_one_is_no_failure(
-    desk: SubmitterDesk, key: tuple[str, str], error: NoResponseError | ServerBusyError
+    desk: SubmitterHarness, key: tuple[str, str], error: NoResponseError | ServerBusyError
 ) -> None:
     desk.install()
     desk.cluster.breaks[key] = error
@@ -396,14 +396,14 @@ def test_an_absence_is_waited_out_and_a_long_one_is_no_failure(
     assert desk.made() == ["edl-mnist-master"]
 
 
-def test_a_spec_with_a_mistake(desk: SubmitterDesk) -> None:
+def test_a_spec_with_a_mistake(desk: SubmitterHarness) -> None:
     desk.source.write_text("name: mnist\nmodle: {}\n")
     desk.install()
     assert desk.pod() == 2
     assert "modle" in desk.err
 
 
-def test_without_a_cluster_or_a_job_it_says_so(desk: SubmitterDesk) -> None:
+def test_without_a_cluster_or_a_job_it_says_so(desk: SubmitterHarness) -> None:
     desk.source.unlink()
     assert desk.pod() == 2
     assert str(desk.source) in desk.err
@@ -421,7 +421,7 @@ def failing(reason: str, code: int | None = None, message: str = "it says why") 
 
 
 @pytest.fixture
-def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterDesk:
+def starting(desk: SubmitterHarness, monkeypatch: pytest.MonkeyPatch) -> SubmitterHarness:
     """A release whose master has not published anything yet, in virtual time."""
     patient = partial(job_following.poll_repeatedly, clock=desk.time.clock, sleep=desk.time.sleep)
     monkeypatch.setattr(job_following, "poll_repeatedly", patient)
@@ -431,7 +431,7 @@ def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterD
 
 
 @pytest.mark.parametrize("state", [failing("ImagePullBackOff"), failing("Error", 2, "no module")])
-def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterDesk, state: Manifest) -> None:
+def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterHarness, state: Manifest) -> None:
     starting.cluster.master = state
     assert starting.pod() == 1
     assert not missing_keys(starting.err, "master", "start")
@@ -442,7 +442,7 @@ def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: Submit
 @pytest.mark.parametrize(
     "state", [failing("ImagePullBackOff"), failing("Error", 137), {"phase": "Failed", "reason": "Evicted"}]
 )
-def test_a_bad_moment_at_the_start_is_waited_out(starting: SubmitterDesk, state: Manifest) -> None:
+def test_a_bad_moment_at_the_start_is_waited_out(starting: SubmitterHarness, state: Manifest) -> None:
     starting.cluster.master = state
 
     def recover() -> None:
@@ -454,14 +454,14 @@ def test_a_bad_moment_at_the_start_is_waited_out(starting: SubmitterDesk, state:
     assert starting.pod() == 0
 
 
-def test_an_eviction_never_fails_the_release(starting: SubmitterDesk) -> None:
+def test_an_eviction_never_fails_the_release(starting: SubmitterHarness) -> None:
     starting.cluster.master = {"phase": "Failed", "reason": "Evicted"}
     starting.time.at(1000, starting.uninstall)
     assert starting.pod() == 0
     assert starting.out.count("master failed") == 1
 
 
-def test_a_right_that_is_lost_for_a_moment_is_missed_only_when_it_stays_away(starting: SubmitterDesk) -> None:
+def test_a_right_that_is_lost_for_a_moment_is_missed_only_when_it_stays_away(starting: SubmitterHarness) -> None:
     """An API server that has just begun may refuse what it allows a moment later."""
     forbidden = error_from_response(
         403, b'{"message": "configmaps is forbidden: User \\"u\\" cannot get"}', where="GET"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli.cli_harness import Desk
 from cli.jobs_desk import jobs_desk
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_pod
 from support.text_keys import missing_keys
 
@@ -22,12 +22,12 @@ MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage":
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    listing = SmallCluster.list
+    listing = InMemoryCluster.list
 
-    def measured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
+    def measured(self: InMemoryCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         return ResourceList((MEASURED,), "1") if kind is POD_METRICS else listing(self, kind, **options)
 
-    monkeypatch.setattr(SmallCluster, "list", measured)
+    monkeypatch.setattr(InMemoryCluster, "list", measured)
     desk = jobs_desk(monkeypatch, capsys)
     put_pod(desk.cluster, Role.MASTER)
     put_pod(desk.cluster, Role.WORKER, 1)
@@ -49,12 +49,12 @@ def test_for_programs(desk: Desk) -> None:
 
 
 def test_a_cluster_that_does_not_measure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmeasured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
+    def unmeasured(self: InMemoryCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         if kind is POD_METRICS:
             raise error_from_response(404, b"404 page not found", where="")
         return ResourceList((), "1")
 
-    monkeypatch.setattr(SmallCluster, "list", unmeasured)
+    monkeypatch.setattr(InMemoryCluster, "list", unmeasured)
     assert desk.edl("top", "mnist") == 2
     assert not missing_keys(desk.err, "metrics API", "metrics-server")
 

@@ -27,7 +27,7 @@ from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 
 
-class Masters:
+class CoreHarness:
     """One master after another over the same journal."""
 
     def __init__(self, ps: int = 1, checkpoint_steps: int | None = None, *, durable: bool = True) -> None:

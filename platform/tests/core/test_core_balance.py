@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 
 from edl.api.cluster_port import Role
@@ -28,13 +28,13 @@ from edl.core.state import JobSettings
 from edl.simulation.training_world import Network, World
 
 
-def two() -> tuple[Masters, int]:
+def two() -> tuple[CoreHarness, int]:
     """Two PS, a checkpoint every 10 steps, worker-0 holds a lease of 8 steps."""
-    masters = Masters(ps=2, checkpoint_steps=10)
+    masters = CoreHarness(ps=2, checkpoint_steps=10)
     return masters, masters.train()
 
 
-def finish(masters: Masters, lease: int) -> dict[int, int]:
+def finish(masters: CoreHarness, lease: int) -> dict[int, int]:
     """The rest of a lease is done, and two steps of the next one, so that a cut is due; what PS have of both."""
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 8),)))
     (granted,) = [x for x in masters.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]
@@ -42,7 +42,7 @@ def finish(masters: Masters, lease: int) -> dict[int, int]:
     return {lease: 8, granted.lease: 2}
 
 
-def cut(masters: Masters, applied: dict[int, int], entered: dict[str, int]) -> None:
+def cut(masters: CoreHarness, applied: dict[int, int], entered: dict[str, int]) -> None:
     """The cut that is on its way is taken and saved."""
     number = masters.state.cut_number
     masters.see(*(CutPrepared(ps, number) for ps in entered), *(UpdatesHeld(ps, number, applied) for ps in entered))
@@ -51,7 +51,7 @@ def cut(masters: Masters, applied: dict[int, int], entered: dict[str, int]) -> N
     )
 
 
-def replace_ps(masters: Masters, index: int, uid: str) -> None:
+def replace_ps(masters: CoreHarness, index: int, uid: str) -> None:
     """A PS is killed, and another one loads the newest checkpoint."""
     masters.see(killed(Role.PS, index, masters.state.pods.parameter_holders[index]))
     masters.see(alive(Role.PS, index, uid), PsRegistered(uid))
@@ -59,12 +59,12 @@ def replace_ps(masters: Masters, index: int, uid: str) -> None:
         masters.see(PsAttached(uid, initialized, 0))
 
 
-def summary(masters: Masters) -> tuple[int, dict[str, int], int]:
+def summary(masters: CoreHarness) -> tuple[int, dict[str, int], int]:
     counters = masters.state.counters
     return counters.updates_rolled_back, counters.updates_of, counters.steps_not_applied
 
 
-def told(masters: Masters) -> int:
+def told(masters: CoreHarness) -> int:
     """Updates that events told of."""
     return sum(tell.updates for tell in masters.told if isinstance(tell, RollbackDone))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.core_harness import Masters
+from core.core_harness import CoreHarness
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from edl.core.events import LeaseProgress, ProgressReported, Tick
 from edl.core.lease_timeouts import SILENCE_FLOOR, STARTING_SILENCE, LeaseHolder, LeaseTimeouts
 
 
-class Training(Masters):
+class Training(CoreHarness):
     """Worker-0 holds a lease, and is heard of at 0."""
 
     def __init__(self, *, stepped: bool = True) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.core_harness import Masters, alive
+from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_meant_is_refused(rows: object) -> None:
 # ---------------------------------------------------------------- what they mean for a job
 
 
-class Job(Masters):
+class Job(CoreHarness):
     """One PS, two workers, 640 records of which a step takes 8; evaluated every 10 steps."""
 
     def __init__(self, declared: tuple[Any, ...], **settings: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.core_harness import Masters
+from core.core_harness import CoreHarness
 
 from edl.core.events import EndJob, LeaseProgress, LeaseReply, LeaseRequested, ProgressReported, TaskReported
 
 
-def job(allowed: int) -> tuple[Masters, int, int]:
-    masters = Masters()
+def job(allowed: int) -> tuple[CoreHarness, int, int]:
+    masters = CoreHarness()
     masters.settings = replace(masters.settings, max_corrupt=allowed, epochs=2)
     masters.restart()
     first = masters.train()
@@ -18,7 +18,7 @@ def job(allowed: int) -> tuple[Masters, int, int]:
     return masters, first, second
 
 
-def skip(masters: Masters, worker: str, lease: int, through: int, records: int) -> list[EndJob]:
+def skip(masters: CoreHarness, worker: str, lease: int, through: int, records: int) -> list[EndJob]:
     steps = LeaseProgress(lease, through, skipped=records)
     return [x for x in masters.see(ProgressReported(worker, (steps,))) if isinstance(x, EndJob)]
 

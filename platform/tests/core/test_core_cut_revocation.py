@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.core.cuts import COPY_TIMEOUT_SECONDS
@@ -34,7 +34,7 @@ from edl.core.snapshots import RETRY_HELD_SECONDS
 
 
 def test_updates_are_not_held_before_a_revocation_is_settled() -> None:
-    masters = Masters(checkpoint_steps=1)
+    masters = CoreHarness(checkpoint_steps=1)
     lease = masters.train()
     (other,) = (command.lease for command in masters.see(LeaseRequested("worker-1")) if isinstance(command, LeaseReply))
     masters.see(WorkerLeft("worker-0", "told to go"))  # the PS has not answered yet
@@ -48,7 +48,7 @@ def test_updates_are_not_held_before_a_revocation_is_settled() -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_cut_is_off_when_a_lease_is_revoked_while_updates_are_held(*, held: bool) -> None:
-    masters = Masters(checkpoint_steps=1)
+    masters = CoreHarness(checkpoint_steps=1)
     lease = masters.train()
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     assert _cuts(HoldUpdates, masters.see(CutPrepared("ps-0", 2))) == [2]
@@ -60,7 +60,7 @@ def test_a_cut_is_off_when_a_lease_is_revoked_while_updates_are_held(*, held: bo
 
 
 def test_a_parameter_server_may_copy_for_longer_than_it_may_hold_in_vain() -> None:
-    masters = Masters(checkpoint_steps=1)
+    masters = CoreHarness(checkpoint_steps=1)
     lease = masters.train()
     masters.see(
         TaskReported("worker-0", lease, LeaseProgress(lease, 8)), CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {})
@@ -71,7 +71,7 @@ def test_a_parameter_server_may_copy_for_longer_than_it_may_hold_in_vain() -> No
 
 @pytest.mark.parametrize("why", ["refused", "unknown"])
 def test_a_cut_for_which_updates_were_held_in_vain_is_not_tried_again_at_once(why: str) -> None:
-    masters = Masters(ps=2, checkpoint_steps=1)
+    masters = CoreHarness(ps=2, checkpoint_steps=1)
     lease = masters.train()
     masters.see(
         ProgressReported("worker-0", (LeaseProgress(lease, 1),)), CutPrepared("ps-0", 2), CutPrepared("ps-1", 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.api.events import WarningRaised
@@ -15,9 +15,9 @@ from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, Progress
 BAD = "ps-0.safetensors is damaged"
 
 
-def trained(ps: int = 1) -> tuple[Masters, SavedCheckpoint]:
+def trained(ps: int = 1) -> tuple[CoreHarness, SavedCheckpoint]:
     """A job whose newest checkpoint, 9, was taken after 5 steps, and the one before it, of no step at all."""
-    masters = Masters(ps=ps)
+    masters = CoreHarness(ps=ps)
     lease = masters.train()
     older = masters.state.checkpoint
     assert older is not None

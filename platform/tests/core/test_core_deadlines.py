@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.core_harness import Masters, alive
+from core.core_harness import CoreHarness, alive
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core.events import (
@@ -27,12 +27,12 @@ UNREACHABLE = PodChanged(
 )
 
 
-def found(masters: Masters, kind: type[Any], event: Any, now: float) -> list[Any]:
+def found(masters: CoreHarness, kind: type[Any], event: Any, now: float) -> list[Any]:
     return [command for command in masters.state.handle(event, now) if isinstance(command, kind)]
 
 
 def test_a_disk_that_takes_too_long_does_not_keep_a_stopped_job() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     assert found(masters, EndJob, StopRequested("stopped", checkpoint_seconds=10.0), 100.0) == []
@@ -47,7 +47,7 @@ def test_a_disk_that_takes_too_long_does_not_keep_a_stopped_job() -> None:
 
 def test_a_ps_of_a_lost_node_is_replaced_once_the_cluster_has_tainted_the_node() -> None:
     """Before that the cluster would give its successor a place there."""
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     masters.state.handle(UNREACHABLE, 10 * SILENCE_SECONDS)
     assert found(masters, DeletePod, Tick(), 10 * SILENCE_SECONDS + TAINT_SECONDS - 0.1) == []
@@ -56,7 +56,7 @@ def test_a_ps_of_a_lost_node_is_replaced_once_the_cluster_has_tainted_the_node()
 
 
 def test_a_node_that_is_back_in_between_is_lost_anew() -> None:
-    masters, now = Masters(), 10 * SILENCE_SECONDS
+    masters, now = CoreHarness(), 10 * SILENCE_SECONDS
     masters.train()
     masters.state.handle(UNREACHABLE, now)
     masters.state.handle(alive(Role.PS, 0), now + 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -186,9 +186,9 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
 # ---------------------------------------------------------------------------------------------- one that does not go
 
 
-def handed_over() -> Masters:
+def handed_over() -> CoreHarness:
     """Somebody says of ps-0 that it was told to go, and what it holds is in checkpoint 2."""
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     masters.see(PsLeaving("ps-0"), Tick())
     masters.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
@@ -218,6 +218,6 @@ def test_so_it_is_by_the_next_master_once_that_has_seen_who_is_there() -> None:
     assert [c for c in later if isinstance(c, DeletePod)] == [DeletePod("ps-0", 0.0)]
 
 
-def costs_nothing(masters: Masters) -> bool:
+def costs_nothing(masters: CoreHarness) -> bool:
     counters = masters.state.counters
     return not (counters.rolled_back or counters.updates_rolled_back or counters.repeated or counters.partial)

@@ -7,7 +7,7 @@ lease must not be given back while the PS that know how far it got have not been
 from __future__ import annotations
 
 import pytest
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RoleEnded, RollbackDone
@@ -34,7 +34,7 @@ from edl.core.job import JobStateMachine
 
 
 def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_servers() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.restart()
     masters.see(killed(Role.WORKER, 0), alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced())
@@ -46,7 +46,7 @@ def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_server
 
 
 def test_a_worker_that_leaves_while_the_master_comes_back_is_settled_by_the_parameter_servers() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.restart()
     masters.see(WorkerLeft("worker-0", "told to go"))
@@ -58,7 +58,7 @@ def test_a_worker_that_leaves_while_the_master_comes_back_is_settled_by_the_para
 
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_a_worker_is_lost_once(restarts: int) -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     masters.see(killed(Role.WORKER, 0))
     for _ in range(restarts):
@@ -69,7 +69,7 @@ def test_a_worker_is_lost_once(restarts: int) -> None:
 
 
 def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(StopRequested("Ctrl-C"), killed(Role.WORKER, 0), killed(Role.WORKER, 1), killed(Role.PS, 0))
     masters.journal.append({"kind": "resumed"})
@@ -82,7 +82,7 @@ def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> 
 
 
 def test_who_was_dismissed_survives_a_compaction() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     masters.state.apply(JobResumed())
     again = JobStateMachine(masters.settings)
@@ -91,7 +91,7 @@ def test_who_was_dismissed_survives_a_compaction() -> None:
 
 
 def test_who_was_gone_when_the_master_came_back_is_named() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     masters.restart()
     masters.see(PodsSynced())
@@ -103,7 +103,7 @@ def test_who_was_gone_when_the_master_came_back_is_named() -> None:
 
 
 def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), PsRegistered("new"), PsAttached("new", False, 0))
     masters.see(PsAttached("new", True, 0))
@@ -117,7 +117,7 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
 
 
 def test_what_was_measured_of_steps_that_went_back_is_forgotten() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5, 3.0, 2),)))
     masters.state.counters.metrics, masters.state.last_evaluation = {"accuracy": 0.9}, 5
@@ -127,7 +127,7 @@ def test_what_was_measured_of_steps_that_went_back_is_forgotten() -> None:
 
 
 def test_what_was_measured_before_the_checkpoint_stays() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.state.counters.metrics = {"accuracy": 0.9}
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5, 3.0, 2),)))
@@ -136,7 +136,7 @@ def test_what_was_measured_before_the_checkpoint_stays() -> None:
 
 
 def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> None:
-    masters = Masters(ps=2)
+    masters = CoreHarness(ps=2)
     lease = masters.train()
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5),)))
     masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "new"))
@@ -146,13 +146,13 @@ def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> N
     assert masters.state.step == 5
 
 
-def gone(masters: Masters, *events: CoreEvent) -> list[str]:
+def gone(masters: CoreHarness, *events: CoreEvent) -> list[str]:
     """The pods that are told to go."""
     return [wish.uid for wish in masters.see(*events) if isinstance(wish, DeletePod)]
 
 
 def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> None:
-    masters = Masters(ps=2, durable=False)
+    masters = CoreHarness(ps=2, durable=False)
     masters.begin_anew()
     ps = [alive(Role.PS, index) for index in range(2)]
     masters.see(DatasetDescribed(training=(("a", 640),)), *ps, alive(Role.WORKER, 0), PodsSynced())
@@ -170,7 +170,7 @@ def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> No
 
 
 def test_parameters_that_the_journal_knows_of_are_kept_without_a_volume_too() -> None:
-    masters = Masters(durable=False)
+    masters = CoreHarness(durable=False)
     masters.see(DatasetDescribed(training=(("a", 640),)), alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced())
     masters.see(
         PsRegistered("ps-0"), PsAttached("ps-0", False, 0), ModelDeclared("worker-0"), LeaseRequested("worker-0")
@@ -181,7 +181,7 @@ def test_parameters_that_the_journal_knows_of_are_kept_without_a_volume_too() ->
 
 
 def test_nobody_is_replaced_before_every_pod_has_been_seen() -> None:
-    masters = Masters(durable=False)
+    masters = CoreHarness(durable=False)
     masters.see(alive(Role.PS, 0), PsRegistered("ps-0"))
     wishes = masters.see(PsAttached("ps-0", True, 17))
     assert [type(wish) for wish in wishes] == [AttachPs], "asked again"
@@ -190,7 +190,7 @@ def test_nobody_is_replaced_before_every_pod_has_been_seen() -> None:
 
 
 def test_a_ps_that_listens_is_not_asked_again_however_often_it_registers() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     assert [x for x in masters.state.handle(PsRegistered("ps-0"), 1000.0) if isinstance(x, AttachPs)] == []
     masters.restart()

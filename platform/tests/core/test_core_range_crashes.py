@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.core_harness import Masters, alive, killed
+from core.core_harness import CoreHarness, alive, killed
 from core.test_core_callbacks import Job, trained
 
 from edl.api.cluster_port import Role
@@ -24,9 +24,9 @@ from edl.core.events import (
 from edl.core.pod_lifecycle import MAX_CRASHES
 
 
-def predicting() -> Masters:
+def predicting() -> CoreHarness:
     """A prediction job whose worker-0 predicts one range after the other; records 0 to 63 are worker-1's."""
-    masters = Masters()
+    masters = CoreHarness()
     masters.settings = replace(masters.settings, predict=True)
     masters.restart()
     masters.see(DatasetDescribed(prediction=(("a", 64_000),)), alive(Role.PS, 0), PodsSynced())
@@ -35,7 +35,7 @@ def predicting() -> Masters:
     return masters
 
 
-def leased(masters: Masters, worker: str) -> LeaseReply:
+def leased(masters: CoreHarness, worker: str) -> LeaseReply:
     (granted,) = [x for x in masters.see(LeaseRequested(worker)) if isinstance(x, LeaseReply)]
     return granted
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from core.core_harness import Masters
+from core.core_harness import CoreHarness
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -103,7 +103,7 @@ def test_a_sum_that_no_number_can_hold_is_not_finite_and_what_64_bits_cannot_hol
 
 
 def test_a_job_that_trains_leases_no_records_to_predict() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
     assert set(masters.state.ledgers) == {"training"}
 
@@ -111,7 +111,7 @@ def test_a_job_that_trains_leases_no_records_to_predict() -> None:
 @pytest.mark.parametrize("sources", [(("a", 7),), (("a", 3), ("b", 4))])
 def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sources: Any) -> None:
     """It would make one small step an epoch, and export an untrained model with exit code 0."""
-    masters = Masters()
+    masters = CoreHarness()
     (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
     assert (end.phase, end.kind) == ("Failed", "input")
     assert end.reason.startswith(
@@ -122,7 +122,7 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
 
 def test_a_job_without_training_records_ends_and_says_so() -> None:
     for sources in ((), (("a", 0),)):
-        masters = Masters()
+        masters = CoreHarness()
         masters.see(PodsSynced())
         (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
         assert (end.phase, end.kind, end.reason) == ("Failed", "input", "the training data has no records")
@@ -130,12 +130,12 @@ def test_a_job_without_training_records_ends_and_says_so() -> None:
 
 def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_has() -> None:
     for sources in ((("a", 8),), (("a", 4), ("b", 4))):
-        masters = Masters()
+        masters = CoreHarness()
         assert not [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
 
 
 def test_a_run_that_an_older_master_began_so_goes_on() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
     masters.restart()
     assert masters.state.is_dataset_known
@@ -143,7 +143,7 @@ def test_a_run_that_an_older_master_began_so_goes_on() -> None:
 
 
 def test_every_worker_that_finds_the_same_bad_input_ends() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     answers = [masters.see(WorkerFailed(worker, "input", "no such column")) for worker in ("worker-0", "worker-1")]
     assert [x.fatal for answer in answers for x in answer if isinstance(x, Acknowledged)] == [True, True]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from core.core_harness import Masters, alive
+from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,7 +113,7 @@ def test_an_answer_that_leaves_a_lease_out_is_none() -> None:
 
 
 def test_leases_that_are_taken_back_without_a_reason_are_taken_back_once() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     for _ in range(3):
         masters.see(WorkerLeft("worker-0", "", ()))
@@ -126,7 +126,7 @@ def test_leases_that_are_taken_back_without_a_reason_are_taken_back_once() -> No
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted: bool) -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "", ()))
     state = JobStateMachine(masters.settings)
@@ -173,7 +173,7 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
     entered: list[Any], compacted: bool
 ) -> None:
     """Masters wrote such ones, and those after them ended at each of them."""
-    masters = Masters()
+    masters = CoreHarness()
     assert masters.train() == LEASE
     masters.see(LeaseRequested("worker-0", frozenset({LEASE})))
     assert set(masters.state.ledgers["training"].leases) == {LEASE, OTHER}
@@ -192,7 +192,7 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
 
 
 def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "told to go", ()))
     snapshot = masters.state.snapshot()

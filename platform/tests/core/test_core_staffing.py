@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from core.core_harness import Masters, alive
+from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,7 +69,7 @@ def test_an_order_to_go_that_nobody_followed_is_repeated() -> None:
 
 
 def test_a_new_master_tells_again_who_was_told_to_go_and_counts_nobody_as_lost() -> None:
-    masters = Masters()
+    masters = CoreHarness()
     masters.train()
     assert deleted(masters.see(ScaleRequested(max=1))) == [("worker-1", 5.0)]
     masters.restart()

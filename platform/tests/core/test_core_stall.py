@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.text_scenarios import Stage
+from support.text_scenarios import ScenarioRunner
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.events import StallEnded
@@ -24,15 +24,15 @@ from edl.core.stall import SILENCE_SECONDS, find_missing_ps, unsaved_checkpoint_
 JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
 
 
-def trains() -> Stage:
-    stage = Stage()
+def trains() -> ScenarioRunner:
+    stage = ScenarioRunner()
     stage.play(JOB)
     stage.play("started")
     stage.play("1.0 wants worker-0")
     return stage
 
 
-def see(stage: Stage, uid: str, now: float, **fields: Any) -> None:
+def see(stage: ScenarioRunner, uid: str, now: float, **fields: Any) -> None:
     values = {"phase": PodPhase.RUNNING, "node": "n1", **fields}
     stage.job.handle(PodChanged(PodStatus(uid, Role.PS, int(uid[3]), **values)), now)
 
@@ -70,7 +70,7 @@ def test_a_ps_that_is_lost_until_its_successor_has_loaded_its_checkpoint() -> No
 
 
 def test_a_job_that_has_not_begun_or_is_over_is_not_stalled() -> None:
-    stage = Stage()
+    stage = ScenarioRunner()
     stage.play(JOB)
     assert find_missing_ps(stage.job, 100.0) == ()
     stage = trains()
@@ -79,12 +79,12 @@ def test_a_job_that_has_not_begun_or_is_over_is_not_stalled() -> None:
     assert find_missing_ps(stage.job, 100.0) == ()
 
 
-def told(stage: Stage, now: float) -> list[Any]:
+def told(stage: ScenarioRunner, now: float) -> list[Any]:
     """What people hear of it when time passes."""
     return heard(stage, Tick(), now)
 
 
-def heard(stage: Stage, event: CoreEvent, now: float) -> list[Any]:
+def heard(stage: ScenarioRunner, event: CoreEvent, now: float) -> list[Any]:
     """What people hear of it when something happens."""
     told = (each.event for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
     return [each for each in told if isinstance(each, TrainingStalled | StallEnded)]
@@ -138,7 +138,7 @@ def test_a_job_that_ends_while_it_stands_goes_on_no_more() -> None:
 
 
 def test_a_job_that_waits_for_room_is_stalled_with_the_reason_until_a_checkpoint_is_written() -> None:
-    stage = Stage()
+    stage = ScenarioRunner()
     stage.play("job minibatch=2 task_records=4 workers=1 training=a:80 checkpoint_steps=2 checkpoint_full_timeout=600")
     stage.play("started")
 

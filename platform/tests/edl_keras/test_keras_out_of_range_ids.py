@@ -18,7 +18,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import write_export  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
-from worker.loop_harness import LinearNetwork, LinearStep, Stage, task  # noqa: E402
+from worker.loop_harness import LinearNetwork, LinearStep, LoopHarness, task  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
@@ -296,7 +296,7 @@ class Outside(LinearNetwork):
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
 @pytest.mark.parametrize(("bad", "records"), [(1, "0 to 3"), (9, "8 to 11")])
 def test_the_records_of_a_step_are_named(kind: str, bad: int, records: str) -> None:
-    stage = Stage()
+    stage = LoopHarness()
     network = Outside(bad)
     parameters = stage.parameters(network)
     parameters.pull = lambda pin: network.initial_values()  # type: ignore[method-assign]

@@ -52,10 +52,10 @@ RESULTS: Results = {
 }
 
 
-class PlayedServer:
+class InProcessPs:
     """One pod of a PS."""
 
-    def __init__(self, job: PlayedJob, pod: PodStatus) -> None:
+    def __init__(self, job: InProcessJob, pod: PodStatus) -> None:
         self.uid, self.index = pod.uid, pod.index
         self.server = ParameterServer(pod.index, ShardWriter(pod.index), push_timeout=0.2)
         address = f"unix:{job.folder}/{pod.uid[-6:]}"
@@ -82,10 +82,10 @@ class PlayedServer:
         self._channel.close()
 
 
-class PlayedWorker:
+class ScriptedWorker:
     """One pod of a worker."""
 
-    def __init__(self, job: PlayedJob, pod: PodStatus) -> None:
+    def __init__(self, job: InProcessJob, pod: PodStatus) -> None:
         self._job, self.uid = job, pod.uid
         self._member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
         self._channel = job.connect()
@@ -187,7 +187,7 @@ class PlayedWorker:
         return False
 
 
-class PlayedJob:
+class InProcessJob:
     """Run directory, cluster and roles; the masters come and go."""
 
     def __init__(self, folder: Path, spec: JobSpec, results: Results) -> None:
@@ -198,10 +198,10 @@ class PlayedJob:
             part.mkdir()
         self.cluster = FakeCluster(VirtualClock())
         self.cluster.subscribe(self._changed)
-        self.servers: dict[str, PlayedServer] = {}
-        self.workers: dict[str, PlayedWorker] = {}
+        self.servers: dict[str, InProcessPs] = {}
+        self.workers: dict[str, ScriptedWorker] = {}
         self.steps = 0
-        self.at_step: dict[int, Callable[[PlayedWorker], None]] = {}
+        self.at_step: dict[int, Callable[[ScriptedWorker], None]] = {}
         self.stopping = threading.Event()
         self._address = f"unix:{folder}/master"
         self._lock = threading.Lock()
@@ -216,9 +216,9 @@ class PlayedJob:
             if ended is not None:
                 threading.Thread(target=ended.end).start()
         elif pod.phase == "Running" and pod.uid not in pods:
-            pods[pod.uid] = (PlayedServer if pod.role is Role.PS else PlayedWorker)(self, pod)
+            pods[pod.uid] = (InProcessPs if pod.role is Role.PS else ScriptedWorker)(self, pod)
 
-    def stepped(self, worker: PlayedWorker) -> None:
+    def stepped(self, worker: ScriptedWorker) -> None:
         with self._lock:
             self.steps += 1
             act = self.at_step.pop(self.steps, None)
@@ -267,9 +267,9 @@ class PlayedJob:
 
 
 @contextmanager
-def played_job(
+def in_process_job(
     results: Results | None = None, module: str = "def custom_model(): ...\n", **changes: Any
-) -> Iterator[PlayedJob]:
+) -> Iterator[InProcessJob]:
     """A job over one CSV file of records; ``changes`` replace sections of the spec."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -289,7 +289,7 @@ def played_job(
         document["model"] |= {"zoo": str(folder / "zoo")}
         document["data"] = {part: str(folder / file) for part, file in document["data"].items()}
         (folder / "job.json").write_text(json.dumps(document))
-        job = PlayedJob(folder, load_job_file(folder / "job.json"), results or {})
+        job = InProcessJob(folder, load_job_file(folder / "job.json"), results or {})
         try:
             yield job
         finally:

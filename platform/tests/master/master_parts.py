@@ -146,7 +146,7 @@ FIRST_CUT = (CutPrepared("ps-0", 1), UpdatesHeld("ps-0", 1, {}), SnapshotTaken("
 """What the PS says of it, in order."""
 
 
-class PlayedPs(PsControlServicer):
+class ScriptedPs(PsControlServicer):
     """A PS behind a real server: remembers what it is asked, answers what the test set."""
 
     def __init__(self) -> None:
@@ -192,10 +192,10 @@ class PlayedPs(PsControlServicer):
 
 
 @contextmanager
-def played_ps() -> Iterator[tuple[PlayedPs, str]]:
+def scripted_ps() -> Iterator[tuple[ScriptedPs, str]]:
     """A PS and its address."""
     with tempfile.TemporaryDirectory() as folder:  # short: a socket's path is limited
-        ps = PlayedPs()
+        ps = ScriptedPs()
         address = f"unix:{Path(folder) / 'ps'}"
         server = start_control_server(lambda s: add_PsControlServicer_to_server(ps, s), address, TOKEN, threads=4)
         try:

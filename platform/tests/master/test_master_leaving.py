@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from master.in_process_job import RECORDS, played_job
+from master.in_process_job import RECORDS, in_process_job
 from master.master_parts import LONG
 from support.fake_cluster import FakeCluster
 
@@ -17,7 +17,7 @@ from edl.simulation.clock import VirtualClock
 
 def test_a_master_that_is_told_to_go_asks_for_nothing_more() -> None:
     """Its job may be going too: a pod that it asks for now is one more that somebody has to remove."""
-    with played_job(workers={"max": 1}) as job:
+    with in_process_job(workers={"max": 1}) as job:
 
         def go(worker: Any) -> None:
             job.stopping.set()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.master_parts import LONG, TOKEN, PlayedPs, played_ps
+from master.master_parts import LONG, TOKEN, ScriptedPs, scripted_ps
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RetryableError
@@ -62,8 +62,8 @@ def core() -> Core:
 
 
 @pytest.fixture
-def ps() -> Iterator[tuple[PlayedPs, str]]:
-    with played_ps() as played:
+def ps() -> Iterator[tuple[ScriptedPs, str]]:
+    with scripted_ps() as played:
         yield played
 
 
@@ -75,7 +75,7 @@ def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG
 
 
 @pytest.fixture
-def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[PsControlClient]:
+def servers(core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]) -> Iterator[PsControlClient]:
     servers = servers_for(core, tmp_path)
     assert servers.registered("ps-0-a", 0, ps[1], "bulk")
     yield servers
@@ -86,7 +86,7 @@ def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[Ps
 
 
 def test_questions_keep_their_order_and_answers_become_events(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
 ) -> None:
     commands = (
         ATTACH,
@@ -109,7 +109,7 @@ def test_questions_keep_their_order_and_answers_become_events(
 
 
 def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwhile(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
 ) -> None:
     answers = iter([pb.SnapshotReply(waits=True), pb.SnapshotReply(version=6)])
 
@@ -149,9 +149,9 @@ def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
 
 
 def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
-    core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]
+    core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]
 ) -> None:
-    with played_ps() as (other, address):
+    with scripted_ps() as (other, address):
         servers = servers_for(core, tmp_path, count=2)
         servers.registered("ps-0-a", 0, ps[1], "bulk")
         servers.registered("ps-1-a", 1, address, "bulk")
@@ -165,14 +165,14 @@ def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
 # ---------------------------------------------------------------------------------------------- who there is
 
 
-def test_a_ps_is_new_once(servers: PsControlClient, ps: tuple[PlayedPs, str]) -> None:
+def test_a_ps_is_new_once(servers: PsControlClient, ps: tuple[ScriptedPs, str]) -> None:
     assert not servers.registered("ps-0-a", 0, ps[1], "bulk")
     assert servers.registered("ps-0-b", 0, ps[1], "bulk")
     servers.ended("ps-0-a")
     assert set(servers.addresses()) == {"ps-0-b"}
 
 
-def test_nothing_is_asked_of_one_that_ended(servers: PsControlClient, ps: tuple[PlayedPs, str]) -> None:
+def test_nothing_is_asked_of_one_that_ended(servers: PsControlClient, ps: tuple[ScriptedPs, str]) -> None:
     servers.registered("ps-0-b", 0, ps[1], "bulk")
     servers.ended("ps-0-a")
     servers.ended("ps-0-a")
@@ -192,7 +192,7 @@ def test_an_address_that_is_none_is_refused(servers: PsControlClient) -> None:
 def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_silence(
     core: Core, tmp_path: Path
 ) -> None:
-    with played_ps() as (_, address):
+    with scripted_ps() as (_, address):
         pass  # it lived there once
     servers = servers_for(core, tmp_path, patience=0.0)
     servers.registered("ps-0-a", 0, address, "bulk")
@@ -202,7 +202,7 @@ def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_sil
     servers.close()
 
 
-def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]) -> None:
+def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]) -> None:
     def busy(request: Any) -> Any:
         if len(ps[0].asked) < 3:
             raise PeerRefusedError("not now", kind="busy")
@@ -214,7 +214,7 @@ def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, 
 
 
 def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
 ) -> None:
     release = threading.Event()
     ps[0].answers["Revoke"] = lambda _: release.wait(LONG) and pb.RevokeReply()
@@ -241,7 +241,7 @@ def refusing(kind: str) -> Any:
     return refuse
 
 
-def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str]) -> None:
+def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]) -> None:
     ps[0].answers["Prepare"] = refusing("incarnation")
     servers.do(PrepareCut(1))
     assert "no" in str(core.failures.get(timeout=LONG))
@@ -256,7 +256,7 @@ def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: 
     ],
 )
 def test_a_refusal_that_matters_is_the_core_s(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], caplog: Any, method: str, command: Any, cut: int
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any, method: str, command: Any, cut: int
 ) -> None:
     ps[0].answers[method] = refusing("storage")
     servers.do(command)
@@ -268,7 +268,7 @@ def test_a_refusal_that_matters_is_the_core_s(
 
 
 def test_other_refusals_are_logged_and_the_next_question_is_asked(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], caplog: Any
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any
 ) -> None:
     ps[0].answers["Unpin"] = refusing("pin")
     servers.do(Unpin(1))
@@ -277,7 +277,7 @@ def test_other_refusals_are_logged_and_the_next_question_is_asked(
     assert "ps-0 refuses Unpin" in caplog.text
 
 
-def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps: tuple[PlayedPs, str]) -> None:
+def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps: tuple[ScriptedPs, str]) -> None:
     failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 2, set))
     servers.start(lambda event: 1 / 0, failures.put)
@@ -306,7 +306,7 @@ def saving(cut: int) -> SaveCheckpoint:
 
 
 def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, cut_directory, load_manifest
 
@@ -320,7 +320,7 @@ def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
 
 
 def test_a_shard_that_was_not_written_leaves_no_checkpoint(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     ps[0].answers["Saved"] = lambda _: pb.SavedReply(error="no space left")
     servers.do(saving(3))
@@ -331,7 +331,7 @@ def test_a_shard_that_was_not_written_leaves_no_checkpoint(
 
 
 def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
-    core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     servers = servers_for(core, tmp_path, count=2)
     servers.registered("ps-0-a", 0, ps[1], "bulk")
@@ -344,7 +344,7 @@ def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
     servers.close()
 
 
-def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[PlayedPs, str], tmp_path: Path) -> None:
+def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path) -> None:
     from edl.storage.checkpoint_manifest import list_cuts
 
     checkpoints = CheckpointCoordinator(tmp_path, 1, lambda: {1})
@@ -360,7 +360,7 @@ def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[Playe
 
 
 def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
-    servers: PsControlClient, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path, caplog: Any
+    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path, caplog: Any
 ) -> None:
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     for cut in (1, 2, 3):
@@ -388,7 +388,7 @@ class Right:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
-    lost: bool, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    lost: bool, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     right = Right()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, set, right))
@@ -407,7 +407,7 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
 
 
 def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
-    core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+    core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     from edl.storage.checkpoint_manifest import list_cuts
 

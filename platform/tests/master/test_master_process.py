@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from master.in_process_job import RECORDS, VALIDATION, PlayedJob, PlayedWorker, played_job
+from master.in_process_job import RECORDS, VALIDATION, InProcessJob, ScriptedWorker, in_process_job
 from master.master_parts import LONG, TOKEN
 
 from edl.api.errors import RefusedError, StorageError
@@ -33,7 +33,7 @@ from edl.transport.control_client import RetryPolicy
 
 def test_a_job_trains_evaluates_and_exports() -> None:
     changes = {"data": {"training": "train.csv", "validation": "validation.csv"}, "export": {}, "ps": {"count": 2}}
-    with played_job(**changes) as job:
+    with in_process_job(**changes) as job:
         assert job.run_master() == 0
         summary = job.summary()
         assert (summary["records_total"], summary["records_done"], summary["records_lost"]) == (RECORDS, RECORDS, 0)
@@ -47,7 +47,7 @@ def test_a_job_trains_evaluates_and_exports() -> None:
 
 
 def test_workers_describe_the_data_of_a_users_own_reader() -> None:
-    with played_job(module="def custom_model(): ...\ndef custom_data_reader(): ...\n") as job:
+    with in_process_job(module="def custom_model(): ...\ndef custom_data_reader(): ...\n") as job:
         assert job.run_master() == 0
         assert job.summary()["records_done"] == RECORDS
         assert [entry["training"] for entry in job.entries("dataset")] == [[["own", RECORDS]]]
@@ -57,7 +57,7 @@ def test_a_master_that_is_told_to_go_leaves_the_job_to_the_next_one(monkeypatch:
     monkeypatch.setattr(
         lease_timeouts, "SILENCE_FLOOR", LONG
     )  # a busy machine makes no worker lose its lease between the two
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 3}) as job:
+    with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 3}) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master() == 143
         assert all(not pod.has_ended for pod in job.cluster.pods())
@@ -71,7 +71,7 @@ def test_a_master_that_is_told_to_go_leaves_the_job_to_the_next_one(monkeypatch:
 
 
 def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
+    with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
         job.at_step[18] = lambda worker: job.stopping.set()
         assert job.run_master() == 143
         job.kill_all()
@@ -88,7 +88,7 @@ def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint(
 def test_a_run_that_goes_on_with_fewer_epochs_than_it_did_ends_as_trained(killed: bool) -> None:
     data = {"training": "train.csv", "validation": "validation.csv"}
     train = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 4}
-    with played_job(data=data, train=train, export={}) as job:
+    with in_process_job(data=data, train=train, export={}) as job:
         job.at_step[52] = lambda worker: job.stopping.set()  # in the third epoch of 20 steps
         assert job.run_master() == 143
         if killed:
@@ -110,7 +110,7 @@ KEPT = {"every_steps": 5, "keep": 3}
 """One that the journal may not know yet when the master is told to go, the newest that it knows, and an older one."""
 
 
-def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> tuple[int, list[int]]:
+def killed_with_damaged_checkpoints(job: InProcessJob, *, all_of_them: bool) -> tuple[int, list[int]]:
     """Stop the job, kill its pods, damage its newest checkpoint or all; returns the newest and the older ones."""
 
     def committed() -> list[int]:
@@ -132,7 +132,7 @@ def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> tup
 
 
 def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
-    with played_job(train=LONGER, checkpoint=KEPT) as job:
+    with in_process_job(train=LONGER, checkpoint=KEPT) as job:
         _, older = killed_with_damaged_checkpoints(job, all_of_them=False)
         assert job.run_master() == 0
         assert read_json(job.run.status)["reason"] == "every record is done"
@@ -146,7 +146,7 @@ def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
 
 
 def test_a_job_without_a_checkpoint_that_is_intact_ends_and_names_all_of_them() -> None:
-    with played_job(train=LONGER, checkpoint=KEPT) as job:
+    with in_process_job(train=LONGER, checkpoint=KEPT) as job:
         newest, older = killed_with_damaged_checkpoints(job, all_of_them=True)
         assert job.run_master() == 0
         assert job.failure()["kind"] == "storage"
@@ -155,7 +155,7 @@ def test_a_job_without_a_checkpoint_that_is_intact_ends_and_names_all_of_them() 
 
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         job.at_step[6] = lambda worker: job.cluster.kill(worker.uid)
         assert job.run_master() == 0
         summary = job.summary()
@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
 
 
 def test_the_only_ps_is_killed_and_the_job_rolls_back() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
         assert job.run_master() == 0
         assert len(job.events("rolled_back")) == 1
@@ -178,7 +178,7 @@ def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held
     count: int,
 ) -> None:
     changes = {"data": {"training": "train.csv", "validation": "validation.csv"}, "export": {}, "ps": {"count": count}}
-    with played_job(**changes) as job:
+    with in_process_job(**changes) as job:
         around = LocalMasterBackend(job.cluster.connect(), durable=False)
         job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
         assert job.run_master(around) == 0
@@ -196,9 +196,9 @@ def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held
 
 def test_a_ps_that_is_lost_while_nobody_pushes_gets_the_model_too() -> None:
     """Without a checkpoint only workers can give it the model, and they have no work from which to find out."""
-    with played_job(workers={"min": 1, "max": 1}) as job:
+    with in_process_job(workers={"min": 1, "max": 1}) as job:
 
-        def lose_the_ps(worker: PlayedWorker) -> None:
+        def lose_the_ps(worker: ScriptedWorker) -> None:
             job.cluster.kill(next(iter(job.servers)))
             until = monotonic() + LONG
             while not job.events("rolled_back") and monotonic() < until:
@@ -215,7 +215,7 @@ def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPat
     # Where it falls silent while a checkpoint is saved, that is given up and tried again, and only then it is asked.
     monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(timeout_seconds=0.2))
     monkeypatch.setattr(snapshots, "RETRY_SAVING_SECONDS", 0.2)
-    with played_job() as job:
+    with in_process_job() as job:
         job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
         assert job.run_master() == 0
         assert "it is replaced" in " ".join(event["message"] for event in job.events("warning"))
@@ -236,7 +236,7 @@ def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_bad_input_ends_the_job_and_says_why(changes: dict[str, Any], why: str) -> None:
-    with played_job(**changes) as job:
+    with in_process_job(**changes) as job:
         assert job.run_master() == 0
         assert job.failure()["kind"] == "input"
         assert why in job.failure()["reason"]
@@ -245,7 +245,7 @@ def test_bad_input_ends_the_job_and_says_why(changes: dict[str, Any], why: str) 
 
 def test_a_data_set_without_records_ends_the_job() -> None:
     module = "def custom_model(): ...\ndef custom_data_reader(): ...\n"
-    with played_job({"describe": lambda task: {"training": [], "validation": []}}, module) as job:
+    with in_process_job({"describe": lambda task: {"training": [], "validation": []}}, module) as job:
         assert job.run_master() == 0
         assert job.failure()["kind"] == "input"
         assert "no records" in job.failure()["reason"]
@@ -262,7 +262,7 @@ def test_a_data_set_without_records_ends_the_job() -> None:
 )
 def test_a_result_that_cannot_be_entered_ends_the_job_and_not_the_master(result: Any, why: str) -> None:
     data = {"training": "train.csv", "validation": "validation.csv"}
-    with played_job({"evaluation": lambda task: result}, data=data) as job:
+    with in_process_job({"evaluation": lambda task: result}, data=data) as job:
         assert job.run_master() == 0
         assert job.failure()["kind"] == "refused"
         assert why in job.failure()["reason"]
@@ -271,7 +271,7 @@ def test_a_result_that_cannot_be_entered_ends_the_job_and_not_the_master(result:
 
 def test_a_disk_that_is_full_ends_the_job_and_the_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     full = StorageError("no space left on device", where="the journal", hint="free some space")
-    with played_job() as job:
+    with in_process_job() as job:
 
         def fill(worker: Any) -> None:
             def refuse(self: Any, group: bytes) -> float:
@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_ends_the_job_and_the_checkpoint_stays(monkeypatch: 
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_job() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
 
         def damage(worker: Any) -> None:
             for shard in job.run.checkpoints.rglob("*.safetensors"):
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_job() -> None:
 def test_a_master_that_fails_by_itself_says_so_and_another_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with played_job() as job:
+    with in_process_job() as job:
 
         def break_it(worker: Any) -> None:
             monkeypatch.setattr(JobStateMachine, "handle", lambda *_: 1 / 0)
@@ -323,12 +323,12 @@ def test_a_master_that_fails_by_itself_says_so_and_another_goes_on(
 
 
 def test_a_second_master_is_refused_while_the_first_one_lives() -> None:
-    with played_job() as job, job.master(), pytest.raises(RefusedError):
+    with in_process_job() as job, job.master(), pytest.raises(RefusedError):
         job.master()
 
 
 def test_a_job_that_had_ended_is_told_again_by_the_next_master() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         assert job.run_master() == 0
         job.run.events.unlink()
         assert job.run_master() == 0
@@ -349,7 +349,7 @@ def as_process() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def environment(monkeypatch: pytest.MonkeyPatch, job: PlayedJob) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch, job: InProcessJob) -> None:
     token = job.folder / "token"
     token.write_text(TOKEN)
     write_json(job.run.spec, dump_job_spec(job.spec))
@@ -362,7 +362,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, job: PlayedJob) -> None:
 
 @pytest.mark.usefixtures("as_process")
 def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         environment(monkeypatch, job)
         job.at_step[4] = lambda worker: os.kill(os.getpid(), signal.SIGTERM)
         assert main() == 143
@@ -375,7 +375,7 @@ def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.Mo
 def test_a_master_that_cannot_begin_says_why_and_leaves_with_1(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         environment(monkeypatch, job)
         job.run.journal.rmdir()
         Path(job.run.journal).write_text("in the way")
@@ -387,7 +387,7 @@ def test_a_master_that_cannot_begin_says_why_and_leaves_with_1(
 def test_a_run_whose_spec_was_damaged_is_told_with_its_path_and_a_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         environment(monkeypatch, job)
         job.run.spec.write_text("{")
         assert main() == 2

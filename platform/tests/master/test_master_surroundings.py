@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from master.in_process_job import RECORDS, PlayedJob, played_job
+from master.in_process_job import RECORDS, InProcessJob, in_process_job
 from master.master_parts import LONG, Parts
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -76,7 +76,7 @@ class Pod:
 
     gone_seconds = 1.5
 
-    def __init__(self, job: PlayedJob, incarnation: int = 1, *, durable: bool = True) -> None:
+    def __init__(self, job: InProcessJob, incarnation: int = 1, *, durable: bool = True) -> None:
         self.durable = durable
         self.cluster = job.cluster.connect()
         self.fence, self.board = PlayedFence(incarnation), PlayedBoard()
@@ -98,7 +98,7 @@ class Pod:
 
 
 def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
         assert pod.told == ["done", "released"]
@@ -115,7 +115,7 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
 
 def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publication, "PERIOD_SECONDS", 0.001)
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
     pages = [PublishedStatus.from_configmap_data(page) for page in pod.board.pages]
@@ -135,7 +135,7 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
 
     at_end: list[int] = []
     results = {"export": lambda task: at_end.extend(versions()) or ["x"]}
-    with played_job(results, export={}, ps={"count": count}, train=LONGER) as job:
+    with in_process_job(results, export={}, ps={"count": count}, train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job, durable=False)) == 143
         assert all(versions())
@@ -152,7 +152,7 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
 
 
 def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> None:
-    with played_job(train=LONGER) as job:
+    with in_process_job(train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job, durable=False)) == 143
         assert job.run_master(Pod(job, 2, durable=False)) == 0
@@ -161,7 +161,7 @@ def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> No
 
 
 def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+    with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
         job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
@@ -173,7 +173,7 @@ def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
 
 
 def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
-    with played_job(data={"training": "empty.csv"}) as job:
+    with in_process_job(data={"training": "empty.csv"}) as job:
         pod = Pod(job)
         assert job.run_master(pod) == 1
         assert pod.told == ["failed", "released"]
@@ -183,7 +183,7 @@ def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
 
 
 def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_replaced() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         job.at_step[6] = lambda worker: job.stopping.set()
         pod = Pod(job)
         assert job.run_master(pod) == 143
@@ -196,7 +196,7 @@ def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_rep
 
 
 def test_one_that_never_had_its_turn_touches_nothing() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
         pod.admitted = False
         assert job.run_master(pod) == 143
@@ -205,7 +205,7 @@ def test_one_that_never_had_its_turn_touches_nothing() -> None:
 
 
 def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+    with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
         pod.board.wishes.put(DesiredState())
         job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
@@ -216,7 +216,7 @@ def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
 
 
 def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
         for _ in range(2):
             pod.board.wishes.put(DesiredState(max=3))
@@ -225,7 +225,7 @@ def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
 
 
 def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+    with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
 
         def lose(worker: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
 
 
 def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
 
         def freeze(worker: Any) -> None:
@@ -281,7 +281,7 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
         (status_reporter, "append_json_line"),
     ):
         monkeypatch.setattr(module, name, patient(getattr(module, name)))
-    with played_job() as job:
+    with in_process_job() as job:
         pod = Pod(job)
 
         def see_more(worker: Any) -> None:
@@ -357,7 +357,7 @@ def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> N
 
 
 def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster)
         assert isinstance(choose_backend(job.spec, "token", {}), LocalMasterBackend)
         with pytest.raises(BadInputError, match="EDL_POD"):
@@ -365,7 +365,7 @@ def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_timeline_goes_on_after_a_restart() -> None:
-    with played_job() as job:
+    with in_process_job() as job:
         job.at_step[6] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job)) == 143
         kept = json.loads((job.run.path / "timeline.json").read_text())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.in_memory_cluster import NOW, SmallCluster
+from support.in_memory_cluster import NOW, InMemoryCluster
 from support.job_objects import (
     EVENTS,
     STATUS,
@@ -47,16 +47,16 @@ def complaints(
 
 
 @pytest.fixture
-def cluster() -> SmallCluster:
-    return SmallCluster()
+def cluster() -> InMemoryCluster:
+    return InMemoryCluster()
 
 
-def test_a_job_that_runs_has_no_complaints(cluster: SmallCluster) -> None:
+def test_a_job_that_runs_has_no_complaints(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.PS), put_pod(cluster, Role.WORKER, 1)]
     assert complaints(seen(CALM), pods) == []
 
 
-def test_pods_that_wait_for_the_same_are_one_complaint(cluster: SmallCluster) -> None:
+def test_pods_that_wait_for_the_same_are_one_complaint(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
     (found,) = complaints(seen(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
     assert not missing_keys(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
@@ -64,14 +64,14 @@ def test_pods_that_wait_for_the_same_are_one_complaint(cluster: SmallCluster) ->
     assert found.said == NO_CPU
 
 
-def test_a_pod_larger_than_every_node_can_never_start(cluster: SmallCluster) -> None:
+def test_a_pod_larger_than_every_node_can_never_start(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
     (found,) = complaints(seen(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
     assert not missing_keys(found.text, "never", "64 CPU")
     assert "resources" in found.remedy
 
 
-def test_pods_that_ended_or_leave_are_not_waited_for(cluster: SmallCluster) -> None:
+def test_pods_that_ended_or_leave_are_not_waited_for(cluster: InMemoryCluster) -> None:
     leaving = put_pod(cluster, Role.WORKER, 1, unscheduled(NO_CPU))
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     ended = put_pod(cluster, Role.WORKER, 2, {"phase": "Failed", "reason": "Preempted"})
@@ -95,7 +95,7 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
     assert "pod.overrides" in refusal_remedy(f"{said}have no PriorityClass but high, low.")
 
 
-def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
+def test_a_master_whose_image_is_not_there(cluster: InMemoryCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
     (found,) = complaints(seen(PublishedStatus(), status={}), [pod])
     assert (found.about, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
@@ -106,7 +106,7 @@ def test_a_submission_that_broke_off() -> None:
     assert "edl delete mnist" in found.remedy
 
 
-def test_refusals_and_starvation(cluster: SmallCluster) -> None:
+def test_refusals_and_starvation(cluster: InMemoryCluster) -> None:
     said = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
     told = PublishedStatus(
         replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said})
@@ -117,7 +117,7 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     assert not missing_keys(starved.text, "starved", "2 workers", "workers.min is 1")
 
 
-def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster) -> None:
+def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryCluster) -> None:
     told = PublishedStatus(replace(STATUS, steps_not_applied=1139))
     (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(found.text, "1,139 steps", "workers", "reported")
@@ -132,7 +132,7 @@ def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster
     ],
 )
 def test_what_starvation_means_depends_on_who_is_left(
-    cluster: SmallCluster, running: int, keys: tuple[str, ...]
+    cluster: InMemoryCluster, running: int, keys: tuple[str, ...]
 ) -> None:
     told = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
     (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
@@ -146,7 +146,7 @@ def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> N
     assert not missing_keys(found.text, "512 records", "200")
 
 
-def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallCluster) -> None:
+def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: InMemoryCluster) -> None:
     """tests/ops/exchange/*.txt has all that can be said of them."""
     full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
     told = replace(TOLD, status=replace(STATUS, parameters=full))
@@ -155,7 +155,7 @@ def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallC
     assert not missing_keys(slow.text, "workers", "average")
 
 
-def test_why_it_was_slow(cluster: SmallCluster) -> None:
+def test_why_it_was_slow(cluster: InMemoryCluster) -> None:
     back = RollbackDone(512, 2, "ps-0: node lost", time=NOW - 30)
     told = replace(TOLD, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -43,7 +43,7 @@ from edl.ops.doctor_checks import (
 )
 
 
-class Patient(SmallCluster):
+class Patient(InMemoryCluster):
     """A cluster with a version, and rights that a test takes away."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ def patient() -> Patient:
     return cluster
 
 
-def found(cluster: SmallCluster, level: FindingLevel) -> list[str]:
+def found(cluster: InMemoryCluster, level: FindingLevel) -> list[str]:
     return [each.text for each in examine_cluster(cluster, PriorityClassNames()) if each.level is level]
 
 

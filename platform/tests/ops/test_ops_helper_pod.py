@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cluster.kubernetes.restricted_standard import violations
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
@@ -24,8 +24,8 @@ RUNNING = {"phase": "Running"}
 
 
 @pytest.fixture
-def cluster() -> SmallCluster:
-    found = SmallCluster()
+def cluster() -> InMemoryCluster:
+    found = InMemoryCluster()
     found.claim("files")
     found.admissions.append(lambda thing: thing.update(status=RUNNING))
     return found
@@ -65,7 +65,7 @@ def test_the_pod_names_a_priority_class_so_that_quotas_count_it() -> None:
     )
 
 
-def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluster: SmallCluster) -> None:
+def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluster: InMemoryCluster) -> None:
     cluster.admissions.insert(0, lambda thing: "no PriorityClass with name low was found")
     with pytest.raises(BadInputError, match="PriorityClass low") as refused, run_helper_pod(cluster, VISIT, print):
         pass
@@ -89,19 +89,19 @@ def test_the_policies_know_the_pod_by_its_name_and_no_pod_of_a_job() -> None:
         assert not any(map(policy.fullmatch, of_job))
 
 
-def test_the_pod_is_there_for_the_block(cluster: SmallCluster) -> None:
+def test_the_pod_is_there_for_the_block(cluster: InMemoryCluster) -> None:
     with run_helper_pod(cluster, VISIT, print) as name:
         assert ("pods", "team", name) in cluster.objects
     assert pods(cluster) == []
 
 
-def test_ctrl_c_leaves_nothing_behind(cluster: SmallCluster) -> None:
+def test_ctrl_c_leaves_nothing_behind(cluster: InMemoryCluster) -> None:
     with pytest.raises(KeyboardInterrupt), run_helper_pod(cluster, VISIT, print):
         raise KeyboardInterrupt
     assert pods(cluster) == []
 
 
-def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: SmallCluster) -> None:
+def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: InMemoryCluster) -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "edl/submitter:1"}
     cluster.admissions[:] = [lambda thing: thing.update(status={"phase": "Pending", "containerStatuses": [waiting]})]
     with pytest.raises(BadInputError, match=r"image.*pulled"), run_helper_pod(cluster, VISIT, print):
@@ -109,7 +109,7 @@ def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: SmallCluster) 
     assert pods(cluster) == []
 
 
-def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(helper_pod, "READY_TIMEOUT_SECONDS", 0.0)
     cluster.admissions[:] = []
@@ -121,13 +121,13 @@ def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: SmallCluster, monk
     assert pods(cluster) == []
 
 
-def test_a_pod_that_is_refused(cluster: SmallCluster) -> None:
+def test_a_pod_that_is_refused(cluster: InMemoryCluster) -> None:
     cluster.admissions[:] = [lambda thing: 'violates PodSecurity "restricted:latest"']
     with pytest.raises(PodSecurityError), run_helper_pod(cluster, VISIT, print):
         pass
 
 
-def test_a_claim_that_is_not_there_names_those_that_are(cluster: SmallCluster) -> None:
+def test_a_claim_that_is_not_there_names_those_that_are(cluster: InMemoryCluster) -> None:
     with (
         pytest.raises(BadInputError, match=r"PersistentVolumeClaim nosuch.*namespace team") as missing,
         run_helper_pod(cluster, HelperPodSpec("nosuch", "img", RunAsSpec()), print),
@@ -136,7 +136,7 @@ def test_a_claim_that_is_not_there_names_those_that_are(cluster: SmallCluster) -
     assert not missing_keys(missing.value.hint or "", "files")
 
 
-def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_exec_hears_of_the_role(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise error_from_response(
             403, b'{"message": "User \\"ann\\" cannot get resource \\"pods/exec\\""}', where="exec"
@@ -149,5 +149,5 @@ def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: 
     assert refusal.value.exit_code == 2
 
 
-def pods(cluster: SmallCluster) -> list[Manifest]:
+def pods(cluster: InMemoryCluster) -> list[Manifest]:
     return [thing for (plural, _, _), thing in cluster.objects.items() if plural == "pods"]

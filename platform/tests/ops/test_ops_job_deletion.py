@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from ops.test_ops_job_submission import manifests
-from support.in_memory_cluster import NOW, SmallCluster, when
+from support.in_memory_cluster import NOW, InMemoryCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -25,7 +25,7 @@ from edl.ops.job_submission import submit_job
 class Time:
     """Passes by sleeping only; the cluster's clock goes along."""
 
-    def __init__(self, cluster: SmallCluster) -> None:
+    def __init__(self, cluster: InMemoryCluster) -> None:
         self._cluster = cluster
         self.rounds: list[JobObjects] = []
 
@@ -53,8 +53,8 @@ def pod(name: str, *, uid: str = "", deleted: float | None = None, node: str = "
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}, "status": status}
 
 
-def submitted() -> SmallCluster:
-    cluster = SmallCluster()
+def submitted() -> InMemoryCluster:
+    cluster = InMemoryCluster()
     made = submit_job(cluster, "j", manifests(), "s1")
     cluster.put(pod("edl-j-worker-0", uid=made.uid))
     return cluster
@@ -70,7 +70,7 @@ def test_all_of_a_job_goes_and_nothing_else() -> None:
 
 def test_what_nobody_owns_yet_goes_too() -> None:
     """After `edl render | kubectl apply` the master sets the owners; it may never have started."""
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.master = None
     for manifest in manifests():
         cluster.put(manifest)
@@ -81,7 +81,7 @@ def test_what_nobody_owns_yet_goes_too() -> None:
 
 
 def test_what_is_left_without_its_job_goes() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.put(pod("edl-j-worker-3"))
     Time(cluster).remove()
     assert cluster.objects == {}
@@ -116,7 +116,7 @@ def test_a_pod_is_stuck_when_its_node_cannot_let_it_go(
     assert is_deletion_stuck(pod("p", deleted=NOW - late, cause=cause), ready, NOW) is stuck
 
 
-def dead_node() -> SmallCluster:
+def dead_node() -> InMemoryCluster:
     cluster = submitted()
     cluster.node("n1", ready="Unknown")
     cluster.held = {"edl-j-worker-0", f"{names.master_name('j')}-abcde"}
@@ -184,7 +184,7 @@ def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
 
 
 def test_a_token_that_nobody_owns_goes_unseen() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     for manifest in manifests():
         cluster.put(manifest)
     cluster.deny("list", SECRETS)

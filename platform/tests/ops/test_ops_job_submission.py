@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError
@@ -44,12 +44,12 @@ def manifests() -> list[Manifest]:
     return render_job(SPEC, namespace="team", token="t")
 
 
-def names_of(cluster: SmallCluster, kind: ResourceKind) -> list[str]:
+def names_of(cluster: InMemoryCluster, kind: ResourceKind) -> list[str]:
     return [thing["metadata"]["name"] for thing in cluster.of(kind)]
 
 
 def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     told: list[str] = []
     suspended: list[bool] = []
 
@@ -73,7 +73,7 @@ def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
 @pytest.mark.parametrize("kind", [JOBS, CONFIGMAPS, SECRETS, SERVICES])
 @pytest.mark.parametrize("error", [InvalidObjectError("no"), NoResponseError("no answer"), KeyboardInterrupt()])
 def test_whatever_fails_on_the_way_nothing_is_left(kind: ResourceKind, error: BaseException) -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.breaks["POST", kind.plural] = error
     with pytest.raises(type(error)):
         submit_job(cluster, "j", manifests(), "s1")
@@ -81,7 +81,7 @@ def test_whatever_fails_on_the_way_nothing_is_left(kind: ResourceKind, error: Ba
 
 
 def test_a_job_that_may_not_be_started_is_removed() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.deny("patch", JOBS)
     with pytest.raises(EdlError, match="cannot patch"):
         submit_job(cluster, "j", manifests(), "s1")
@@ -89,7 +89,7 @@ def test_a_job_that_may_not_be_started_is_removed() -> None:
 
 
 def test_what_cannot_be_removed_either_is_named() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.breaks["POST", SECRETS.plural] = InvalidObjectError("no")
     cluster.breaks["DELETE", JOBS.plural] = NoResponseError("no answer")
     with pytest.raises(InvalidObjectError) as caught:
@@ -97,7 +97,7 @@ def test_what_cannot_be_removed_either_is_named() -> None:
     assert not missing_keys(str(caught.value), "edl-j-master", "suspended", "no answer")
 
 
-def losing_answers(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def losing_answers(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each creation is carried out, its answer gets lost, and the client asks again."""
     once: Callable[..., Manifest] = cluster.create
 
@@ -109,14 +109,14 @@ def losing_answers(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_creation_that_arrives_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     losing_answers(cluster, monkeypatch)
     submit_job(cluster, "j", manifests(), "s1")
     assert len(cluster.of(PODS)) == 1
 
 
 def test_a_job_of_somebody_else_stays_untouched() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     submit_job(cluster, "j", manifests(), "s1")
     before = dict(cluster.objects)
     with pytest.raises(ConflictError):
@@ -125,7 +125,7 @@ def test_a_job_of_somebody_else_stays_untouched() -> None:
 
 
 def test_an_object_of_somebody_else_stays_and_the_job_goes() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     other = next(thing for thing in manifests() if manifest_kind(thing) is SERVICES)
     cluster.put(other)
     with pytest.raises(ConflictError):
@@ -135,7 +135,7 @@ def test_an_object_of_somebody_else_stays_and_the_job_goes() -> None:
 
 
 def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.deny("get", SECRETS)
     *parts, job = manifests()
     made = create_suspended_job(cluster, "j", job, "s1")
@@ -150,7 +150,7 @@ def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
 
 
 def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     *_, job = manifests()
     roll_back_submission(cluster, names.master_name("j"), "s1")
     made = create_suspended_job(cluster, "j", job, "s1")
@@ -162,7 +162,7 @@ def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
 
 
 def test_another_job_of_that_name_is_not_begun() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     *_, job = manifests()
     made = create_suspended_job(cluster, "j", job, "s1")
     roll_back_submission(cluster, names.master_name("j"), "s1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import conditions, put_job, put_pod, with_status
 from support.text_keys import missing_keys
 
@@ -29,13 +29,13 @@ from edl.ops.job_view import UnknownJobError, find_job, list_job_pods, list_jobs
     ],
 )
 def test_phases(told: str, status: Manifest, spec: Manifest, phase: str) -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster, told=with_status(phase=told) if told else PublishedStatus(), status=status, spec=spec)
     assert find_job(cluster, "mnist").phase == phase
 
 
 def test_the_jobs_of_one_namespace_or_all() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster, "b")
     put_job(cluster, "a")
     put_job(cluster, "a", namespace="other")
@@ -44,7 +44,7 @@ def test_the_jobs_of_one_namespace_or_all() -> None:
 
 
 def test_pages_of_another_version_hide_nothing_else() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster, "old", {"status.json": '{"phase": "Training"}'})
     put_job(cluster, "new")
     new, old = list_jobs(cluster)
@@ -54,7 +54,7 @@ def test_pages_of_another_version_hide_nothing_else() -> None:
 
 
 def test_a_job_without_its_page_is_found() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster)
     cluster.delete(CONFIGMAPS, names.status_configmap("mnist"))
     assert find_job(cluster, "mnist").status is None
@@ -65,7 +65,7 @@ def test_a_job_without_its_page_is_found() -> None:
     [(["mnis"], "mnis"), (["a", "b"], "a, b"), ([], "none")],
 )
 def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     for name in there:
         put_job(cluster, name)
     with pytest.raises(UnknownJobError, match=r"mnist.*namespace team") as unknown:
@@ -75,7 +75,7 @@ def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) 
 
 
 def test_pods_in_the_order_of_people() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     for role, index in ((Role.WORKER, 10), (Role.WORKER, 2), (Role.PS, 0), (Role.MASTER, 0)):
         put_pod(cluster, role, index)
     assert [pod_label(pod) for pod in list_job_pods(cluster, "mnist")] == ["master", "ps-0", "worker-2", "worker-10"]

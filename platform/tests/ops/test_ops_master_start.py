@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from support.in_memory_cluster import RUNNING, SmallCluster
+from support.in_memory_cluster import RUNNING, InMemoryCluster
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -189,27 +189,27 @@ def test_a_container_that_goes_on_running_counts_as_started_though_its_master_is
 
 
 @pytest.fixture
-def cluster() -> SmallCluster:
-    return SmallCluster()
+def cluster() -> InMemoryCluster:
+    return InMemoryCluster()
 
 
-def master(cluster: SmallCluster, status: Manifest, uid: str = "u1", name: str | None = None) -> Manifest:
+def master(cluster: InMemoryCluster, status: Manifest, uid: str = "u1", name: str | None = None) -> Manifest:
     owners = [{"kind": "Job", "name": names.master_name("j"), "uid": uid}]
     head = {"name": name or f"m-{uid}", "labels": names.object_labels("j", Role.MASTER), "ownerReferences": owners}
     return cluster.put({"kind": "Pod", "metadata": head, "spec": {"nodeName": "n1"}, "status": status})
 
 
-def warn(cluster: SmallCluster, uid: str, message: str) -> None:
+def warn(cluster: InMemoryCluster, uid: str, message: str) -> None:
     about = {"involvedObject": {"uid": uid}, "message": message, "lastTimestamp": "2027-01-01T00:00:00Z"}
     cluster.put({"kind": "Event", "metadata": {"name": f"e-{uid}"}, **about})
 
 
-def test_only_the_pod_of_this_job_counts(cluster: SmallCluster) -> None:
+def test_only_the_pod_of_this_job_counts(cluster: InMemoryCluster) -> None:
     master(cluster, RUNNING, uid="of-an-earlier-job")
     assert MasterStatusReader(cluster, "j", "u1").read_status() == MasterPodStatus(MasterStage.ABSENT)
 
 
-def test_a_master_that_published_is_at_work(cluster: SmallCluster) -> None:
+def test_a_master_that_published_is_at_work(cluster: InMemoryCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
     assert lookout.read_status().stage is MasterStage.RUNNING
@@ -219,7 +219,7 @@ def test_a_master_that_published_is_at_work(cluster: SmallCluster) -> None:
     assert lookout.read_status().stage is MasterStage.SERVING
 
 
-def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> None:
+def test_the_newest_warning_says_why_nothing_comes(cluster: InMemoryCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     warn(cluster, "u1", "Error creating: exceeded quota")
     assert lookout.read_status() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
@@ -230,28 +230,28 @@ def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> Non
     assert lookout.read_status().message == ""
 
 
-def test_a_container_without_last_words_is_quoted_from_its_log(cluster: SmallCluster) -> None:
+def test_a_container_without_last_words_is_quoted_from_its_log(cluster: InMemoryCluster) -> None:
     cluster.logged["m-u1"] = ["Traceback:", "  boom"]
     master(cluster, container(terminated(1)))
     assert MasterStatusReader(cluster, "j", "u1").read_status().message == "Traceback:\n  boom"
     assert cluster.logs_asked == [("m-u1", "edl")]
 
 
-def test_an_init_container_without_last_words_is_quoted_from_its_own_log(cluster: SmallCluster) -> None:
+def test_an_init_container_without_last_words_is_quoted_from_its_own_log(cluster: InMemoryCluster) -> None:
     cluster.logged["m-u1"] = ["no such bucket"]
     master(cluster, {"initContainerStatuses": [init(terminated(1))]})
     assert MasterStatusReader(cluster, "j", "u1").read_status().message == "no such bucket"
     assert cluster.logs_asked == [("m-u1", "fetch")]
 
 
-def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: SmallCluster) -> None:
+def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: InMemoryCluster) -> None:
     gone = master(cluster, container(terminated(143)))
     gone["metadata"]["deletionTimestamp"] = gone["metadata"]["creationTimestamp"]
     master(cluster, RUNNING, name="m-next")
     assert MasterStatusReader(cluster, "j", "u1").read_status().pod_name == "m-next"
 
 
-def test_a_server_that_is_away_changes_nothing(cluster: SmallCluster) -> None:
+def test_a_server_that_is_away_changes_nothing(cluster: InMemoryCluster) -> None:
     lookout = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
     seen = lookout.read_status()

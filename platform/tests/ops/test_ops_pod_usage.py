@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_job, put_pod
 
 from edl.api.cluster_port import Role
@@ -22,7 +22,7 @@ MEASURED = {
 
 
 def test_pods_that_run_or_wait_with_what_was_measured() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     pods = [
         put_pod(cluster, Role.WORKER, 1),
         put_pod(cluster, Role.WORKER, 2, {"phase": "Pending"}),
@@ -37,20 +37,20 @@ def test_pods_that_run_or_wait_with_what_was_measured() -> None:
 
 @pytest.mark.parametrize("code", [404, 503])
 def test_a_cluster_that_does_not_measure_says_so(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, listing = SmallCluster(), SmallCluster.list
+    cluster, listing = InMemoryCluster(), InMemoryCluster.list
 
-    def unmeasured(self: SmallCluster, kind: ResourceKind, **options: Any) -> ResourceList:
+    def unmeasured(self: InMemoryCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         if kind is POD_METRICS:
             raise error_from_response(code, b"{}", where="")
         return listing(self, kind, **options)
 
     put_job(cluster)
-    monkeypatch.setattr(SmallCluster, "list", unmeasured)
+    monkeypatch.setattr(InMemoryCluster, "list", unmeasured)
     with pytest.raises(NoMetricsError, match="no metrics API") as missing:
         list_pod_usage(cluster, "mnist")
     assert missing.value.exit_code == 2
 
 
 def test_nothing_is_measured_yet() -> None:
-    pods: list[Manifest] = [put_pod(SmallCluster(), Role.MASTER)]
+    pods: list[Manifest] = [put_pod(InMemoryCluster(), Role.MASTER)]
     assert [use.measured for use in combine_usage(pods, [])] == [None]

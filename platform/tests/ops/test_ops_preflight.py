@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from ops.test_ops_job_submission import SPEC
-from support.in_memory_cluster import Admission, SmallCluster
+from support.in_memory_cluster import Admission, InMemoryCluster
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
@@ -32,19 +32,19 @@ from edl.ops.submission_request import SubmissionRequest, build_request
 PULLED = replace(SPEC, pod=PodSpec(image_pull_secrets=("puller",)))
 
 
-def ready() -> SmallCluster:
-    cluster = SmallCluster()
+def ready() -> InMemoryCluster:
+    cluster = InMemoryCluster()
     cluster.accounts()
     cluster.claim("files")
     cluster.node("n1")
     return cluster
 
 
-def asked(cluster: SmallCluster, spec: JobSpec = SPEC, run: str | None = None) -> PreflightResult:
+def asked(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> PreflightResult:
     return run_preflight(cluster, build_request(spec, namespace="team", run=run))
 
 
-def refused(cluster: SmallCluster, spec: JobSpec = SPEC, run: str | None = None) -> str:
+def refused(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> str:
     before = dict(cluster.objects)
     with pytest.raises(PreflightError) as caught:
         asked(cluster, spec, run)
@@ -95,7 +95,7 @@ def test_the_pods_are_those_that_the_server_admits() -> None:
 
 
 def test_every_reason_is_in_one_message_each_once() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.accounts()
     cluster.admissions += [
         of_pods('violates PodSecurity "restricted:latest": hostPath volumes (volume "v0")', "master", "ps"),
@@ -190,7 +190,7 @@ def test_pods_that_ended_are_not_asked_for() -> None:
     assert "status.phase!=Succeeded,status.phase!=Failed" in queries
 
 
-def taken(cluster: SmallCluster, *conditions: str) -> None:
+def taken(cluster: InMemoryCluster, *conditions: str) -> None:
     submit_job(cluster, "j", build_request(SPEC, namespace="team").manifests, "s0")
     (job,) = cluster.of(JOBS)
     job["status"] = {"conditions": [{"type": one, "status": "True"} for one in conditions]}

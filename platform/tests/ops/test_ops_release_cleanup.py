@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.in_memory_cluster import SmallCluster, when
+from support.in_memory_cluster import InMemoryCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -32,7 +32,7 @@ def names_of(found: list[Manifest]) -> set[str]:
 
 
 def test_a_later_job_of_the_same_name_stays_untouched() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.put(job("new"))
     cluster.put(thing("Pod", "new-master", "new", Role.MASTER))
     cluster.put(thing("ConfigMap", "new-spec", "new"))
@@ -43,7 +43,7 @@ def test_a_later_job_of_the_same_name_stays_untouched() -> None:
 
 
 def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     for name, role in (("old-master", Role.MASTER), ("old-worker", Role.WORKER)):
         cluster.put(thing("Pod", name, "old", role))  # the garbage collector has not come yet
     left = ReleaseCleanup(cluster, "mnist").delete_round([OLD])
@@ -52,7 +52,7 @@ def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> N
 
 
 def test_a_pod_that_a_dead_node_holds_is_taken_from_it() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.put(thing("Pod", "lost", "old", Role.WORKER, deletionTimestamp=when(cluster.now)))
     clearing = ReleaseCleanup(cluster, "mnist")
     assert clearing.delete_round()
@@ -63,7 +63,7 @@ def test_a_pod_that_a_dead_node_holds_is_taken_from_it() -> None:
 
 
 def test_what_was_made_under_another_name_is_waited_for_too() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     cluster.held.add("old-master")
     cluster.put(job("old"))
     cluster.put(thing("Pod", "old-master", "old", Role.MASTER))

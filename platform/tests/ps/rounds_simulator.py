@@ -99,7 +99,7 @@ class Worker:
         return bool(self.waits or self.unsent)
 
 
-class Theatre:
+class RoundsSimulator:
     """All of them.
 
     Args:

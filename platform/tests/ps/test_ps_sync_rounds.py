@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ps.rounds_simulator import Theatre
+from ps.rounds_simulator import RoundsSimulator
 from support.examples import examples
 
 from edl.ps.applied_steps import PushId
@@ -134,7 +134,7 @@ CASTS = st.fixed_dictionaries(
 @PATIENT
 @given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 3))
 def test_every_step_enters_once_on_all_and_all_make_the_same_updates(seed, cast, tolerance, cuts) -> None:
-    theatre = Theatre(seed, **cast, tolerance=tolerance, cuts=cuts)
+    theatre = RoundsSimulator(seed, **cast, tolerance=tolerance, cuts=cuts)
     theatre.play()
     assert theatre.done == dict.fromkeys(range(theatre.total), 1)
     for server, entered in zip(theatre.servers, theatre.entered, strict=True):
@@ -146,7 +146,7 @@ def test_every_step_enters_once_on_all_and_all_make_the_same_updates(seed, cast,
 @PATIENT
 @given(st.integers(0, 2**32), CASTS)
 def test_a_minibatch_is_refused_once_at_most(seed, cast) -> None:
-    theatre = Theatre(seed, **cast)
+    theatre = RoundsSimulator(seed, **cast)
     theatre.play()
     assert all(times == 1 for worker in theatre.workers for times in worker.refused.values())
 
@@ -155,7 +155,7 @@ def test_a_minibatch_is_refused_once_at_most(seed, cast) -> None:
 @given(st.integers(0, 2**32), CASTS, st.integers(1, 3), st.integers(0, 2))
 def test_nobody_waits_for_a_worker_that_is_gone(seed, cast, kills, cuts) -> None:
     """What a worker left half-way is on some servers only, and is what the master learns of and enters as partial."""
-    theatre = Theatre(seed, **cast, kills=kills, cuts=cuts)
+    theatre = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts)
     theatre.play()
     assert theatre.done == dict.fromkeys(range(theatre.total), 1)
 
@@ -163,6 +163,6 @@ def test_nobody_waits_for_a_worker_that_is_gone(seed, cast, kills, cuts) -> None
 @PATIENT
 @given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 2), st.integers(1, 3))
 def test_nobody_waits_for_what_a_lost_server_knew(seed, cast, kills, cuts, restarts) -> None:
-    theatre = Theatre(seed, **cast, kills=kills, cuts=cuts, restarts=restarts)
+    theatre = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts, restarts=restarts)
     theatre.play()
     assert theatre.done == dict.fromkeys(range(theatre.total), 1)

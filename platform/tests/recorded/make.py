@@ -25,7 +25,7 @@ from signal import SIGKILL
 from typing import Any
 
 from support.job_process import JobProcess
-from support.text_scenarios import Stage
+from support.text_scenarios import ScenarioRunner
 
 HERE = Path(__file__).parent
 PLACE = Path("/tmp/edl-recorded")
@@ -39,7 +39,7 @@ HALF = {"async-stopped": (), "async-killed": (), "sync-stopped": SYNC, "local-st
 def journals() -> None:
     """Record the journals of the text scenarios."""
     for path in sorted(SCENARIOS.glob("*.txt")):
-        stage = Stage()
+        stage = ScenarioRunner()
         for line in path.read_text().splitlines():
             if line and line[0] not in " #":
                 stage.play(line)
@@ -55,7 +55,7 @@ def journals() -> None:
         (HERE / "journals" / f"{path.stem}.json").write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
 
 
-def state_of(stage: Stage, entries: Sequence[Any]) -> Any:
+def state_of(stage: ScenarioRunner, entries: Sequence[Any]) -> Any:
     """The state that entries lead to, as JSON."""
     job = type(stage.job)(stage.settings)
     job.replay_journal(None, entries)

@@ -33,7 +33,7 @@ def when(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class SmallCluster(KubeClient):
+class InMemoryCluster(KubeClient):
     """Everything happens at once, inside the request that causes it.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A job in a `SmallCluster` as the command line finds it: its Job, its pods, and what its master has published."""
+"""A job in a `InMemoryCluster` as the command line finds it: its Job, its pods, and what its master has published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from support.in_memory_cluster import NOW, SmallCluster, when
+from support.in_memory_cluster import NOW, InMemoryCluster, when
 
 from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleStarted
@@ -58,7 +58,7 @@ def conditions(**types: str) -> Manifest:
 
 
 def put_job(
-    cluster: SmallCluster,
+    cluster: InMemoryCluster,
     name: str = "mnist",
     told: PublishedStatus | dict[str, str] = TOLD,
     *,
@@ -84,7 +84,13 @@ def put_job(
 
 
 def put_pod(
-    cluster: SmallCluster, role: Role, index: int = 0, status: Manifest | None = None, *, cpu: str = "1", node: str = ""
+    cluster: InMemoryCluster,
+    role: Role,
+    index: int = 0,
+    status: Manifest | None = None,
+    *,
+    cpu: str = "1",
+    node: str = "",
 ) -> Manifest:
     """Place a pod of the job ``mnist``; one that runs by default."""
     master = role is Role.MASTER
@@ -113,7 +119,7 @@ def container(image: str = "img:1", **state: Any) -> Manifest:
     return {"phase": "Pending", "containerStatuses": [{"name": names.ROLE_CONTAINER, "image": image, "state": state}]}
 
 
-def put_event(cluster: SmallCluster, about: str, reason: str, message: str, **more: Any) -> None:
+def put_event(cluster: InMemoryCluster, about: str, reason: str, message: str, **more: Any) -> None:
     """Place one of Kubernetes' events."""
     meta = {"name": f"e{len(cluster.objects)}", "creationTimestamp": when(NOW - 30)}
     involved = {"kind": "Pod", "name": about, "uid": ""}
@@ -132,7 +138,7 @@ def put_event(cluster: SmallCluster, about: str, reason: str, message: str, **mo
 
 def seen(told: PublishedStatus = TOLD, **more: Any) -> JobView:
     """The job as `find` gives it."""
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster, told=told, **more)
     return find_job(cluster, "mnist")
 

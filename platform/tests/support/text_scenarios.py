@@ -24,7 +24,7 @@ Fields = dict[str, str]
 
 def rewritten(text: str) -> str:
     """The scenario with what the core does now."""
-    stage, lines = Stage(), []
+    stage, lines = ScenarioRunner(), []
     for line in text.splitlines():
         if line.startswith(" "):
             continue
@@ -34,7 +34,7 @@ def rewritten(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Stage:
+class ScenarioRunner:
     """One job, and the masters that it has had."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Stage:
 # ------------------------------------------------------------------------------------------------ events
 
 
-def pod(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
+def pod(stage: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
     """``pod worker-0 running``, ``... pending message="no room"``, ``... leaving cause=preempted``, ``... ended 137``,
     ``... gone``; ``leaving`` keeps the phase that it had, and the cause holds."""
     role, _, index = who[0].partition("-")
@@ -130,7 +130,7 @@ def pod(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
     return ev.PodChanged(stage.pods[who[0]])
 
 
-def dataset(stage: Stage, who: Words, fields: Fields) -> ev.CoreEvent:
+def dataset(stage: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
     """``dataset``: as the job says."""
     parts = {name: _sources(value) for name, value in stage.dataset.items()}
     return ev.DatasetDescribed(training=parts.get("training", ()), validation=parts.get("validation", ()))
@@ -167,7 +167,7 @@ def _report(who: Words, fields: Fields) -> ev.CoreEvent:
     return ev.TaskReported(who[0], _lease(who[1]), None, result)
 
 
-_EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.CoreEvent]] = {
+_EVENTS: Mapping[str, Callable[[ScenarioRunner, Words, Fields], ev.CoreEvent]] = {
     "pod": pod,
     "synced": lambda stage, who, fields: ev.PodsSynced(),
     "dataset": dataset,

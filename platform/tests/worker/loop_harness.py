@@ -278,7 +278,7 @@ def task(number: int, start: int, end: int, kind: str = "training", **fields: An
     )
 
 
-class Stage:
+class LoopHarness:
     """A worker's parts, put together on a scripted master and real parameter servers; no threads of its own."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from worker.loop_harness import MINIBATCH, LinearNetwork, Stage, task
+from worker.loop_harness import MINIBATCH, LinearNetwork, LoopHarness, task
 
 from edl.keras.user_callbacks import NoCallbacks
 from edl.worker.parameter_client import GradientPush, ParameterClient
@@ -31,14 +31,14 @@ class Callback(NoCallbacks):
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
+def stage() -> Iterator[LoopHarness]:
+    stage = LoopHarness()
     yield stage
     stage.close()
 
 
 def rates(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, rate: Callable[[int], float], watcher: NoCallbacks
+    stage: LoopHarness, monkeypatch: pytest.MonkeyPatch, rate: Callable[[int], float], watcher: NoCallbacks
 ) -> list[float]:
     """What the pushes of a few steps carry."""
     pushed: list[float] = []

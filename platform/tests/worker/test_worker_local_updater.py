@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, SGD, LinearNetwork, Stage, gradient_push, task
+from worker.loop_harness import FEATURES, LEASE, SGD, LinearNetwork, LoopHarness, gradient_push, task
 
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
@@ -21,8 +21,8 @@ STEPS = 3
 
 
 @pytest.fixture(params=[1, 2])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    stage = Stage(ps=request.param)
+def stage(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    stage = LoopHarness(ps=request.param)
     yield stage
     stage.close()
 
@@ -34,7 +34,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
     executor.close()
 
 
-def network(stage: Stage) -> LinearNetwork:
+def network(stage: LoopHarness) -> LinearNetwork:
     return LinearNetwork(len(stage.servers.servers))
 
 
@@ -43,7 +43,7 @@ def push(step: int, gradient: float = 1.0, **fields: Any) -> GradientPush:
     return gradient_push(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
 
 
-def test_values_come_with_every_third_push(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_with_every_third_push(stage: LoopHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     send = BulkClient.send
 
@@ -61,7 +61,9 @@ def test_values_come_with_every_third_push(stage: Stage, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adagrad"), OptimizerSpec("adam")])
-def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(stage: Stage, optimizer: OptimizerSpec) -> None:
+def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(
+    stage: LoopHarness, optimizer: OptimizerSpec
+) -> None:
     parameters = stage.parameters(network(stage), optimizer=optimizer, get_model_steps=STEPS)
     onlooker = stage.parameters(network(stage), optimizer=optimizer)
     parameters.slab()
@@ -71,7 +73,7 @@ def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(stage: Stag
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFINITIONS.keys() - {"ftrl"}))
-def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: Stage, name: str) -> None:
+def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: LoopHarness, name: str) -> None:
     """Its slot variables have seen nothing, and the values of others stay in its copy all the same."""
     early = stage.parameters(network(stage), optimizer=OptimizerSpec(name))
     for step in range(200):
@@ -83,12 +85,12 @@ def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: Stag
     assert steps.max() <= 0.6, "no further than one step: LAMB's goes with the norm of the values"
 
 
-def test_values_that_follow_from_slot_variables_alone_are_refused(stage: Stage) -> None:
+def test_values_that_follow_from_slot_variables_alone_are_refused(stage: LoopHarness) -> None:
     with pytest.raises(BadInputError, match=r"strategy\.get_model_steps.*Ftrl"):
         stage.parameters(network(stage), optimizer=OptimizerSpec("ftrl"), get_model_steps=STEPS)
 
 
-def test_the_steps_of_others_are_seen_with_the_next_pull(stage: Stage) -> None:
+def test_the_steps_of_others_are_seen_with_the_next_pull(stage: LoopHarness) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
     other.push(gradient_push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
@@ -99,7 +101,7 @@ def test_the_steps_of_others_are_seen_with_the_next_pull(stage: Stage) -> None:
     assert seen == [-0.5, -1.0, -5.5]
 
 
-def test_own_steps_do_not_make_a_push_stale(stage: Stage) -> None:
+def test_own_steps_do_not_make_a_push_stale(stage: LoopHarness) -> None:
     """The copy knows of them: what it lacks are the steps of others."""
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
     one.slab()
@@ -111,7 +113,7 @@ def test_own_steps_do_not_make_a_push_stale(stage: Stage) -> None:
     assert (set(one.versions), one.version) == ({4}, 4)
 
 
-def test_after_a_refused_push_the_values_are_pulled(stage: Stage) -> None:
+def test_after_a_refused_push_the_values_are_pulled(stage: LoopHarness) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
     parameters.slab()
     for server in stage.servers.servers.values():
@@ -120,7 +122,7 @@ def test_after_a_refused_push_the_values_are_pulled(stage: Stage) -> None:
     np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
 
 
-def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
+def test_a_step_that_applies_nothing_moves_nothing(stage: LoopHarness) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
     parameters.slab()
     parameters.push(gradient_push(LEASE, 0))
@@ -128,7 +130,7 @@ def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
 
 
 def test_statistics_move_by_their_weighed_deltas() -> None:
-    stage = Stage()
+    stage = LoopHarness()
     model = LinearNetwork()
     model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
     parameters = stage.parameters(model, get_model_steps=STEPS)
@@ -142,7 +144,7 @@ def test_statistics_move_by_their_weighed_deltas() -> None:
 def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, executor: SerialExecutor | None) -> None:
     ends = []
     for steps in (1, STEPS):
-        stage = Stage(ps=ps)
+        stage = LoopHarness(ps=ps)
         parameters = stage.parameters(network(stage), get_model_steps=steps)
         for leased in stage.take(task(1, 0, 30), task(2, 30, 44)):
             stage.trainer(network(stage), parameters, executor=executor).run(leased)

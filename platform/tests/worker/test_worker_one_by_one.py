@@ -15,9 +15,9 @@ from worker.loop_harness import (
     MINIBATCH,
     LinearNetwork,
     LinearStep,
+    LoopHarness,
     MemoryReader,
     Minibatch,
-    Stage,
     task,
 )
 
@@ -56,8 +56,8 @@ class Fed:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage(records=RECORDS)
+def stage() -> Iterator[LoopHarness]:
+    stage = LoopHarness(records=RECORDS)
     yield stage
     stage.close()
 
@@ -69,7 +69,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
     executor.close()
 
 
-def with_pipeline(stage: Stage) -> Fed:
+def with_pipeline(stage: LoopHarness) -> Fed:
     """Have the stage's training records go through the real pipeline."""
     fed = Fed()
     corrupt = CorruptRecordSkipper(0)
@@ -78,7 +78,7 @@ def with_pipeline(stage: Stage) -> Fed:
     return fed
 
 
-def train(stage: Stage, fed: Fed, executor: SerialExecutor | None, *tasks: Any) -> list[tuple[int, int]]:
+def train(stage: LoopHarness, fed: Fed, executor: SerialExecutor | None, *tasks: Any) -> list[tuple[int, int]]:
     """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
     network = LinearNetwork()
     parameters = stage.parameters(network, overlap=executor is not None)
@@ -97,7 +97,7 @@ def train(stage: Stage, fed: Fed, executor: SerialExecutor | None, *tasks: Any) 
 
 
 def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
-    stage: Stage, executor: SerialExecutor | None
+    stage: LoopHarness, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
@@ -106,7 +106,9 @@ def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
     assert stage.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
 
-def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, executor: SerialExecutor | None) -> None:
+def test_a_worker_feeds_no_further_ahead_than_the_core_believes(
+    stage: LoopHarness, executor: SerialExecutor | None
+) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
     ahead = [(last - first) // MINIBATCH for first, last in seen]
@@ -115,7 +117,7 @@ def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, ex
 
 
 def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
-    stage: Stage, executor: SerialExecutor | None
+    stage: LoopHarness, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(stage)
     seen = train(stage, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
@@ -123,7 +125,7 @@ def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
     assert [each for each in seen if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
 
 
-def test_a_lease_that_is_lost_holds_up_nobody(stage: Stage) -> None:
+def test_a_lease_that_is_lost_holds_up_nobody(stage: LoopHarness) -> None:
     """Whoever waits to be asked for its next minibatch goes on with the range after it."""
     fed = with_pipeline(stage)
     stream = stage.streams["training"]

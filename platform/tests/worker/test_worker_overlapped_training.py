@@ -19,7 +19,7 @@ from worker.loop_harness import (
     TOKEN,
     LinearNetwork,
     LinearStep,
-    Stage,
+    LoopHarness,
     gradient_push,
     record,
     task,
@@ -38,8 +38,8 @@ RATE = 0.01
 
 
 @pytest.fixture(params=[1, 2])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    stage = Stage(ps=request.param)
+def stage(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    stage = LoopHarness(ps=request.param)
     yield stage
     stage.close()
 
@@ -79,7 +79,7 @@ def computed_from(network: LinearNetwork) -> list[np.ndarray]:
     ("optimizer", "missed"), [(SGD, 0), (OptimizerSpec("momentum"), 1), (OptimizerSpec("adam"), 1)], ids=str
 )
 def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
-    stage: Stage, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
+    stage: LoopHarness, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
 ) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     seen = computed_from(network)
@@ -106,7 +106,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
 
 
 def test_values_have_what_others_pushed_while_the_step_before_was_computed(
-    stage: Stage, executor: SerialExecutor
+    stage: LoopHarness, executor: SerialExecutor
 ) -> None:
     """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
     network = LinearNetwork(len(stage.servers.servers))
@@ -128,7 +128,7 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
 
 def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialExecutor) -> None:
-    stage, asked = Stage(), []
+    stage, asked = LoopHarness(), []
 
     class Watched(BulkClient):
         def send(self, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
@@ -147,7 +147,7 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialE
     assert (FrameKind.PUSH, True) not in asked
 
 
-def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) -> None:
+def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
     foreseen = parameters.slab(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
@@ -157,7 +157,7 @@ def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) 
 
 @pytest.mark.parametrize(("optimizer", "staleness"), [(SGD, 1), (OptimizerSpec("adam"), 2)], ids=str)
 def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
-    stage: Stage, optimizer: OptimizerSpec, staleness: int
+    stage: LoopHarness, optimizer: OptimizerSpec, staleness: int
 ) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
@@ -170,7 +170,9 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     assert {parameters.version - known for known in parameters_of_next} == {staleness}
 
 
-def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage, executor: SerialExecutor) -> None:
+def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
+    stage: LoopHarness, executor: SerialExecutor
+) -> None:
     """Every minibatch needs rows that the one before it has just moved."""
     network = LinearNetwork(len(stage.servers.servers), table=True)
     parameters = stage.parameters(network, overlap=True)
@@ -192,7 +194,7 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage
     assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
 
 
-def test_a_range_begins_with_the_newest_values(stage: Stage, executor: SerialExecutor) -> None:
+def test_a_range_begins_with_the_newest_values(stage: LoopHarness, executor: SerialExecutor) -> None:
     """What was fetched ahead goes with its range: another worker trained while this one did something else."""
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
@@ -214,7 +216,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, executor: SerialExe
 
 
 def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> None:
-    stage = Stage()
+    stage = LoopHarness()
     network = LinearNetwork(poison=9.0)
     trainer = stage.trainer(network, stage.parameters(network, overlap=True), executor=executor)
     (leased,) = stage.take(task(1, 0, 16))
@@ -226,7 +228,7 @@ def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> N
 
 
 def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
-    stage: Stage, executor: SerialExecutor
+    stage: LoopHarness, executor: SerialExecutor
 ) -> None:
     """The one that is on its way counts, though no PS has answered it."""
     network = LinearNetwork(len(stage.servers.servers))
@@ -311,7 +313,7 @@ FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "first lost"
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(faults=st.dictionaries(st.integers(0, 30), FAULTS, max_size=6), ps=st.integers(1, 2))
 def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults: dict[int, str], ps: int) -> None:
-    stage = Stage(ps=ps)
+    stage = LoopHarness(ps=ps)
     cuts = iter(range(1, 100))
     servers = list(stage.servers.servers.values())
 
@@ -359,7 +361,7 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     stage.close()
 
 
-def reported(stage: Stage) -> dict[int, int]:
+def reported(stage: LoopHarness) -> dict[int, int]:
     """How many steps of each lease the master heard, or would hear now, to be in."""
     told = [lease for request in stage.master.requests("Progress") for lease in request.leases]
     told += [request.last for request in stage.master.requests("Report")]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, LinearNetwork, Stage, gradient_push
+from worker.loop_harness import FEATURES, LEASE, LinearNetwork, LoopHarness, gradient_push
 
 from edl.api.errors import JobFailedError, RefusedError
 from edl.numerics.array_types import RowBatch
@@ -15,8 +15,8 @@ from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
 
 
 @pytest.fixture(params=[1, 2, 3])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    stage = Stage(ps=request.param)
+def stage(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    stage = LoopHarness(ps=request.param)
     yield stage
     stage.close()
 
@@ -25,7 +25,7 @@ def gradients(network: LinearNetwork) -> np.ndarray:
     return np.arange(1, FEATURES + 1, dtype=np.float32)[network.order]
 
 
-def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: Stage) -> None:
+def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
     before = parameters.slab().copy()
@@ -38,7 +38,7 @@ def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: Stage) -> No
     assert all(stage.servers.state(part).applied == {LEASE: 1} for part in stage.servers.servers)
 
 
-def test_a_repeated_push_is_applied_once(stage: Stage) -> None:
+def test_a_repeated_push_is_applied_once(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
     push = gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network))
@@ -50,7 +50,7 @@ def test_a_repeated_push_is_applied_once(stage: Stage) -> None:
     np.testing.assert_array_equal(parameters.slab(), -gradients(network))
 
 
-def test_values_of_one_step_survive_the_push_of_it(stage: Stage) -> None:
+def test_values_of_one_step_survive_the_push_of_it(stage: LoopHarness) -> None:
     """A step may still read what it was computed from while the next values arrive."""
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
@@ -62,7 +62,7 @@ def test_values_of_one_step_survive_the_push_of_it(stage: Stage) -> None:
     np.testing.assert_array_equal(held, kept)
 
 
-def test_values_that_lay_unused_for_long_are_pulled_anew(stage: Stage) -> None:
+def test_values_that_lay_unused_for_long_are_pulled_anew(stage: LoopHarness) -> None:
     """Another worker trains while this one evaluates: its next gradient is of the values as they are then."""
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
@@ -74,7 +74,7 @@ def test_values_that_lay_unused_for_long_are_pulled_anew(stage: Stage) -> None:
     np.testing.assert_array_equal(one.slab(), -gradients(network))
 
 
-def test_one_server_that_revoked_the_lease_is_enough(stage: Stage) -> None:
+def test_one_server_that_revoked_the_lease_is_enough(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
     last = max(stage.servers.servers)
@@ -83,7 +83,7 @@ def test_one_server_that_revoked_the_lease_is_enough(stage: Stage) -> None:
     assert parameters.push(gradient_push(LEASE, 0, slab=gradients(network))).revoked
 
 
-def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
+def test_a_killed_server_is_followed_to_its_successor(stage: LoopHarness) -> None:
     """The push is repeated to the new process; the servers that had applied it do not apply it again."""
     network = LinearNetwork(len(stage.servers.servers))
     pauses: list[float] = []
@@ -106,7 +106,7 @@ def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
 
 
 def test_a_server_that_nobody_replaces_ends_the_patience() -> None:
-    stage = Stage()
+    stage = LoopHarness()
     now = [0.0]
 
     def wait(seconds: float) -> None:
@@ -121,7 +121,7 @@ def test_a_server_that_nobody_replaces_ends_the_patience() -> None:
 
 def test_a_pushed_lease_of_an_unknown_master_is_tried_again() -> None:
     """A new master's lease may reach the worker before the master reached the PS."""
-    stage = Stage()
+    stage = LoopHarness()
 
     def attach(seconds: float) -> None:
         stage.servers.servers[0].attach(MasterAttachment(incarnation=2, floor=0))
@@ -132,7 +132,7 @@ def test_a_pushed_lease_of_an_unknown_master_is_tried_again() -> None:
     stage.close()
 
 
-def test_rows_are_routed_and_come_back_in_order(stage: Stage) -> None:
+def test_rows_are_routed_and_come_back_in_order(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers), table=True)
     parameters = stage.parameters(network)
     ids = np.array([7, 0, 3, 99, 42], np.int64)
@@ -147,7 +147,7 @@ def test_rows_are_routed_and_come_back_in_order(stage: Stage) -> None:
     np.testing.assert_array_equal(parameters.pull_rows({"emb": ids})["emb"].values, 0.5 - values)
 
 
-def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: Stage) -> None:
+def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers), table=True)
     parameters = stage.parameters(network)
     ids = np.arange(20, dtype=np.int64)
@@ -163,7 +163,7 @@ def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: Stage) -> None:
     assert found == dict.fromkeys(range(20), -0.5)
 
 
-def test_another_model_is_refused(stage: Stage) -> None:
+def test_another_model_is_refused(stage: LoopHarness) -> None:
     stage.parameters(LinearNetwork(len(stage.servers.servers)))
     other = LinearNetwork(len(stage.servers.servers))
     other.fingerprint = "another"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_harness import LEASE, LinearNetwork, Stage, record, task
+from worker.loop_harness import LEASE, LinearNetwork, LoopHarness, record, task
 
 from edl.api.errors import BadInputError, StorageError
 from edl.keras.user_code import UserCodeError
@@ -18,8 +18,8 @@ from edl.worker.stored_weights import PredictionRun, StoredWeights
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
+def stage() -> Iterator[LoopHarness]:
+    stage = LoopHarness()
     yield stage
     stage.close()
 
@@ -27,7 +27,7 @@ def stage() -> Iterator[Stage]:
 SLAB = np.array([1, 10, 100], np.float32)
 
 
-def predictor(stage: Stage, output: PredictionOutput) -> Predictor:
+def predictor(stage: LoopHarness, output: PredictionOutput) -> Predictor:
     return Predictor(
         LinearNetwork(),
         SLAB,
@@ -44,7 +44,7 @@ def expected(start: int, end: int) -> np.ndarray:
     return np.array([record(i)[:-1] @ SLAB for i in range(start, end)])
 
 
-def test_each_range_gives_one_file_with_its_outputs(stage: Stage, tmp_path: Path) -> None:
+def test_each_range_gives_one_file_with_its_outputs(stage: LoopHarness, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     predict = predictor(stage, NpzOutput(out, ["s"]))
     for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
@@ -58,14 +58,14 @@ def test_each_range_gives_one_file_with_its_outputs(stage: Stage, tmp_path: Path
     assert len(stage.master.requests("Report")) == 2
 
 
-def test_a_task_that_is_done_twice_leaves_one_file(stage: Stage, tmp_path: Path) -> None:
+def test_a_task_that_is_done_twice_leaves_one_file(stage: LoopHarness, tmp_path: Path) -> None:
     predict = predictor(stage, NpzOutput(tmp_path, ["s"]))
     for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 0, 10, "prediction")):
         predict.run(leased)
     assert [path.name for path in tmp_path.iterdir()] == ["s-0-10.npz"]
 
 
-def test_files_say_nothing_before_the_range_is_complete(stage: Stage, tmp_path: Path) -> None:
+def test_files_say_nothing_before_the_range_is_complete(stage: LoopHarness, tmp_path: Path) -> None:
     """What was computed is in this process only: a range that is given back must be predicted as a whole."""
     files = NpzOutput(tmp_path, ["s"])
     (leased,) = stage.take(task(1, 0, 12, "prediction"))
@@ -89,7 +89,7 @@ class Recording:
         self.calls.append((len(predictions), worker_id))
 
 
-def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: Stage) -> None:
+def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: LoopHarness) -> None:
     processor = Recording()
     for leased in stage.take(task(1, 0, 10, "prediction")):
         predictor(stage, ProcessorOutput(processor, 3, Path(__file__).parent)).run(leased)

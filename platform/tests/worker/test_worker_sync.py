@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, gradient_push, record, task
+from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, LoopHarness, gradient_push, record, task
 
 from edl.api.strategy import Strategy
 from edl.worker.parameter_client import GradientPush, ParameterClient
@@ -22,12 +22,12 @@ def count(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def make(count: int) -> Iterator[Callable[[int], Stage]]:
+def make(count: int) -> Iterator[Callable[[int], LoopHarness]]:
     """A stage whose updates wait for so many pushes."""
-    stages: list[Stage] = []
+    stages: list[LoopHarness] = []
 
-    def one(wanted: int) -> Stage:
-        stages.append(Stage(ps=count, strategy=Strategy(mode="sync", grads_to_wait=wanted)))
+    def one(wanted: int) -> LoopHarness:
+        stages.append(LoopHarness(ps=count, strategy=Strategy(mode="sync", grads_to_wait=wanted)))
         return stages[-1]
 
     yield one
@@ -58,7 +58,7 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
     return found
 
 
-def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[int], Stage], count: int) -> None:
+def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[int], LoopHarness], count: int) -> None:
     stage, network, steps = make(2), LinearNetwork(count), 30
     workers = [stage.parameters(network, worker=index) for index in range(2)]
     gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
@@ -75,7 +75,7 @@ def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[in
     assert len(set(values.tolist())) == 1, "every part of the slab moved by the same rounds"
 
 
-def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int], Stage], count: int) -> None:
+def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int], LoopHarness], count: int) -> None:
     stage, network = make(1), LinearNetwork(count)
     parameters, rival = (stage.parameters(network, worker=index) for index in range(2))
     train, calls = network.train, []
@@ -110,7 +110,7 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
 
 
 def test_pushes_say_what_follows() -> None:
-    stage, network = Stage(strategy=Strategy(mode="sync")), LinearNetwork()
+    stage, network = LoopHarness(strategy=Strategy(mode="sync")), LinearNetwork()
     parameters = stage.parameters(network)
     said, push = [], parameters.push
 
@@ -130,7 +130,7 @@ def test_pushes_say_what_follows() -> None:
     stage.close()
 
 
-def test_a_lost_follower_is_followed_to_its_successor(make: Callable[[int], Stage], count: int) -> None:
+def test_a_lost_follower_is_followed_to_its_successor(make: Callable[[int], LoopHarness], count: int) -> None:
     """Its pushes are sent again; those of the same round wait for nobody there, and every step is in once."""
     if count == 1:
         pytest.skip("nobody follows")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_harness import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+from worker.loop_harness import LEASE, MINIBATCH, LinearNetwork, LoopHarness, record, task
 
 from edl.api.errors import BadInputError, RefusedError
 from edl.keras.user_callbacks import NoCallbacks
@@ -23,8 +23,8 @@ from edl.worker.training_setup import Evaluator, watch_placement
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
+def stage() -> Iterator[LoopHarness]:
+    stage = LoopHarness()
     yield stage
     stage.close()
 
@@ -39,7 +39,7 @@ def plain_sgd(network: LinearNetwork, ranges: list[tuple[int, int]], rate: float
     return slab
 
 
-def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: Stage) -> None:
+def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: LoopHarness) -> None:
     network = LinearNetwork()
     parameters = stage.parameters(network)
     trainer = stage.trainer(network, parameters)
@@ -55,7 +55,7 @@ def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: Stage) -> 
     assert sum(r.last.loss_steps for r in reports) == 7
 
 
-def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: Stage) -> None:
+def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: LoopHarness) -> None:
     network = LinearNetwork()
     parameters = stage.parameters(network)
     trainer = stage.trainer(network, parameters)
@@ -70,7 +70,7 @@ def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: Stage
     assert [r.lease for r in stage.master.requests("Report")] == [LEASE + 2]
 
 
-def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: Stage) -> None:
+def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: LoopHarness) -> None:
     network = LinearNetwork()
     trainer = stage.trainer(network, stage.parameters(network))
     (leased,) = stage.take(task(1, 0, 16))
@@ -83,7 +83,7 @@ def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: Stage) 
     assert stage.reader.reads == []
 
 
-def test_no_push_begins_once_the_worker_was_told_to_go(stage: Stage) -> None:
+def test_no_push_begins_once_the_worker_was_told_to_go(stage: LoopHarness) -> None:
     network = LinearNetwork()
     trainer = stage.trainer(network, stage.parameters(network))
     (leased,) = stage.take(task(1, 0, 16))
@@ -94,7 +94,7 @@ def test_no_push_begins_once_the_worker_was_told_to_go(stage: Stage) -> None:
     assert stage.servers.state(0).version == 0
 
 
-def test_nan_stops_with_source_and_records(stage: Stage) -> None:
+def test_nan_stops_with_source_and_records(stage: LoopHarness) -> None:
     network = LinearNetwork(poison=9.0)
     trainer = stage.trainer(network, stage.parameters(network))
     (leased,) = stage.take(task(1, 0, 16))
@@ -104,7 +104,7 @@ def test_nan_stops_with_source_and_records(stage: Stage) -> None:
     assert stage.servers.state(0).applied == {LEASE + 1: 2}
 
 
-def test_nan_may_be_skipped_and_the_step_is_still_in(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_may_be_skipped_and_the_step_is_still_in(stage: LoopHarness, caplog: pytest.LogCaptureFixture) -> None:
     network = LinearNetwork(poison=9.0)
     parameters = stage.parameters(network)
     (leased,) = stage.take(task(1, 0, 16))
@@ -118,7 +118,7 @@ def test_nan_may_be_skipped_and_the_step_is_still_in(stage: Stage, caplog: pytes
     assert "s: records 8 to 11: loss nan; the step is not applied, 1 so far" in caplog.messages
 
 
-def test_a_gradient_that_is_infinite_counts_as_nan(stage: Stage) -> None:
+def test_a_gradient_that_is_infinite_counts_as_nan(stage: LoopHarness) -> None:
     network = LinearNetwork()
     plain = network.train
 
@@ -134,7 +134,7 @@ def test_a_gradient_that_is_infinite_counts_as_nan(stage: Stage) -> None:
 
 
 def test_corrupt_records_are_skipped_and_counted_up_to_the_limit() -> None:
-    stage = Stage(corrupt=[1, 4, 5, 6, 7], allowed=5)
+    stage = LoopHarness(corrupt=[1, 4, 5, 6, 7], allowed=5)
     network = LinearNetwork()
     parameters = stage.parameters(network)
     (leased,) = stage.take(task(1, 0, 12))
@@ -149,7 +149,7 @@ def test_corrupt_records_are_skipped_and_counted_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize(("corrupt", "allowed"), [([5], 0), ([1, 5], 1)])
 def test_one_corrupt_record_too_many_fails_naming_it(corrupt: list[int], allowed: int) -> None:
-    stage = Stage(corrupt=corrupt, allowed=allowed)
+    stage = LoopHarness(corrupt=corrupt, allowed=allowed)
     network = LinearNetwork()
     (leased,) = stage.take(task(1, 0, 12))
     with pytest.raises(BadInputError, match="record 5 cannot be read"):
@@ -158,7 +158,7 @@ def test_one_corrupt_record_too_many_fails_naming_it(corrupt: list[int], allowed
 
 
 def test_a_corrupt_record_counts_once_however_often_it_is_read() -> None:
-    stage = Stage(corrupt=[2], allowed=1)
+    stage = LoopHarness(corrupt=[2], allowed=1)
     network = LinearNetwork()
     trainer = stage.trainer(network, stage.parameters(network))
     for leased in stage.take(task(1, 0, 4), task(2, 0, 4, epoch=1)):
@@ -168,13 +168,13 @@ def test_a_corrupt_record_counts_once_however_often_it_is_read() -> None:
     stage.close()
 
 
-def evaluator(stage: Stage, network: LinearNetwork, parameters: Any) -> Evaluator:
+def evaluator(stage: LoopHarness, network: LinearNetwork, parameters: Any) -> Evaluator:
     return Evaluator(
         network, parameters, stage.streams["evaluation"], stage.leases, stage.progress, stage.gate, NoCallbacks()
     )
 
 
-def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: Stage) -> None:
+def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: LoopHarness) -> None:
     network = LinearNetwork()
     parameters = stage.parameters(network)
     for leased in stage.take(task(1, 0, 8)):
@@ -199,7 +199,7 @@ def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: Stage) -> 
     assert [count for _, count in states] == [20, 10]
 
 
-def test_an_evaluation_says_nothing_before_it_is_complete(stage: Stage) -> None:
+def test_an_evaluation_says_nothing_before_it_is_complete(stage: LoopHarness) -> None:
     """A range that is given back must be evaluated as a whole: its states exist in one worker only."""
     network = LinearNetwork()
     parameters = stage.parameters(network)
@@ -218,7 +218,7 @@ def test_an_evaluation_says_nothing_before_it_is_complete(stage: Stage) -> None:
     assert told == [0, 0, 0]
 
 
-def test_metrics_turns_sums_into_values(stage: Stage) -> None:
+def test_metrics_turns_sums_into_values(stage: LoopHarness) -> None:
     payload = json.dumps({"mae": {"additive": True, "states": [6.0, 4]}}).encode()
     (leased,) = stage.take(task(1, 0, 0, "metrics", payload=payload))
     evaluator(stage, LinearNetwork(), None).metrics(leased)
@@ -235,18 +235,18 @@ def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
 # ------------------------------------------------------------------------------------------------ the loop itself
 
 
-def loop(stage: Stage, **handlers: Any) -> TaskLoop:
+def loop(stage: LoopHarness, **handlers: Any) -> TaskLoop:
     return TaskLoop(stage.session, stage.leases, stage.progress, stage.gate, handlers)
 
 
-def start(stage: Stage, *tasks: pb.Task) -> None:
+def start(stage: LoopHarness, *tasks: pb.Task) -> None:
     stage.master.grant(*tasks)
     stage.master.stop()
     for target in (stage.leases.run, stage.progress.run):
         threading.Thread(target=target, daemon=True).start()
 
 
-def test_the_loop_does_every_kind_and_ends_with_the_work(stage: Stage) -> None:
+def test_the_loop_does_every_kind_and_ends_with_the_work(stage: LoopHarness) -> None:
     done: list[str] = []
 
     def do(leased: LeasedTask) -> None:
@@ -269,7 +269,7 @@ def test_the_loop_does_every_kind_and_ends_with_the_work(stage: Stage) -> None:
     ],
 )
 def test_a_failure_is_told_to_the_master(
-    stage: Stage, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
+    stage: LoopHarness, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(leased: LeasedTask) -> None:
         raise error
@@ -284,7 +284,7 @@ def test_a_failure_is_told_to_the_master(
     stage.progress.stop()
 
 
-def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: Stage) -> None:
+def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: LoopHarness) -> None:
     done: list[int] = []
 
     def do(leased: LeasedTask) -> None:
@@ -303,21 +303,21 @@ def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: Stage) -> None:
 
 
 @pytest.fixture(params=[1, 2])
-def replaced(request: pytest.FixtureRequest) -> Iterator[Stage]:
+def replaced(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
     """The stage of a worker that has declared its model, and then waits for work while one PS is replaced."""
-    stage = Stage(ps=request.param)
+    stage = LoopHarness(ps=request.param)
     yield stage
     stage.progress.stop()
     stage.close()
 
 
-def replace(stage: Stage) -> None:
+def replace(stage: LoopHarness) -> None:
     stage.servers.kill(0)
     stage.servers.start(0)
     stage.master.placement = stage.servers.placement()
 
 
-def no_work_until_declared(stage: Stage) -> threading.Event:
+def no_work_until_declared(stage: LoopHarness) -> threading.Event:
     """The master has no work until a worker says that all PS hold the model, which sets the event."""
     declared = threading.Event()
 
@@ -340,7 +340,7 @@ def no_work_until_declared(stage: Stage) -> threading.Event:
     return declared
 
 
-def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced: Stage) -> None:
+def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced: LoopHarness) -> None:
     """What was trained is lost with the only PS: all begins with the initial values, and each step is in once."""
     network = LinearNetwork(len(replaced.servers.servers))
     parameters = replaced.parameters(network)
@@ -357,7 +357,7 @@ def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced
     assert all(replaced.servers.state(i).applied == {LEASE + 1: 4} for i in replaced.servers.servers)
 
 
-def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replaced: Stage) -> None:
+def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replaced: LoopHarness) -> None:
     """The answer to `ready` brings the new placement already: no later one says that there is anything new."""
     network = LinearNetwork(len(replaced.servers.servers))
     parameters = replaced.parameters(network)
@@ -371,7 +371,7 @@ def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(rep
     assert declared.is_set()
 
 
-def test_a_ps_that_this_worker_knows_is_told_nothing(stage: Stage) -> None:
+def test_a_ps_that_this_worker_knows_is_told_nothing(stage: LoopHarness) -> None:
     parameters = stage.parameters(LinearNetwork())
     look = watch_placement(stage.session, stage.leases, parameters)
     before = len(stage.master.requests("Register"))

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.kubernetes.kube_cluster_harness import KubeStand
+from cluster.kubernetes.kube_cluster_harness import KubeClusterHarness
 
 
 @pytest.fixture
-def stand() -> Iterator[KubeStand]:
+def stand() -> Iterator[KubeClusterHarness]:
     """A cluster at a scripted API server."""
-    stand = KubeStand()
+    stand = KubeClusterHarness()
     yield stand
     stand.close()

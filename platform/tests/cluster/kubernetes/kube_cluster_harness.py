@@ -34,7 +34,7 @@ def render(role: Role, index: int, wish: PodOptions) -> Manifest:
     }
 
 
-class KubeStand:
+class KubeClusterHarness:
     def __init__(self, manners: WatchSettings = BRISK) -> None:
         self.server = ApiServer()
         self._manners = manners

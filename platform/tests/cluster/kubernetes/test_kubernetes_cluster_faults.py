@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.kubernetes.api_server import LONGEST_WAIT, Refusal
-from cluster.kubernetes.kube_cluster_harness import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
+from cluster.kubernetes.kube_cluster_harness import JOB, JOB_UID, NAMESPACE, KubeClusterHarness, owner, render
 from support.cluster_contract import Watching
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodPhase, PodStatus, Role, TerminationCause
@@ -21,7 +21,7 @@ from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.core.backoff import ExponentialBackoff
 
 
-def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:
+def running(stand: KubeClusterHarness, index: int = 0, role: Role = Role.WORKER) -> str:
     uid = stand.cluster.start(role, index)
     stand.await_running(uid)
     return uid
@@ -34,7 +34,7 @@ def ends(watching: Watching) -> list[str]:
 # ---------------------------------------------------------------------- watches
 
 
-def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeStand) -> None:
+def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     killed, removed, alive = (running(stand, index) for index in range(3))
     watching.synced()
@@ -52,7 +52,7 @@ def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeStand) -> 
     assert ends(watching) == sorted([killed, removed, alive])
 
 
-def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stand: KubeStand) -> None:
+def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     watching.synced()
     stand.server.refuse(Refusal(500, "list", None))
@@ -64,7 +64,7 @@ def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stan
     assert ends(watching) == [uid]
 
 
-def test_watch_that_ends_is_followed_by_a_list(stand: KubeStand) -> None:
+def test_watch_that_ends_is_followed_by_a_list(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -74,7 +74,7 @@ def test_watch_that_ends_is_followed_by_a_list(stand: KubeStand) -> None:
     assert watching.ended(uid).exit_code == 137
 
 
-def test_silent_watch_is_given_up(stand: KubeStand) -> None:
+def test_silent_watch_is_given_up(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -84,7 +84,7 @@ def test_silent_watch_is_given_up(stand: KubeStand) -> None:
     assert watching.ended(uid).exit_code == 137
 
 
-def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
+def test_watch_is_begun_again_after_410(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -97,7 +97,7 @@ def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
 
 
 def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
-    stand = KubeStand(
+    stand = KubeClusterHarness(
         WatchSettings(timeout_seconds=1, idle_timeout=5, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
     )
     watching = Watching(stand.cluster)
@@ -110,7 +110,7 @@ def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
     stand.close()
 
 
-def test_bookmarks_say_nothing_but_that_the_watch_lives(stand: KubeStand) -> None:
+def test_bookmarks_say_nothing_but_that_the_watch_lives(stand: KubeClusterHarness) -> None:
     stand.server.bookmark_every = 0.01
     watching = Watching(stand.cluster)
     uid = running(stand)
@@ -126,7 +126,7 @@ def test_bookmarks_say_nothing_but_that_the_watch_lives(stand: KubeStand) -> Non
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_busy_server_is_asked_again(stand: KubeStand, verb: str) -> None:
+def test_busy_server_is_asked_again(stand: KubeClusterHarness, verb: str) -> None:
     stand.server.error_500(verb, times=3)
     stand.server.too_many_429(0, verb)
     watching = Watching(stand.cluster)
@@ -135,7 +135,7 @@ def test_busy_server_is_asked_again(stand: KubeStand, verb: str) -> None:
     assert watching.running(uid).uid == uid
 
 
-def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand) -> None:
+def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeClusterHarness) -> None:
     stand.server.refuse(Refusal(403, "list", 3, "Forbidden", 'pods is forbidden: User "x" cannot list resource "pods"'))
     stand.server.refuse(Refusal(401, "list", 2, "Unauthorized", "Unauthorized"))
     uid = running(stand)
@@ -143,14 +143,16 @@ def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand)
 
 
 def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
-    stand = KubeStand(WatchSettings(forbidden_timeout=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5))
+    stand = KubeClusterHarness(
+        WatchSettings(forbidden_timeout=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
+    )
     stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
     with pytest.raises(ForbiddenError, match="cannot list"):
         next(stand.cluster.watch())
     stand.close()
 
 
-def test_close_ends_a_watch_that_waits_for_the_server(stand: KubeStand) -> None:
+def test_close_ends_a_watch_that_waits_for_the_server(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     watching.synced()
     stand.server.connection_refused()
@@ -161,7 +163,7 @@ def test_close_ends_a_watch_that_waits_for_the_server(stand: KubeStand) -> None:
 # ---------------------------------------------------------------------- whose pods
 
 
-def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeStand) -> None:
+def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -176,7 +178,7 @@ def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeStand) -> 
     assert stand.server.pod(again)["status"]["phase"] == "Running", "another pod of that name was deleted"
 
 
-def test_deletion_names_the_uid(stand: KubeStand) -> None:
+def test_deletion_names_the_uid(stand: KubeClusterHarness) -> None:
     uid = running(stand)
     stand.server.vanish(uid)
     again = stand.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
@@ -189,7 +191,7 @@ def foreign(index: int) -> str:
     return names.pod_name(JOB, Role.WORKER, index)
 
 
-def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeStand) -> None:
+def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeClusterHarness) -> None:
     stranger = render(Role.WORKER, 0, DEFAULT_OPTIONS)
     stranger["metadata"]["ownerReferences"] = [owner("uid-of-an-older-job")]
     orphan = render(Role.WORKER, 1, DEFAULT_OPTIONS)
@@ -212,7 +214,7 @@ def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeStan
 # ---------------------------------------------------------------------- starts
 
 
-def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: KubeStand) -> None:
+def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: KubeClusterHarness) -> None:
     stand.server.error_500("create", carried_out=True)
     with pytest.raises(RetryableError):
         stand.cluster.start(Role.WORKER, 0)
@@ -229,7 +231,7 @@ def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: Kub
         "admission webhook denied the request: no",
     ],
 )
-def test_403_is_for_now_and_in_the_servers_words(stand: KubeStand, message: str) -> None:
+def test_403_is_for_now_and_in_the_servers_words(stand: KubeClusterHarness, message: str) -> None:
     stand.server.refuse(Refusal(403, "create", 1, "Forbidden", message))
     with pytest.raises(RetryableError) as refused:
         stand.cluster.start(Role.WORKER, 0)
@@ -238,20 +240,20 @@ def test_403_is_for_now_and_in_the_servers_words(stand: KubeStand, message: str)
 
 
 @pytest.mark.parametrize("code", [400, 422])
-def test_pod_that_is_not_valid_is_never_accepted(stand: KubeStand, code: int) -> None:
+def test_pod_that_is_not_valid_is_never_accepted(stand: KubeClusterHarness, code: int) -> None:
     stand.server.refuse(Refusal(code, "create", 1, "Invalid", "spec.containers[0].image: Required value"))
     with pytest.raises(BadInputError, match="Required value"):
         stand.cluster.start(Role.WORKER, 0)
 
 
-def test_quota_that_changed_meanwhile_is_no_taken_name(stand: KubeStand) -> None:
+def test_quota_that_changed_meanwhile_is_no_taken_name(stand: KubeClusterHarness) -> None:
     words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
     stand.server.refuse(Refusal(409, "create", 1, "Conflict", words))
     with pytest.raises(RetryableError, match="has been modified"):
         stand.cluster.start(Role.WORKER, 0)
 
 
-def test_name_of_an_ended_pod_is_made_free(stand: KubeStand) -> None:
+def test_name_of_an_ended_pod_is_made_free(stand: KubeClusterHarness) -> None:
     uid = running(stand, role=Role.PS)
     stand.kill(uid)
     again = stand.cluster.start(Role.PS, 0)
@@ -265,7 +267,7 @@ def test_name_of_an_ended_pod_is_made_free(stand: KubeStand) -> None:
 # ---------------------------------------------------------------------- deletions
 
 
-def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeStand) -> None:
+def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     uid = running(stand)
     watching.synced()
@@ -275,13 +277,13 @@ def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeStand) -
     assert (last.phase, last.exit_code, last.cause) == (PodPhase.GONE, 143, TerminationCause.NONE)
 
 
-def test_deletion_before_any_watch_finds_the_pod(stand: KubeStand) -> None:
+def test_deletion_before_any_watch_finds_the_pod(stand: KubeClusterHarness) -> None:
     uid = running(stand)
     stand.connect().delete(uid, grace=0)
     assert stand.server.store.pods == {}
 
 
-def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> TerminationCause:
+def leaving_cause(stand: KubeClusterHarness, watching: Watching, uid: str) -> TerminationCause:
     last: PodStatus = watching.ended(uid)
     causes = {pod.cause for pod in watching.seen if pod.uid == uid and pod.leaving}
     assert causes == {last.cause}
@@ -289,7 +291,7 @@ def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> Termination
     return last.cause
 
 
-def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(stand: KubeStand) -> None:
+def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     watching.synced()
     done = [running(stand, index) for index in range(KEPT_ENDED_PODS + 2)]
@@ -302,7 +304,7 @@ def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(s
         assert {pod["metadata"]["uid"] for pod in pods.values()} == set(done[2:])
 
 
-def test_who_asked_for_a_deletion_is_told_apart(stand: KubeStand) -> None:
+def test_who_asked_for_a_deletion_is_told_apart(stand: KubeClusterHarness) -> None:
     watching = Watching(stand.cluster)
     ours, theirs, preempted, both = (running(stand, index) for index in range(4))
     watching.synced()
@@ -325,7 +327,7 @@ def test_who_asked_for_a_deletion_is_told_apart(stand: KubeStand) -> None:
     assert {uid: leaving_cause(stand, watching, uid) for uid in expected} == expected
 
 
-def test_restarted_master_does_not_know_its_predecessors_deletions(stand: KubeStand) -> None:
+def test_restarted_master_does_not_know_its_predecessors_deletions(stand: KubeClusterHarness) -> None:
     uid = running(stand)
     stand.stubborn(uid)
     stand.cluster.delete(uid, grace=5)
@@ -362,7 +364,9 @@ class _Counted:
 
 
 @pytest.mark.thorough
-def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_lost_pods_do_not_flood_the_server(
+    stand: KubeClusterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a master in a pod has it, with the pace that it gives itself."""
     clock, moments = _Clock(), list[float]()
     monkeypatch.setattr(TokenBucketLimiter.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
@@ -389,7 +393,7 @@ def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypa
 # ---------------------------------------------------------------------- the end of a job
 
 
-def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeStand) -> None:
+def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeClusterHarness) -> None:
     done, crashed, leaving, alive = (running(stand, index) for index in range(4))
     stand.exit(done, 0)
     stand.kill(crashed)
@@ -405,7 +409,7 @@ def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeStand) -> No
     assert alive not in [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()]
 
 
-def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(stand: KubeStand) -> None:
+def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(stand: KubeClusterHarness) -> None:
     workers = [running(stand, index) for index in range(3)]
     (ps,) = [running(stand, 0, Role.PS)]
     for uid in workers[:2]:

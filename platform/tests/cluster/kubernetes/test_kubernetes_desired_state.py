@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.in_memory_cluster import SmallCluster
+from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_job
 from support.text_keys import missing_keys
 
@@ -92,7 +92,7 @@ def test_more_than_max_is_refused_with_what_is_missing(known: DesiredState, want
 
 
 def test_a_wish_is_added_to_those_before() -> None:
-    cluster = SmallCluster()
+    cluster = InMemoryCluster()
     put_job(cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 2}', "other": "stays"})
     assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
     found = find_job(cluster, "mnist")
@@ -101,15 +101,15 @@ def test_a_wish_is_added_to_those_before() -> None:
 
 
 def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, patch, conflicts = SmallCluster(), SmallCluster.patch, [error_from_response(409, b"{}", where="")]
+    cluster, patch, conflicts = InMemoryCluster(), InMemoryCluster.patch, [error_from_response(409, b"{}", where="")]
 
-    def once(self: SmallCluster, kind: object, *args: object, **options: object) -> object:
+    def once(self: InMemoryCluster, kind: object, *args: object, **options: object) -> object:
         if kind is JOBS and conflicts:
             raise conflicts.pop()
         return patch(self, kind, *args, **options)  # type: ignore[arg-type]
 
     put_job(cluster)
-    monkeypatch.setattr(SmallCluster, "patch", once)
+    monkeypatch.setattr(InMemoryCluster, "patch", once)
     assert status_publisher.update_desired_state(
         cluster, "mnist", DesiredState(stop=True), status_publisher.ANY_BOUNDS
     ).stop

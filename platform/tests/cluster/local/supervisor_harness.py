@@ -24,7 +24,7 @@ PATIENCE = 20.0
 PROGRAM = (str(Path(__file__).with_name("fake_supervisor.py")),)
 
 
-class Actor:
+class FakeRole:
     """One fake role process."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -78,7 +78,7 @@ class Actor:
         self._connection.close()
 
 
-class Stage:
+class SupervisorHarness:
     """A run directory, a supervisor for it, and the roles that report."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -88,7 +88,7 @@ class Stage:
         self._listener.bind(str(self._folder / "stage.sock"))
         self._listener.listen()
         self._listener.settimeout(PATIENCE)
-        self._actors: dict[str, Actor] = {}
+        self._actors: dict[str, FakeRole] = {}
         self._clusters: list[LocalCluster] = []
         self.supervisor: subprocess.Popen[bytes] | None = None
 
@@ -96,24 +96,24 @@ class Stage:
     def address(self) -> str:
         return str(self._folder / "stage.sock")
 
-    def open(self) -> Actor:
+    def open(self) -> FakeRole:
         """Start the supervisor and return the master."""
         self.supervisor = start_supervisor(self.run_dir, PROGRAM)
         return self.next_actor()
 
-    def next_actor(self) -> Actor:
+    def next_actor(self) -> FakeRole:
         """Wait for the next role that reports."""
-        actor = Actor(self._listener.accept()[0])
+        actor = FakeRole(self._listener.accept()[0])
         self._actors[actor.uid] = actor
         return actor
 
-    def actor(self, uid: str) -> Actor:
+    def actor(self, uid: str) -> FakeRole:
         """Wait for the role of that uid."""
         while uid not in self._actors:
             self.next_actor()
         return self._actors[uid]
 
-    def connect(self, actor: Actor) -> LocalCluster:
+    def connect(self, actor: FakeRole) -> LocalCluster:
         """Return the cluster port, as that role has it."""
         cluster = LocalCluster.from_environment(actor.identity.token, actor.variables)
         self._clusters.append(cluster)

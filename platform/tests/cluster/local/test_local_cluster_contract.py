@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 
 import pytest
-from cluster.local.supervisor_harness import Stage
+from cluster.local.supervisor_harness import SupervisorHarness
 from support.cluster_contract import ClusterContract
 
 from edl.api.cluster_port import JobCluster
 
 
 class LocalStand:
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: SupervisorHarness) -> None:
         self._stage = stage
         self._master = stage.open()
         self.cluster: JobCluster = self.connect()
@@ -44,5 +44,5 @@ class LocalStand:
 
 class TestLocalCluster(ClusterContract):
     @pytest.fixture
-    def stand(self, stage: Stage) -> LocalStand:
+    def stand(self, stage: SupervisorHarness) -> LocalStand:
         return LocalStand(stage)

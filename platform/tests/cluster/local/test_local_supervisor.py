@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.local.supervisor_harness import PATIENCE, Actor, Stage
+from cluster.local.supervisor_harness import PATIENCE, FakeRole, SupervisorHarness
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RefusedError
@@ -23,14 +23,14 @@ GONE_SECONDS = 2.0
 """What architecture.md promises after a SIGKILL of the supervisor or of `edl run`."""
 
 
-def with_worker_and_ps(stage: Stage) -> list[Actor]:
+def with_worker_and_ps(stage: SupervisorHarness) -> list[FakeRole]:
     master = stage.open()
     cluster = stage.connect(master)
     uids = [cluster.start(Role.WORKER, 0), cluster.start(Role.PS, 0)]
     return [master, *(stage.actor(uid) for uid in uids)]
 
 
-def test_roles_know_who_they_are_and_the_token_is_in_no_variable(stage: Stage) -> None:
+def test_roles_know_who_they_are_and_the_token_is_in_no_variable(stage: SupervisorHarness) -> None:
     master, worker, _ = with_worker_and_ps(stage)
     assert (worker.identity.role, worker.identity.index) == (Role.WORKER, 0)
     assert worker.identity.run_dir == stage.run_dir.resolve()
@@ -45,7 +45,7 @@ def test_roles_know_who_they_are_and_the_token_is_in_no_variable(stage: Stage) -
     assert len(os.fsencode(f"{worker.identity.runtime_dir}/worker-99999.sock")) < 104
 
 
-def test_killed_master_is_restarted_and_the_others_are_left_alone(stage: Stage) -> None:
+def test_killed_master_is_restarted_and_the_others_are_left_alone(stage: SupervisorHarness) -> None:
     master, worker, ps = with_worker_and_ps(stage)
     master.signal(signal.SIGKILL)
     again = stage.next_actor()
@@ -55,7 +55,7 @@ def test_killed_master_is_restarted_and_the_others_are_left_alone(stage: Stage) 
     ps.obey("say still here")
 
 
-def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
+def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: SupervisorHarness) -> None:
     master = stage.open()
     master.obey("say first life")
     master.exit(3)
@@ -75,7 +75,7 @@ def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
     assert log[2].startswith(f"--- {again.uid} started ")
 
 
-def test_master_that_exits_0_ends_everything(stage: Stage) -> None:
+def test_master_that_exits_0_ends_everything(stage: SupervisorHarness) -> None:
     master, worker, ps = with_worker_and_ps(stage)
     worker.obey("stubborn")
     ps.obey("polite 0")
@@ -87,7 +87,7 @@ def test_master_that_exits_0_ends_everything(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_stopped_supervisor_leaves_nobody(stage: Stage, signum: int, exit_code: int) -> None:
+def test_stopped_supervisor_leaves_nobody(stage: SupervisorHarness, signum: int, exit_code: int) -> None:
     actors = with_worker_and_ps(stage)
     actors[1].obey("stubborn")
     assert stage.supervisor is not None
@@ -106,7 +106,7 @@ def ties(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("ties")
-def test_killed_supervisor_takes_all_roles_along_also_stopped_ones(stage: Stage) -> None:
+def test_killed_supervisor_takes_all_roles_along_also_stopped_ones(stage: SupervisorHarness) -> None:
     actors = with_worker_and_ps(stage)
     actors[1].signal(signal.SIGSTOP)
     assert stage.supervisor is not None
@@ -127,7 +127,9 @@ signal.pause()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="waits with a pidfd")
 @pytest.mark.parametrize("supervisor_stopped", [False, True])
-def test_killed_parent_takes_the_supervisor_and_all_roles_along(stage: Stage, supervisor_stopped: bool) -> None:
+def test_killed_parent_takes_the_supervisor_and_all_roles_along(
+    stage: SupervisorHarness, supervisor_stopped: bool
+) -> None:
     program = Path(__file__).with_name("fake_supervisor.py")
     command = [sys.executable, "-c", LAUNCHER, str(stage.run_dir), str(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
@@ -145,14 +147,14 @@ def test_killed_parent_takes_the_supervisor_and_all_roles_along(stage: Stage, su
         assert gone
 
 
-def test_what_a_role_started_dies_with_it(stage: Stage) -> None:
+def test_what_a_role_started_dies_with_it(stage: SupervisorHarness) -> None:
     _, worker, _ = with_worker_and_ps(stage)
     worker.obey("child")
     worker.signal(signal.SIGKILL)
     worker.wait_gone()  # the child holds the connection too
 
 
-def test_wrong_token_is_refused(stage: Stage) -> None:
+def test_wrong_token_is_refused(stage: SupervisorHarness) -> None:
     master = stage.open()
     stranger = LocalCluster(master.cluster_socket, "0" * 64)
     with pytest.raises(RefusedError, match="token"):
@@ -162,7 +164,7 @@ def test_wrong_token_is_refused(stage: Stage) -> None:
     stranger.close()
 
 
-def test_master_is_not_startable_by_a_master(stage: Stage) -> None:
+def test_master_is_not_startable_by_a_master(stage: SupervisorHarness) -> None:
     cluster = stage.connect(stage.open())
     with pytest.raises(BadInputError, match="not 'master'"):
         cluster.start(Role.MASTER, 1)
@@ -170,7 +172,7 @@ def test_master_is_not_startable_by_a_master(stage: Stage) -> None:
         cluster.start(Role.WORKER, -1)
 
 
-def test_folder_of_a_killed_supervisor_is_swept_by_the_next(stage: Stage) -> None:
+def test_folder_of_a_killed_supervisor_is_swept_by_the_next(stage: SupervisorHarness) -> None:
     master = stage.open()
     assert stage.supervisor is not None
     stage.supervisor.kill()
@@ -181,7 +183,9 @@ def test_folder_of_a_killed_supervisor_is_swept_by_the_next(stage: Stage) -> Non
     assert not master.identity.runtime_dir.exists()
 
 
-def test_parent_that_dies_is_noticed_without_the_kernel(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_that_dies_is_noticed_without_the_kernel(
+    stage: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDL_TEST_NO_TIES", "1")
     master = stage.open()
     assert stage.supervisor is not None
@@ -204,7 +208,7 @@ def test_supervisor_starts_without_heavy_imports() -> None:
     assert not {"grpc", "numpy", "rich", "typer", "google.protobuf", "logging", "asyncio", "edl.jobfile"} & set(loaded)
 
 
-def test_a_stop_lets_the_master_end_the_job_and_leaves_the_others_until_then(stage: Stage) -> None:
+def test_a_stop_lets_the_master_end_the_job_and_leaves_the_others_until_then(stage: SupervisorHarness) -> None:
     master, worker, ps = with_worker_and_ps(stage)
     master.obey("winds up")
     assert stage.supervisor is not None
@@ -218,7 +222,7 @@ def test_a_stop_lets_the_master_end_the_job_and_leaves_the_others_until_then(sta
         actor.wait_gone()
 
 
-def test_a_second_stop_kills_at_once_while_the_master_winds_up(stage: Stage) -> None:
+def test_a_second_stop_kills_at_once_while_the_master_winds_up(stage: SupervisorHarness) -> None:
     master, worker, _ = with_worker_and_ps(stage)
     master.obey("winds up")
     worker.obey("stubborn")
@@ -230,7 +234,7 @@ def test_a_second_stop_kills_at_once_while_the_master_winds_up(stage: Stage) -> 
     worker.wait_gone()
 
 
-def test_a_master_that_dies_while_it_winds_up_is_not_restarted(stage: Stage) -> None:
+def test_a_master_that_dies_while_it_winds_up_is_not_restarted(stage: SupervisorHarness) -> None:
     master, worker, _ = with_worker_and_ps(stage)
     master.obey("winds up")
     assert stage.supervisor is not None
