@@ -23,7 +23,7 @@ from edl.core.events import (
 from edl.core.parameter_servers import SILENCE_SECONDS, TAINT_SECONDS
 
 UNREACHABLE = PodChanged(
-    PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING, pid=100, node="n1", unreachable=1_700_000_000.0)
+    PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING, pid=100, node="n1", unreachable_since=1_700_000_000.0)
 )
 
 
