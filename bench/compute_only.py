@@ -56,7 +56,7 @@ class Limit:
         self._feeder = FeedFunction(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
         self._windows = [RecordWindow(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
-        minibatches = (self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows))
+        minibatches = (self._feeder.make_minibatch(tag, window) for tag, window in enumerate(self._windows))
         self._made = [made for made in minibatches if made is not None]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}

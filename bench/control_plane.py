@@ -83,7 +83,7 @@ class PlayedServers:
         self.shell: MasterShell | None = None
         self._pool = ThreadPoolExecutor(1)
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         answer = answer_to(command)
         if answer is not None:
             assert self.shell is not None
@@ -109,7 +109,7 @@ def answer_to(command: CoreCommand) -> CoreEvent | None:
 class NoPods:
     """A cluster in which nothing is started or stopped."""
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         pass
 
 
@@ -121,7 +121,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     shell = servers.shell = MasterShell(
         JobStateMachine(settings), journal, pods=NoPods(), ps_client=servers, emit_event=lambda what: None
     )
-    shell.begin(journal.incarnation)
+    shell.begin_incarnation(journal.incarnation)
     populate(shell)
     checkpoints = CheckpointCoordinator(Path(folder) / "checkpoints", keep=1, protected=set)
     unmet = PsControlClient(TOKEN, journal.incarnation, settings.ps, checkpoints)  # the played one has no address
@@ -142,8 +142,8 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
 
     threading.Thread(target=hear, daemon=True).start()
     shell.run(told.is_set)
-    assert shell.state.training is not None
-    done = shell.state.training.done_records
+    assert shell.state.training_ledger is not None
+    done = shell.state.training_ledger.done_records
     server.stop()
     syncs = journal.fsync_latency
     journal.close()

@@ -71,8 +71,8 @@ class Input:
         tasks = [self._task(number, work, order) for number, work in enumerate(_of_one_worker(ledger))]
         began, used = time.perf_counter(), time.process_time()
         for task in tasks:
-            stream.add(task)
-        records = sum(loaded.records for task in tasks for loaded in stream.load_steps(task))
+            stream.add_task(task)
+        records = sum(loaded.record_count for task in tasks for loaded in stream.load_steps(task))
         took, busy = time.perf_counter() - began, time.process_time() - used
         stream.close()
         return 1e6 * took / records, 1e6 * busy / records
@@ -80,7 +80,7 @@ class Input:
     def _task(self, number: int, work: RecordRange, order: Any) -> Any:
         from edl.worker.lease_client import LeasedTask
 
-        shuffle = {} if order is None else {"shuffle_window": order.window, "order": order.fingerprint}
+        shuffle = {} if order is None else {"shuffle_window": order.window, "order_fingerprint": order.fingerprint}
         return LeasedTask(number, "training", work.source, work.start, work.end, self._batch, work.epoch, **shuffle)
 
 
@@ -90,13 +90,13 @@ def _of_one_worker(ledger: Ledger) -> Iterator[RecordRange]:
     number = 0
     while not ledger.is_finished:
         for worker in range(WORKERS):
-            if held[worker] and (len(held[worker]) == 2 or not ledger.waiting):
-                ledger.done(held[worker].pop(0))
-            work = ledger.next(worker=f"worker-{worker}")
+            if held[worker] and (len(held[worker]) == 2 or not ledger.has_work):
+                ledger.finish_lease(held[worker].pop(0))
+            work = ledger.next_range(worker=f"worker-{worker}")
             if work is None:
                 continue
             number += 1
-            ledger.lease(number, work, f"worker-{worker}")
+            ledger.grant_range(number, work, f"worker-{worker}")
             held[worker].append(number)
             if worker == 0:
                 yield work

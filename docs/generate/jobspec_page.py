@@ -100,7 +100,7 @@ def fields(section: type, schema: Mapping[str, object], prefix: str = "") -> Ite
 def _inside(kind: FieldType) -> type | None:
     """The section that a kind is about, if it is about one."""
     if isinstance(kind, NullableType | ListType):
-        return _inside(kind.kind)
+        return _inside(kind.inner_type)
     return kind.section if isinstance(kind, SectionType) else None
 
 
@@ -134,7 +134,7 @@ def _allowed(field: Field) -> str:
     built = field.schema.get("enum")
     if isinstance(built, list):
         return ", ".join(f"`{_plain(value)}`" for value in built)
-    return "a mapping" if _inside(field.option.field_type) is not None else field.option.field_type.expected
+    return "a mapping" if _inside(field.option.field_type) is not None else field.option.field_type.expected_text
 
 
 def _default(field: Field) -> str:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_origin, get_type_hints
 Sources = Sequence[Sequence[Any]]
 """``[name, records]`` of each source of a part of the data set."""
 LedgerPosition = Mapping[str, Any]
-"""A ledger as ``Ledger.snapshot`` gives it, with what a checkpoint says beside it."""
+"""A ledger as ``Ledger.to_snapshot`` gives it, with what a checkpoint says beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,13 +38,13 @@ class PendingCut:
     Attributes:
         checkpoint: whether it is written to disk.
         pin: whether the PS keep it in memory for an evaluation or the export.
-        keep: whether they hold updates after their copies, too, until they are told to release them.
-        parts: uids of PS that have not answered in this stage yet.
-        applied: what each PS said of the leases when it began to hold updates: ``through``.
-        within: steps of each live lease that the cut holds.
-        below: leases from this number on were granted later, and the cut holds nothing of them.
+        keep_paused: whether they hold updates after their copies, too, until they are told to release them.
+        waiting_ps: uids of PS that have not answered in this stage yet.
+        applied_steps: what each PS said of the leases when it began to hold updates: ``through``.
+        included_steps: steps of each live lease that the cut holds.
+        next_lease: leases from this number on were granted later, and the cut holds nothing of them.
         versions: of each PS, when it made its copy.
-        entered: steps that each PS had let in by then, since it began or went back; of those that say so.
+        admitted_steps: steps that each PS had let in by then, since it began or went back; of those that say so.
         deadline: when updates have been held for too long.
         pause: seconds for which one PS held updates, at most.
     """
@@ -53,31 +53,31 @@ class PendingCut:
     checkpoint: bool
     pin: bool
     stage: CutStage = CutStage.PREPARING
-    parts: set[str] = field(default_factory=set)
-    applied: dict[str, Mapping[int, int]] = field(default_factory=dict)
-    within: dict[int, int] = field(default_factory=dict)
-    below: int = 0
+    waiting_ps: set[str] = field(default_factory=set)
+    applied_steps: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    included_steps: dict[int, int] = field(default_factory=dict)
+    next_lease: int = 0
     versions: dict[str, int] = field(default_factory=dict)
-    entered: dict[str, int] = field(default_factory=dict)
+    admitted_steps: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
     pause: float = 0.0
-    keep: bool = False
+    keep_paused: bool = False
 
-    def enter(self, stage: CutStage, waiting_ps: Iterable[str], deadline: float = float("inf")) -> None:
+    def enter_stage(self, stage: CutStage, waiting_ps: Iterable[str], deadline: float = float("inf")) -> None:
         """Wait for every PS once more."""
-        self.stage, self.parts, self.deadline = stage, set(waiting_ps), deadline
+        self.stage, self.waiting_ps, self.deadline = stage, set(waiting_ps), deadline
 
-    def answered(self, stage: CutStage, ps: str) -> bool:
+    def record_answer(self, stage: CutStage, ps: str) -> bool:
         """A PS answered what it was asked in a stage; whether the cut was waiting for that."""
-        if self.stage is not stage or ps not in self.parts:
+        if self.stage is not stage or ps not in self.waiting_ps:
             return False
-        self.parts.discard(ps)
+        self.waiting_ps.discard(ps)
         return True
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every PS has answered in this stage."""
-        return not self.parts
+        return not self.waiting_ps
 
     @property
     def awaits_copies(self) -> bool:
@@ -85,13 +85,13 @@ class PendingCut:
         return self.stage is not CutStage.SAVING
 
     @property
-    def holds(self) -> bool:
+    def may_pause_updates(self) -> bool:
         """Whether updates may be held for it."""
         return self.stage in (CutStage.HOLDING, CutStage.SNAPSHOT)
 
     def is_overdue(self, now: float) -> bool:
         """Whether updates have been held for too long."""
-        return self.holds and now >= self.deadline
+        return self.may_pause_updates and now >= self.deadline
 
     def find_unconfirmed_leases(
         self, done_steps: Mapping[int, int], restore_lease: Mapping[str, int]
@@ -107,13 +107,13 @@ class PendingCut:
         """
         found = {}
         for lease, known in done_steps.items():
-            through = {ps: applied[lease] for ps, applied in self.applied.items() if lease in applied}
-            unaware = [ps for ps in self.applied if ps not in through and restore_lease.get(ps, 0) > lease]
+            through = {ps: applied[lease] for ps, applied in self.applied_steps.items() if lease in applied}
+            unaware = [ps for ps in self.applied_steps if ps not in through and restore_lease.get(ps, 0) > lease]
             if unaware and (known or max(through.values(), default=0)):
                 found[lease] = unaware[0]
         return found
 
-    def steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
+    def decide_included_steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
         """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
 
         A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
@@ -124,7 +124,7 @@ class PendingCut:
         """
         included_steps: dict[int, int] = {}
         for lease, known in done_steps.items():
-            included_steps[lease] = max((applied.get(lease, 0) for applied in self.applied.values()), default=0)
+            included_steps[lease] = max((applied.get(lease, 0) for applied in self.applied_steps.values()), default=0)
             if included_steps[lease] < known:
                 return Decision(
                     None, f"{known} steps of lease {lease} are in, and no PS has more than {included_steps[lease]}"

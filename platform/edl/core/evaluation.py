@@ -78,13 +78,13 @@ class EvaluationRound:
     states: MetricStates = field(default_factory=dict)
     saved: bool = False
 
-    def snapshot(self) -> dict[str, Any]:
+    def to_snapshot(self) -> dict[str, Any]:
         """The round as JSON, for the journal's compaction."""
         return {
             "pin": self.pin,
             "step": self.step,
             "final": self.final,
-            "ledger": self.ledger.snapshot(),
+            "ledger": self.ledger.to_snapshot(),
             "states": self.states,
             "saved": self.saved,
         }
@@ -224,19 +224,19 @@ class CallbackState:
     """All that were declared, and what they have decided so far.
 
     Attributes:
-        declared: in the order of the user's list.
+        specs: in the order of the user's list.
         progress: of each of them.
         evaluations: how many there were.
-        rate: that ``ReduceLROnPlateau`` has set; None as long as the optimizer's own counts.
-        stopped: why training is to end; empty while it is not.
+        learning_rate: that ``ReduceLROnPlateau`` has set; None as long as the optimizer's own counts.
+        stop_reason: why training is to end; empty while it is not.
         history: step and state after each of the newest evaluations, for :meth:`roll_back_to`.
     """
 
-    declared: tuple[CallbackSpec, ...] = ()
+    specs: tuple[CallbackSpec, ...] = ()
     progress: tuple[CallbackProgress, ...] = ()
     evaluations: int = 0
-    rate: float | None = None
-    stopped: str = ""
+    learning_rate: float | None = None
+    stop_reason: str = ""
     history: tuple[tuple[int, Mapping[str, Any]], ...] = field(default=(), repr=False)
 
     # ------------------------------------------------------------------ what follows from them
@@ -244,7 +244,7 @@ class CallbackState:
     @property
     def keeps_best_checkpoint(self) -> bool:
         """Whether the weights of the best evaluation are to be kept: then each evaluated cut becomes a checkpoint."""
-        return any(_keeps_best(callback) for callback in self.declared)
+        return any(_keeps_best(callback) for callback in self.specs)
 
     @property
     def best_cuts(self) -> frozenset[int]:
@@ -253,9 +253,9 @@ class CallbackState:
         return frozenset(({each.best_cut for each in self.progress} | before) - {0})
 
     @property
-    def restored(self) -> CallbackProgress | None:
+    def best_to_restore(self) -> CallbackProgress | None:
         """Whose weights the trained model has at the end (``restore_best_weights``); None: those of the last step."""
-        for callback, progress in zip(self.declared, self.progress, strict=True):
+        for callback, progress in zip(self.specs, self.progress, strict=True):
             if isinstance(callback, EarlyStopping) and callback.restore_best_weights and progress.best_cut:
                 return progress
         return None
@@ -263,28 +263,28 @@ class CallbackState:
     @property
     def best_to_write(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
         """The first of the best checkpoints that a worker is to write to its file, with its place in the list."""
-        for at, (callback, progress) in enumerate(zip(self.declared, self.progress, strict=True)):
+        for at, (callback, progress) in enumerate(zip(self.specs, self.progress, strict=True)):
             if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
                 return at, callback, progress
         return None
 
     # ------------------------------------------------------------------ changes
 
-    def declare(self, specs: Sequence[CallbackSpec]) -> CallbackState:
+    def declare_callbacks(self, specs: Sequence[CallbackSpec]) -> CallbackState:
         """As a job goes on whose user asks for these: those that are new begin anew, others go on."""
-        if tuple(specs) == self.declared:
+        if tuple(specs) == self.specs:
             return self
-        before = dict(zip(map(_callback_identity, self.declared), self.progress, strict=True))
+        before = dict(zip(map(_callback_identity, self.specs), self.progress, strict=True))
         known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in specs)
         lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in specs)
         stops = any(isinstance(callback, EarlyStopping) for callback in specs)
-        rate, stopped = self.rate if lowers else None, self.stopped if stops else ""
+        rate, stopped = self.learning_rate if lowers else None, self.stop_reason if stops else ""
         return CallbackState(tuple(specs), known, self.evaluations, rate, stopped)
 
-    def evaluated(self, evaluation: EvaluationResult) -> CallbackState:
+    def apply_evaluation(self, evaluation: EvaluationResult) -> CallbackState:
         """After one more evaluation. A value that is not finite improves nothing."""
-        rate, stopped, progress = self.rate, self.stopped, []
-        for callback, was in zip(self.declared, self.progress, strict=True):
+        rate, stopped, progress = self.learning_rate, self.stop_reason, []
+        for callback, was in zip(self.specs, self.progress, strict=True):
             if callback.monitor not in evaluation.metrics:
                 progress.append(was)
                 continue
@@ -300,14 +300,16 @@ class CallbackState:
                 case BestCheckpoint():
                     now = _apply_best_checkpoint(callback, was, value, self.evaluations, evaluation)
             progress.append(now)
-        after = replace(self, progress=tuple(progress), evaluations=self.evaluations + 1, rate=rate, stopped=stopped)
-        return self.entered(evaluation.step, after.state())
+        after = replace(
+            self, progress=tuple(progress), evaluations=self.evaluations + 1, learning_rate=rate, stop_reason=stopped
+        )
+        return self.apply_evaluated_state(evaluation.step, after.evaluated_state())
 
-    def entered(self, step: int, state: Mapping[str, Any]) -> CallbackState:
-        """After an evaluation at ``step`` that led to what :meth:`state` said then."""
-        return replace(self.at(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
+    def apply_evaluated_state(self, step: int, state: Mapping[str, Any]) -> CallbackState:
+        """After an evaluation at ``step`` that led to what :meth:`evaluated_state` said then."""
+        return replace(self.with_evaluated_state(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
 
-    def written(self, position: int, cut: int) -> CallbackState:
+    def mark_written(self, position: int, cut: int) -> CallbackState:
         """A worker has written the file of the best checkpoint of one of them."""
         progress = list(self.progress)
         if position < len(progress):
@@ -319,9 +321,9 @@ class CallbackState:
         kept = tuple(one for one in self.history if one[0] <= step)
         if len(kept) == len(self.history):
             return self
-        then = CallbackState(self.declared, tuple(map(_initial_progress, self.declared)))
+        then = CallbackState(self.specs, tuple(map(_initial_progress, self.specs)))
         if kept:
-            then = then.at(kept[-1][1])
+            then = then.with_evaluated_state(kept[-1][1])
         return replace(then, history=kept)
 
     def trim_history(self, step: int) -> CallbackState:
@@ -331,35 +333,39 @@ class CallbackState:
 
     # ------------------------------------------------------------------ as JSON
 
-    def state(self) -> dict[str, Any]:
+    def evaluated_state(self) -> dict[str, Any]:
         """What evaluations have led to, without what was declared."""
         return {
             "progress": [asdict(progress) for progress in self.progress],
             "evaluations": self.evaluations,
-            "rate": self.rate,
-            "stopped": self.stopped,
+            "rate": self.learning_rate,
+            "stopped": self.stop_reason,
         }
 
-    def at(self, state: Mapping[str, Any]) -> CallbackState:
-        """With what :meth:`state` described."""
+    def with_evaluated_state(self, state: Mapping[str, Any]) -> CallbackState:
+        """With what :meth:`evaluated_state` described."""
         progress = tuple(CallbackProgress(**each) for each in state["progress"])
         return replace(
-            self, progress=progress, evaluations=state["evaluations"], rate=state["rate"], stopped=state["stopped"]
+            self,
+            progress=progress,
+            evaluations=state["evaluations"],
+            learning_rate=state["rate"],
+            stop_reason=state["stopped"],
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def to_snapshot(self) -> dict[str, Any]:
         """All of it."""
         return {
-            "declared": callbacks_to_json(self.declared),
-            **self.state(),
+            "declared": callbacks_to_json(self.specs),
+            **self.evaluated_state(),
             "history": [list(one) for one in self.history],
         }
 
     @classmethod
-    def restore(cls, snapshot: Mapping[str, Any]) -> CallbackState:
-        """What :meth:`snapshot` described."""
+    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> CallbackState:
+        """What :meth:`to_snapshot` described."""
         history = tuple((step, state) for step, state in snapshot["history"])
-        return replace(cls(callbacks_from_json(snapshot["declared"])).at(snapshot), history=history)
+        return replace(cls(callbacks_from_json(snapshot["declared"])).with_evaluated_state(snapshot), history=history)
 
 
 def callbacks_to_json(specs: Sequence[CallbackSpec]) -> list[dict[str, Any]]:

@@ -28,18 +28,18 @@ from edl.core.state import JobState
 
 def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
     """A worker says which callbacks the user asks for; all workers of a run say the same."""
-    if state.ended:
+    if state.has_ended:
         return
-    if state.declared is not None and tuple(specs) != state.declared:
+    if state.declared_callbacks is not None and tuple(specs) != state.declared_callbacks:
         message = "workers declare different callbacks: callbacks() and optimizer() must give the same in every process"
-        state.end("Failed", message, kind="input")
+        state.end_job("Failed", message, kind="input")
         return
-    state.declared = tuple(specs)
-    if state.declared == state.callbacks.declared:
+    state.declared_callbacks = tuple(specs)
+    if state.declared_callbacks == state.callbacks.specs:
         return
-    state.record(CallbacksDeclared(declared=callbacks_to_json(specs)))
+    state.record_entry(CallbacksDeclared(declared=callbacks_to_json(specs)))
     if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
-        state.end(
+        state.end_job(
             "Failed",
             "callbacks ask for the best weights to be kept (restore_best_weights, save_best_only), and the run has no "
             "storage that keeps checkpoints: set storage.claim, or leave them out",
@@ -52,11 +52,13 @@ def decide_after_evaluation(
 ) -> dict[str, Any] | None:
     """Decide after an evaluation; returns what its journal entry is to say of the callbacks, if there are any."""
     before = state.callbacks
-    if not before.declared:
+    if not before.specs:
         return None
-    after = before.evaluated(EvaluationResult(evaluation.step, evaluation.pin if evaluation.saved else 0, metrics))
+    after = before.apply_evaluation(
+        EvaluationResult(evaluation.step, evaluation.pin if evaluation.saved else 0, metrics)
+    )
     _emit_callback_events(state, evaluation, before, after)
-    return after.state()
+    return after.evaluated_state()
 
 
 def _emit_callback_events(
@@ -65,11 +67,11 @@ def _emit_callback_events(
     def tell(callback: str, decision: str) -> None:
         state.emit(CallbackDecided(step=evaluation.step, callback=callback, decision=decision))
 
-    if after.rate != before.rate:
-        tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.rate:.6g} now")
-    if after.stopped != before.stopped:
-        tell("EarlyStopping", after.stopped)
-    for callback, now, was in zip(after.declared, after.progress, before.progress, strict=True):
+    if after.learning_rate != before.learning_rate:
+        tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.learning_rate:.6g} now")
+    if after.stop_reason != before.stop_reason:
+        tell("EarlyStopping", after.stop_reason)
+    for callback, now, was in zip(after.specs, after.progress, before.progress, strict=True):
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
     if after.keeps_best_checkpoint and not evaluation.saved:
@@ -111,37 +113,37 @@ def restore_best_weights(state: JobState) -> bool:
 
     The newest checkpoint is what is exported, predicted with, and gone on from.
     """
-    best = state.callbacks.restored
+    best = state.callbacks.best_to_restore
     if best is None or best.best_cut in (state.final_pin, state.best_restored):
         return True
-    if state.copy_cut or state.cut is not None or state.training is None:
+    if state.copy_cut or state.cut is not None or state.training_ledger is None:
         return False
     state.copy_cut = state.cut_number + 1
-    state.record(CutAnnounced(cut=state.copy_cut, step=state.step))
+    state.record_entry(CutAnnounced(cut=state.copy_cut, step=state.step))
     version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.do(CopyCheckpoint(best.best_cut, state.copy_cut, version, _final_ledger(state)))
+    state.add_commands(CopyCheckpoint(best.best_cut, state.copy_cut, version, _final_ledger(state)))
     return False
 
 
 def _final_ledger(state: JobState) -> dict[str, Any]:
     """The ledger at the end of training, with what the newest checkpoint says beside it."""
-    assert state.training is not None
+    assert state.training_ledger is not None
     known = state.checkpoint.ledger if state.checkpoint is not None else {}
-    return {**known, **state.training.snapshot()}
+    return {**known, **state.training_ledger.to_snapshot()}
 
 
 def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now: float) -> None:
     """The best checkpoint is the newest one now, or could not be copied."""
     del now
-    if event.cut != state.copy_cut or state.training is None:
+    if event.cut != state.copy_cut or state.training_ledger is None:
         return
     state.copy_cut = 0
-    best = state.callbacks.restored
+    best = state.callbacks.best_to_restore
     if event.error or best is None or best.best_cut != event.source:
         if event.error:
-            state.end("Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
+            state.end_job("Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
         return
-    state.record(
+    state.record_entry(
         BestWeightsRestored(
             cut=event.cut,
             of=event.source,

@@ -123,15 +123,15 @@ class CheckpointRefused:
 
     Attributes:
         cut: of the checkpoint.
-        older: the newest one before it of which every byte is intact; None when there is none.
-        skipped: those in between, or all, and why they cannot be used; for people.
+        fallback: the newest one before it of which every byte is intact; None when there is none.
+        skipped_reasons: those in between, or all, and why they cannot be used; for people.
     """
 
     uid: str
     cut: int
     message: str
-    older: SavedCheckpoint | None = None
-    skipped: str = ""
+    fallback: SavedCheckpoint | None = None
+    skipped_reasons: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +151,22 @@ class LeaseRequested:
     """A worker asks for work.
 
     Attributes:
-        held: the leases that it knows of; None if it does not say.
+        known_leases: the leases that it knows of; None if it does not say.
     """
 
     worker: str
-    held: frozenset[int] | None = None
+    known_leases: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """What a worker says about one lease: steps below ``through`` are in on all PS."""
+    """What a worker says about one lease: steps below ``done_steps`` are in on all PS."""
 
     lease: int
-    through: int
+    done_steps: int
     loss_sum: float = 0.0
     loss_steps: int = 0
-    skipped: int = 0
+    skipped_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class TaskReported:
 
     worker: str
     lease: int
-    last: LeaseProgress | None = None
+    last_progress: LeaseProgress | None = None
     result: Any = None
 
 
@@ -212,12 +212,12 @@ class LeasesRevoked:
     """A PS refuses these leases from now on; it had applied so many steps of each.
 
     Attributes:
-        first: the first step of each that it let in since it began, or went back to a checkpoint.
+        first_steps: the first step of each that it let in since it began, or went back to a checkpoint.
     """
 
     ps: str
-    applied: Mapping[int, int]
-    first: Mapping[int, int] = field(default_factory=dict)
+    applied_steps: Mapping[int, int]
+    first_steps: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class UpdatesHeld:
 
     ps: str
     cut: int
-    applied: Mapping[int, int]
+    applied_steps: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +242,15 @@ class SnapshotTaken:
     """A PS has its copy of a cut, for which it held updates for ``pause`` seconds.
 
     Attributes:
-        entered: steps that it let in since it began, or went back to a checkpoint; None if it does not count them.
+        admitted_steps: steps that it let in since it began, or went back to a checkpoint; None if it does not count
+            them.
     """
 
     ps: str
     cut: int
     version: int
     pause: float
-    entered: int | None = None
+    admitted_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +303,12 @@ class Tick:
     """Time has passed.
 
     Attributes:
-        late: seconds by which this comes later than it was due: the master itself was held up, and heard nobody.
+        late_seconds: seconds by which this comes later than it was due: the master itself was held up, and heard
+            nobody.
         speaking_workers: workers whose messages are in the master's hands, waiting for its disk: they cannot say more.
     """
 
-    late: float = 0.0
+    late_seconds: float = 0.0
     speaking_workers: frozenset[str] = frozenset()
 
 
@@ -369,7 +371,7 @@ class LeaseReply:
     """Answer: work for the worker.
 
     Attributes:
-        seconds: without progress for so long, the lease is revoked.
+        timeout_seconds: without progress for so long, the lease is revoked.
         window: the work is positions of a shuffled order with such windows; 0: records of a source.
         order: fingerprint of that order.
         one_by_one: each minibatch is read and fed after the one before it is in (``lease_timeouts.CrashSuspects``).
@@ -377,9 +379,9 @@ class LeaseReply:
 
     lease: int
     kind: str
-    work: RecordRange
+    record_range: RecordRange
     minibatch: int
-    seconds: float
+    timeout_seconds: float
     pin: int = 0
     step: int = 0
     payload: Any = None
@@ -407,11 +409,11 @@ class Acknowledged:
     """Answer to progress and reports.
 
     Attributes:
-        lost: leases that are not the worker's (any more).
+        lost_leases: leases that are not the worker's (any more).
         refusal: why a report cannot be entered; nothing of it was.
     """
 
-    lost: tuple[int, ...] = ()
+    lost_leases: tuple[int, ...] = ()
     fatal: bool = False
     refusal: str = ""
 
@@ -430,7 +432,7 @@ class StartPod:
 
     role: Role
     index: int
-    wish: PodOptions = DEFAULT_OPTIONS
+    options: PodOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,16 +448,16 @@ class AttachPs:
     """Make a PS listen to this incarnation.
 
     Attributes:
-        restore: the cut whose checkpoint it loads first.
+        restore_cut: the cut whose checkpoint it loads first.
         complete: nothing was applied after that checkpoint: what it says of leases is all that there is.
     """
 
     uid: str
-    floor: int
-    revoked: tuple[int, ...]
-    live: tuple[int, ...]
-    cut: int
-    restore: int | None = None
+    lowest_open_lease: int
+    revoked_leases: tuple[int, ...]
+    live_leases: tuple[int, ...]
+    passed_cut: int
+    restore_cut: int | None = None
     complete: bool = False
 
 
@@ -465,7 +467,7 @@ class RevokeLeases:
 
     ps: str
     leases: tuple[int, ...]
-    floor: int
+    lowest_open_lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,18 +486,18 @@ class HoldUpdates:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Make every PS wait for the steps below ``within``, by lease, copy its state, and let all others in again.
+    """Make every PS wait for the steps below ``included_steps``, by lease, copy its state, and let all others in again.
 
-    ``floor``: every lease below was closed when the ledger's half of the cut was taken; a later one would not do.
-    ``keep``: the others are not let in before ``ReleaseCut``.
+    ``lowest_open_lease``: every lease below was closed when the ledger's half of the cut was taken; a later one would
+    not do. ``keep_paused``: the others are not let in before ``ReleaseCut``.
     """
 
     cut: int
     checkpoint: bool
     pin: bool
-    floor: int = 0
-    within: Mapping[int, int] = field(default_factory=dict)
-    keep: bool = False
+    lowest_open_lease: int = 0
+    included_steps: Mapping[int, int] = field(default_factory=dict)
+    keep_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,7 +566,7 @@ class PhaseEntered:
 class EmitEvent:
     """Tell people what happened: a line of ``events.jsonl``, whose time is put in when it is written."""
 
-    event: PublishedEvent | TrainingStalled | PhaseEntered
+    event_name: PublishedEvent | TrainingStalled | PhaseEntered
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,13 +575,13 @@ class EndJob:
 
     Attributes:
         detail: more lines for people: the user's traceback.
-        kind: of a failure: input (the user's model, feed or data), nan, refused, crash, storage or job.
+        failure_kind: of a failure: input (the user's model, feed or data), nan, refused, crash, storage or job.
     """
 
     phase: str
     reason: str
     detail: str = ""
-    kind: str = "job"
+    failure_kind: str = "job"
 
 
 RequestAnswer = LeaseReply | WaitForWork | StopWork | Acknowledged | MayEnd

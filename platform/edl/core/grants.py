@@ -53,12 +53,12 @@ def record_heartbeat(state: JobState, worker: str, now: float) -> None:
         return
     holder = state.holders.get(worker)
     if holder is None:
-        pod = state.pods.pods.get(worker)
-        state.holders[worker] = LeaseHolder(now, starting=pod is not None and pod.building)
+        pod = state.pods.by_uid.get(worker)
+        state.holders[worker] = LeaseHolder(now, is_starting=pod is not None and pod.building)
         return
-    if holder.stepped:
-        state.patience.heard(now - holder.heard, now)
-    holder.heard = now
+    if holder.last_steps:
+        state.lease_timeouts.record_gap(now - holder.last_seen, now)
+    holder.last_seen = now
 
 
 # What holds others up comes first.
@@ -67,7 +67,7 @@ _KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION,
 
 def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -> None:
     """Answer a worker that asks for work."""
-    state.do(grant_lease(state, event.worker, event.held, now))
+    state.add_commands(grant_lease(state, event.worker, event.known_leases, now))
 
 
 def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
@@ -78,17 +78,17 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     """
     # A worker that can do nothing for the job any more ends; one that the master has yet to hear of waits. A master
     # that has just started knows neither: whoever asks may be in the middle of a lease that the journal has.
-    if state.ended:
+    if state.has_ended:
         return StopWork(f"the job is {state.phase.lower()}")
-    if not state.synced:
+    if not state.pods_synced:
         return WaitForWork("the master has just started and looks who is there")
     pods = state.pods
     if pods.has_ended(worker):
         return StopWork("the cluster says that this pod has ended")
     if not pods.is_live(worker):
         return WaitForWork("the cluster has not shown this pod yet")
-    pod = pods.pods[worker]
-    if pod.left:
+    pod = pods.by_uid[worker]
+    if pod.has_left:
         return StopWork("this worker has said goodbye")
     if not pod.has_run:
         return WaitForWork("the cluster has not shown this pod running yet")
@@ -97,14 +97,14 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
     # From here on the worker counts as heard of, whatever it gets: its leases must not expire while it waits for more.
     record_heartbeat(state, worker, now)
-    if state.stopping is not None:
+    if state.pending_stop is not None:
         return WaitForWork("the job ends: a final checkpoint is being taken")
 
     # The answer to an earlier request may have been lost after its lease was entered: the worker gets the same again.
     # Otherwise nobody would work on that range until its lease expired.
     held = state.worker_leases(worker)
     for kind, lease in held:
-        if known_leases is not None and lease.number not in known_leases and not lease.through:
+        if known_leases is not None and lease.number not in known_leases and not lease.done_steps:
             return _lease_reply(state, kind, lease)
 
     # Records that ended a worker are trained with nothing else in hand: the next end then names the one to blame.
@@ -113,7 +113,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
     # A worker that still builds its model holds what it gets for seconds, until TensorFlow is imported. While others
     # are ready it gets one range of training to begin with, and nothing that all would wait for.
-    is_slow = pod.building and bool(pods.roles[Role.WORKER].built)
+    is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
     for kind in _KIND_PRIORITY:
         if is_slow and (kind != TRAINING or held):
             continue
@@ -130,23 +130,23 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
         return None
     if kind == TRAINING:
         # A push has to reach every PS, and what they lose has to be found in a checkpoint.
-        return ledger.next(remaining_step_budget(state), worker) if is_serving_training(state) else None
+        return ledger.next_range(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
-    return ledger.next()
+    return ledger.next_range()
 
 
 def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
     """Enter a lease, in the journal first: the answer leaves the master when the entry is on disk."""
     number = state.next_lease_number()
     ledger = state.ledgers[kind]
-    is_repeated = bool(ledger.returned)  # before the entry: it takes the range out of what was returned
+    is_repeated = bool(ledger.returned_ranges)  # before the entry: it takes the range out of what was returned
     row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
-    state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
+    state.record_entry(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
-    state.holders[worker].hold(number, now)
-    state.pods.pods[worker].leased = True
+    state.holders[worker].add_lease(number, now)
+    state.pods.by_uid[worker].had_lease = True
     if is_repeated:
         index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME
         state.emit(RequeuedRecordsLeased(start=record_range.start, end=record_range.end, source=source, worker=index))
@@ -156,21 +156,21 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
 def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
     """What a worker has to know of its lease."""
     pin, step, payload = 0, state.step, None
-    if kind in (EVALUATION, METRICS) and state.round is not None:
-        pin, step = state.round.pin, state.round.step
-        payload = state.round.states if kind == METRICS else None
+    if kind in (EVALUATION, METRICS) and state.evaluation is not None:
+        pin, step = state.evaluation.pin, state.evaluation.step
+        payload = state.evaluation.states if kind == METRICS else None
     elif kind == EXPORT:
         pin = state.final_pin
         payload = {"checkpoint": state.checkpoint.cut} if state.best_restored and state.checkpoint is not None else None
     elif kind == BEST_MODEL:
         payload = evaluation_callbacks.best_write_payload(state)
-    shuffled = state.order if kind == TRAINING else None
+    shuffled = state.shuffle_order if kind == TRAINING else None
     return LeaseReply(
         lease.number,
         kind,
-        lease.work,
+        lease.record_range,
         lease.minibatch,
-        state.patience.silence_seconds,
+        state.lease_timeouts.silence_seconds,
         pin,
         step,
         payload,
@@ -182,9 +182,9 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
 
 def remaining_step_budget(state: JobState) -> int | None:
     """Steps that may still be handed out, under ``max_steps`` and without a new checkpoint; None without a limit."""
-    if state.callbacks.stopped:
+    if state.callbacks.stop_reason:
         return 0
-    limit, training, before_pause = state.settings.max_steps, state.training, steps_before_pause(state)
+    limit, training, before_pause = state.settings.max_steps, state.training_ledger, steps_before_pause(state)
     if limit is None or training is None:
         return before_pause
     left = limit - training.done_steps - training.outstanding_steps
@@ -202,7 +202,7 @@ def idle_reason(state: JobState) -> str:
         return "waiting for the parameter servers"
     if not state.is_dataset_known:
         return "waiting for the description of the data set"
-    if state.training is not None and not is_serving_training(state):
+    if state.training_ledger is not None and not is_serving_training(state):
         return "waiting for the first checkpoint"
     if state.checkpoint_failure is not None and state.checkpoint_failure.paused_at is not None:
         return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
@@ -218,13 +218,13 @@ def handle_progress_reported(state: JobState, event: ProgressReported, now: floa
     lost = tuple(steps.lease for steps in event.steps if _find_owned_lease(state, event.worker, steps.lease) is None)
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
-    state.do(Acknowledged(lost))
+    state.add_commands(Acknowledged(lost))
 
 
 def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, Lease] | None:
     """Kind and lease of a number that this worker holds and keeps."""
-    found = state.find(number)
-    if found is None or found[1].worker != worker or found[1].revoking is not None:
+    found = state.find_lease(number)
+    if found is None or found[1].worker != worker or found[1].revoke_reason is not None:
         return None
     return found
 
@@ -242,16 +242,18 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
     if holder is not None:
         holder.last_mentioned[progress.lease] = now
     if kind in STEPWISE_KINDS:
-        made = min(progress.through, lease.steps) - lease.through
+        made = min(progress.done_steps, lease.step_count) - lease.done_steps
         if made > 0:
             _credit_steps(state, worker, progress.lease, made, now)
-            loss, skipped = _loss(progress), progress.skipped or None
-            state.record(LeaseProgressed(lease=progress.lease, through=progress.through, loss=loss, skipped=skipped))
+            loss, skipped = _loss(progress), progress.skipped_records or None
+            state.record_entry(
+                LeaseProgressed(lease=progress.lease, through=progress.done_steps, loss=loss, skipped=skipped)
+            )
             _check_corrupt_limit(state)
-    elif holder is not None and progress.through > holder.through.get(progress.lease, 0):
+    elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
         # Only the whole task has a result; a worker that is lost leaves none of it.
-        made = progress.through - holder.through.get(progress.lease, 0)
-        holder.through[progress.lease] = progress.through
+        made = progress.done_steps - holder.partial_steps.get(progress.lease, 0)
+        holder.partial_steps[progress.lease] = progress.done_steps
         _credit_steps(state, worker, progress.lease, made, now)
 
 
@@ -262,17 +264,17 @@ def _loss(steps: LeaseProgress) -> float | None:
 
 def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now: float) -> None:
     holder = state.holders.get(worker)
-    pod = state.pods.pods.get(worker)
+    pod = state.pods.by_uid.get(worker)
     if pod is not None and pod.building:  # its declaration may have gone to the master before this one
         state.pods.mark_model_built(worker)
     if new_steps > 0:
-        state.stepped = now
+        state.last_step = now
     if new_steps > 0 and holder is not None:
         # Seconds a step: the time since the lease moved last, shared by the steps that came together.
-        holder.starting = False
-        state.patience.stepped((now - holder.stepped.get(lease, now)) / new_steps, now)
-        holder.stepped[lease] = now
-        holder.steps += new_steps
+        holder.is_starting = False
+        state.lease_timeouts.record_step((now - holder.last_steps.get(lease, now)) / new_steps, now)
+        holder.last_steps[lease] = now
+        holder.step_count += new_steps
     state.pods.credit_steps(Role.WORKER, new_steps)
     state.pods.credit_steps(Role.PS, new_steps)
 
@@ -282,27 +284,27 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
     record_heartbeat(state, event.worker, now)
     found = _find_owned_lease(state, event.worker, event.lease)
     if found is None:
-        state.do(Acknowledged((event.lease,)))
+        state.add_commands(Acknowledged((event.lease,)))
         return
     kind, lease = found
     if kind == TRAINING and is_ledger_frozen(state):
-        state.do(Acknowledged((event.lease,)))
+        state.add_commands(Acknowledged((event.lease,)))
         return
-    why = find_result_error(kind, lease, event.last, event.result, state.round)
+    why = find_result_error(kind, lease, event.last_progress, event.result, state.evaluation)
     if why:
-        state.do(Acknowledged(refusal=why))
+        state.add_commands(Acknowledged(refusal=why))
         return
     if kind in STEPWISE_KINDS:
-        steps = event.last or LeaseProgress(event.lease, lease.steps)
-        _credit_steps(state, event.worker, event.lease, lease.steps - lease.through, now)
-        state.record(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped or None))
-        state.crash_suspects.over(lease, lease.steps)
+        steps = event.last_progress or LeaseProgress(event.lease, lease.step_count)
+        _credit_steps(state, event.worker, event.lease, lease.step_count - lease.done_steps, now)
+        state.record_entry(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped_records or None))
+        state.crash_suspects.close_lease(lease, lease.step_count)
     else:
         _record_result(state, kind, event)
-    state.range_crashes.pop((kind, lease.work), None)  # the next evaluation has the same ranges again
+    state.range_crashes.pop((kind, lease.record_range), None)  # the next evaluation has the same ranges again
     _check_corrupt_limit(state)
     revocation.close_lease(state, event.worker, event.lease, now)
-    state.do(Acknowledged())
+    state.add_commands(Acknowledged())
 
 
 def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None) -> None:
@@ -321,31 +323,31 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
         records = sum(int(row[1]) for row in rows)
         # A data set without records is left to ``phases``, which says so.
         if records and (why := minibatch_size_error(s.minibatch, records)) is not None:
-            state.end("Failed", why, kind="input")
+            state.end_job("Failed", why, kind="input")
             return
         try:
             window = choose_window(s.shuffle, records, s.task_records, blocks) if rows else 0
         except BadInputError as error:
-            state.end("Failed", str(error), kind="input")
+            state.end_job("Failed", str(error), kind="input")
             return
         if window and blocks is not None:
-            order = ShuffleOrder.of(rows, blocks.runs, window, s.seed or 0).to_json()
+            order = ShuffleOrder.from_rows(rows, blocks.runs, window, s.seed or 0).to_json()
             training = [row for row in rows if row[1]]
     validation, prediction = parts.get("validation"), parts.get("prediction")
-    state.record(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
+    state.record_entry(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
 
 
 def _check_corrupt_limit(state: JobState) -> None:
     """No worker alone may have met more corrupt records than the job allows, and yet all together have."""
     for one_pass, found in state.counters.corrupt.items():
-        if found > state.settings.max_corrupt and not state.ended:
+        if found > state.settings.max_corrupt and not state.has_ended:
             kind, _, epoch = one_pass.partition(" ")
             where = f"epoch {int(epoch) + 1}" if kind == TRAINING else kind
             limit = state.settings.max_corrupt
             message = (
                 f"{found} corrupt records in {where}, data.max_corrupt_records allows {limit}: see the workers' logs"
             )
-            state.end("Failed", message, kind="input")
+            state.end_job("Failed", message, kind="input")
 
 
 def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
@@ -355,10 +357,10 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
         parts = dict(event.result)
         blocks = parts.pop("blocks", None)
         record_dataset(state, parts, None if blocks is None else BlockLayout.from_json(blocks))
-    elif kind == METRICS and state.round is not None:
-        evaluation = state.round
+    elif kind == METRICS and state.evaluation is not None:
+        evaluation = state.evaluation
         callbacks = evaluation_callbacks.decide_after_evaluation(state, evaluation, event.result)
-        state.record(
+        state.record_entry(
             EvaluationCompleted(
                 metrics=event.result,
                 step=evaluation.step,
@@ -369,9 +371,9 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
         )
         state.emit(EvaluationEnded(step=evaluation.step, metrics=event.result))
     else:
-        last = event.last or LeaseProgress(event.lease, 0)
-        loss, skipped = _loss(last), last.skipped or None
-        state.record(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
+        last = event.last_progress or LeaseProgress(event.lease, 0)
+        loss, skipped = _loss(last), last.skipped_records or None
+        state.record_entry(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:
         for path in state.counters.exported:
             state.emit(ModelExported(path=path, loading=state.counters.loading or None))

@@ -36,18 +36,18 @@ from edl.core.state import JobState
 
 def advance_job(state: JobState, now: float) -> None:
     """Start what is missing, begin what is due, end what is over."""
-    if state.ended or not state.synced:
+    if state.has_ended or not state.pods_synced:
         return
     parameter_servers.replace_unreachable_ps(state, now)
     scaling.reconcile_pods(state, now)
     _check_pins(state)
-    if state.stopping is None:
+    if state.pending_stop is None:
         parameter_servers.advance_handover(state, now)
         _advance_work(state, now)
     else:
         snapshots.advance_final_checkpoint(state, now)
     # Last: what a cut waited for may be settled by now.
-    if not state.ended:
+    if not state.has_ended:
         snapshots.advance_cut(state, now)
         stall.update_stall(state, now)
 
@@ -58,15 +58,15 @@ def _advance_work(state: JobState, now: float) -> None:
             state.ledgers.setdefault(DESCRIBE, single_task_ledger(DESCRIBE))
     elif state.settings.predict:
         _advance_prediction(state)
-    elif state.training is not None:
+    elif state.training_ledger is not None:
         _advance_training(state, now)
     else:
-        state.end("Failed", "the training data has no records", kind="input")
+        state.end_job("Failed", "the training data has no records", kind="input")
 
 
 def _enter_phase(state: JobState, phase: str, reason: str) -> None:
     if state.phase != phase:
-        state.record(JobPhaseChanged(name=phase, reason=reason))
+        state.record_entry(JobPhaseChanged(name=phase, reason=reason))
         state.emit(PhaseEntered(phase, reason))
 
 
@@ -74,29 +74,29 @@ def _check_pins(state: JobState) -> None:
     """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
     if not state.pods.all_ps_ready():
         return
-    pins_by_ps = [state.pins.get(ps.uid, frozenset()) for ps in state.pods.live(Role.PS)]
-    if state.round is not None and not all(state.round.pin in pins for pins in pins_by_ps):
-        state.record(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
+    pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
+    if state.evaluation is not None and not all(state.evaluation.pin in pins for pins in pins_by_ps):
+        state.record_entry(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
     if state.final_pin and not all(state.final_pin in pins for pins in pins_by_ps):
-        state.record(FinalCutPinned(cut=0))
+        state.record_entry(FinalCutPinned(cut=0))
     _unpin_unused(state, pins_by_ps)
 
 
 def _unpin_unused(state: JobState, pins_by_ps: Sequence[frozenset[int]]) -> None:
     """What nobody reads any more is not kept: each pin is a copy of all parameters."""
-    read = {state.final_pin, state.round.pin if state.round is not None else 0}
+    read = {state.final_pin, state.evaluation.pin if state.evaluation is not None else 0}
     for pin in sorted(frozenset().union(*pins_by_ps) - read):
-        state.do(Unpin(pin))
-        for uid, pins in state.pins.items():
-            state.pins[uid] = pins - {pin}
+        state.add_commands(Unpin(pin))
+        for uid, pins in state.pinned_cuts.items():
+            state.pinned_cuts[uid] = pins - {pin}
 
 
 def _advance_prediction(state: JobState) -> None:
-    main = state.main
+    main = state.main_ledger
     if main is None:
-        state.end("Failed", "there are no records to predict", kind="input")
+        state.end_job("Failed", "there are no records to predict", kind="input")
     elif main.is_finished:
-        state.end("Done", "every record is predicted")
+        state.end_job("Done", "every record is predicted")
     else:
         _enter_phase(state, "Predicting", "the data set is known")
 
@@ -104,7 +104,7 @@ def _advance_prediction(state: JobState) -> None:
 def _advance_training(state: JobState, now: float) -> None:
     snapshots.advance_save_failure(state, now)
     evaluation_callbacks.request_best_write(state)
-    if state.ended:
+    if state.has_ended:
         return
     if state.is_training_over():
         _finish_training(state, now)
@@ -119,7 +119,7 @@ def _begin_due_cut(state: JobState, now: float) -> None:
         kept = ", and a checkpoint of them" if s.durable else "; nothing is kept on disk"
         _enter_phase(state, "Training", f"the parameters are there{kept}")
     checkpoint = first or (s.durable and is_due(state.step, state.last_checkpoint, s.checkpoint_steps))
-    evaluate = bool(state.validation) and state.round is None and not first
+    evaluate = bool(state.validation) and state.evaluation is None and not first
     pin = evaluate and is_due(state.step, state.last_evaluation, s.evaluation_steps)
     checkpoint = checkpoint or (pin and s.durable and state.callbacks.keeps_best_checkpoint)
     if checkpoint or pin:
@@ -129,7 +129,7 @@ def _begin_due_cut(state: JobState, now: float) -> None:
 def _finish_training(state: JobState, now: float) -> None:
     """All records are done: a last cut, evaluation and export of it, and the end."""
     if state.final_pin == 0:
-        if state.round is None and snapshots.can_begin_cut(state, now):
+        if state.evaluation is None and snapshots.can_begin_cut(state, now):
             snapshots.begin_cut(state, checkpoint=state.settings.durable, pin=True)
         return
     if state.validation and not state.evaluated_final:
@@ -141,27 +141,27 @@ def _finish_training(state: JobState, now: float) -> None:
         _enter_phase(state, "Exporting", _end_reason(state))
         state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
     elif state.cut is None and state.callbacks.best_to_write is None:
-        state.end("Done", _end_reason(state))
+        state.end_job("Done", _end_reason(state))
 
 
 def _end_reason(state: JobState) -> str:
-    training = state.training
-    if state.callbacks.stopped and training is not None and training.waiting:
-        return state.callbacks.stopped
-    if training is not None and training.waiting:
+    training = state.training_ledger
+    if state.callbacks.stop_reason and training is not None and training.has_work:
+        return state.callbacks.stop_reason
+    if training is not None and training.has_work:
         return f"{training.done_steps} steps are done, as many as max_steps asks for"
     return "every record is done"
 
 
 def _begin_final_evaluation(state: JobState) -> None:
-    if state.round is None:
-        state.record(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
+    if state.evaluation is None:
+        state.record_entry(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
         state.emit(EvaluationStarted(step=state.step))
 
 
 def are_metrics_due(state: JobState) -> bool:
     """Whether all records of the evaluation are in and a worker should turn the sum into values."""
-    evaluation = state.round
+    evaluation = state.evaluation
     return (
         evaluation is not None
         and evaluation.ledger.is_finished
@@ -188,46 +188,46 @@ class JobStateMachine(JobState):
         Returns:
             Commands in the order in which they are to be carried out; a request gets exactly one answer among them.
         """
-        self.out = []
-        if self.ended and type(event) in _ANSWERS_AFTER_END:
+        self.pending_commands = []
+        if self.has_ended and type(event) in _ANSWERS_AFTER_END:
             return [_ANSWERS_AFTER_END[type(event)](self, event)]
         _EVENT_HANDLERS[type(event)](self, event, now)
         revocation.settle_revocations(self, now)
         if are_metrics_due(self):
             self.ledgers.setdefault(METRICS, single_task_ledger(METRICS))
         advance_job(self, now)
-        commands, self.out = self.out, []
+        commands, self.pending_commands = self.pending_commands, []
         return commands
 
-    def deadline(self, now: float) -> float:
+    def next_deadline(self, now: float) -> float:
         """When ``Tick`` should be handled at the latest, if nothing happens before."""
         if now >= self.next_holder_check:
-            times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
+            times = [holder.next_expiry(self.lease_timeouts) for holder in self.holders.values() if holder.last_steps]
             self.next_holder_check = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
         times = [self.next_holder_check]
-        refused = (backoff.until for backoff in self.pods.start_backoff.values())
+        refused = (backoff.retry_at for backoff in self.pods.start_backoff.values())
         times += [at for at in (*self.pods.relaunch_times.values(), *refused, self.cuts_blocked_until) if at > now]
-        if self.has_more_missing and not self.ended:
+        if self.has_more_missing and not self.has_ended:
             times.append(now + scaling.BATCH_DELAY_SECONDS)
-        if self.cut is not None and self.cut.holds:
+        if self.cut is not None and self.cut.may_pause_updates:
             times.append(self.cut.deadline)
-        if self.stopping is not None:
-            times.append(self.stopping.deadline)
+        if self.pending_stop is not None:
+            times.append(self.pending_stop.deadline)
         times.append(max(now, snapshots.pause_deadline(self)))
         return min(times)
 
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
         """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
-        self.out = []
-        self.record(MasterStarted(number=number))
-        commands, self.out = self.out, []
+        self.pending_commands = []
+        self.record_entry(MasterStarted(number=number))
+        commands, self.pending_commands = self.pending_commands, []
         return commands
 
     def fail_job(self, reason: str, kind: str) -> list[CoreCommand]:
         """Fail the job for a reason that was found outside."""
-        self.out = []
-        self.end("Failed", reason, kind=kind)
-        commands, self.out = self.out, []
+        self.pending_commands = []
+        self.end_job("Failed", reason, kind=kind)
+        commands, self.pending_commands = self.pending_commands, []
         return commands
 
 

@@ -38,8 +38,8 @@ PodKey = tuple[Role, int]
 class PodRequest:
     """A pod that was asked for and is not yet seen: how, and when."""
 
-    wish: PodOptions
-    at: float
+    options: PodOptions
+    requested_at: float
 
 
 @dataclass(slots=True)
@@ -47,58 +47,58 @@ class PendingPodRequests:
     """What was asked for; counted as it changes, because every event wants to know how much there is.
 
     Attributes:
-        elevated: how many of what is on its way have the higher class of a divided priority.
+        elevated_count: how many of what is on its way have the higher class of a divided priority.
         refusals: what the cluster said when it would not start a pod, until that pod starts.
         rejected_indices: of the refused ones, those that are not on their way again: the next asked for get their
             indices.
     """
 
-    elevated: int = 0
+    elevated_count: int = 0
     refusals: dict[PodKey, str] = field(default_factory=dict)
     rejected_indices: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
-    _asked: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
+    _pending: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
     """In the order in which they were last asked for."""
 
     def __contains__(self, name: PodKey) -> bool:
         """Whether a pod is on its way."""
-        return name[1] in self._asked[name[0]]
+        return name[1] in self._pending[name[0]]
 
     def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
         """Everything that is on its way."""
-        return (((role, index), asked) for role, of in self._asked.items() for index, asked in of.items())
+        return (((role, index), asked) for role, of in self._pending.items() for index, asked in of.items())
 
-    def count(self, role: Role) -> int:
+    def count_pending(self, role: Role) -> int:
         """How many of a role are on their way."""
-        return len(self._asked[role])
+        return len(self._pending[role])
 
-    def indices(self, role: Role) -> KeysView[int]:
+    def pending_indices(self, role: Role) -> KeysView[int]:
         """Which of a role are on their way."""
-        return self._asked[role].keys()
+        return self._pending[role].keys()
 
-    def ask(self, name: PodKey, options: PodOptions, now: float) -> None:
+    def add_request(self, name: PodKey, options: PodOptions, now: float) -> None:
         """A pod is asked for."""
-        self._take(name)
-        self._asked[name[0]][name[1]] = PodRequest(options, now)
-        self.elevated += options.elevated
+        self._remove_request(name)
+        self._pending[name[0]][name[1]] = PodRequest(options, now)
+        self.elevated_count += options.elevated
         self.rejected_indices[name[0]].discard(name[1])
 
     def mark_appeared(self, name: PodKey) -> bool:
         """A pod is there; whether it was on its way."""
         if self.refusals.pop(name, None) is not None:
             self.rejected_indices[name[0]].discard(name[1])
-        return self._take(name) is not None
+        return self._remove_request(name) is not None
 
-    def refused(self, name: PodKey, reason: str) -> bool:
+    def mark_refused(self, name: PodKey, reason: str) -> bool:
         """A pod was not started; whether it was on its way."""
-        if self._take(name) is None:
+        if self._remove_request(name) is None:
             return False
         self.refusals[name] = reason
         self.rejected_indices[name[0]].add(name[1])
         return True
 
-    def drop(self, name: PodKey) -> PodRequest:
+    def drop_request(self, name: PodKey) -> PodRequest:
         """A pod that is on its way is not counted on any more."""
-        asked = self._take(name)
+        asked = self._remove_request(name)
         assert asked is not None
         if name in self.refusals:
             self.rejected_indices[name[0]].add(name[1])
@@ -107,13 +107,13 @@ class PendingPodRequests:
     def clear(self) -> None:
         """Nothing is on its way."""
         for name, _ in list(self.items()):
-            self.drop(name)
+            self.drop_request(name)
 
     def overdue_requests(self, now: float) -> Iterator[PodKey]:
         """What was asked for so long ago that it is to be asked for again."""
-        for role, by_index in self._asked.items():
+        for role, by_index in self._pending.items():
             for index, asked in by_index.items():
-                if now - asked.at < REQUEST_TIMEOUT:
+                if now - asked.requested_at < REQUEST_TIMEOUT:
                     break
                 yield role, index
 
@@ -129,10 +129,10 @@ class PendingPodRequests:
                 refused.discard(index)
                 del self.refusals[role, index]
 
-    def _take(self, name: PodKey) -> PodRequest | None:
-        asked = self._asked[name[0]].pop(name[1], None)
+    def _remove_request(self, name: PodKey) -> PodRequest | None:
+        asked = self._pending[name[0]].pop(name[1], None)
         if asked is not None:
-            self.elevated -= asked.wish.elevated
+            self.elevated_count -= asked.options.elevated
         return asked
 
 
@@ -149,16 +149,16 @@ class JobPod:
         initialized: a PS that holds variables.
         building: a worker that this master saw start and that has not built its model yet: it cannot push.
         version: pushes that a PS had applied when it was last heard of.
-        asked: when a PS was last asked to listen.
+        attach_asked_at: when a PS was last asked to listen.
         loading: a PS that was told to load a checkpoint.
         stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
-        left: a worker that said goodbye.
-        leased: a worker that got work, or may have: it ran before this master did.
-        told: somebody told it to go, as the cluster said before it ended.
+        has_left: a worker that said goodbye.
+        had_lease: a worker that got work, or may have: it ran before this master did.
+        told_to_leave: somebody told it to go, as the cluster said before it ended.
         leaving_since: when this master last told it to go; it is not wanted any more.
         leaving_reason: why.
-        unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does.
-        heard: when this master last heard of a PS, or saw it first.
+        unreachable_since: since when the cluster has not heard of its node, in unix seconds; 0: it does.
+        last_seen: when this master last heard of a PS, or saw it first.
         unreachable_noticed_at: when this master first saw that the cluster does not hear of the PS's node.
         is_abandoned: a PS that was deleted: neither the cluster, nor the master, nor workers heard of it, or its
             successor waits for its end.
@@ -180,16 +180,16 @@ class JobPod:
     initialized: bool = False
     building: bool = False
     version: int = 0
-    asked: float | None = None
+    attach_asked_at: float | None = None
     loading: bool = False
     stale: bool = False
-    left: bool = False
-    leased: bool = False
-    told: bool = False
+    has_left: bool = False
+    had_lease: bool = False
+    told_to_leave: bool = False
     leaving_since: float | None = None
     leaving_reason: str = ""
-    unreachable: float = 0.0
-    heard: float = 0.0
+    unreachable_since: float = 0.0
+    last_seen: float = 0.0
     unreachable_noticed_at: float | None = None
     is_abandoned: bool = False
 
@@ -206,14 +206,14 @@ class JobPod:
     @property
     def expected_to_leave(self) -> bool:
         """Whether it was told to go, or has said goodbye."""
-        return self.told or self.left or self.leaving_since is not None
+        return self.told_to_leave or self.has_left or self.leaving_since is not None
 
     @property
-    def waiting(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether it stays and has not found a place to run yet."""
         return self.staying and not self.has_run
 
-    def see(self, status: PodStatus, *, job_ended: bool = False) -> None:
+    def update_status(self, status: PodStatus, *, job_ended: bool = False) -> None:
         """Enter what the cluster says. What it said of the cause holds until the end.
 
         Args:
@@ -224,13 +224,13 @@ class JobPod:
         leaving_expected = job_ended or self.role is not Role.WORKER or self.expected_to_leave
         reported = reported_state(replace(status, cause=self.cause), leaving_expected=leaving_expected)
         self.state = next_state(self.state, reported)
-        self.told = self.told or self.state is PodState.LEAVING
+        self.told_to_leave = self.told_to_leave or self.state is PodState.LEAVING
         self.has_run = self.has_run or status.phase is PodPhase.RUNNING or status.exit_code is not None
         self.pid, self.node = status.pid or self.pid, status.node or self.node
         self.reason, self.exit_code, self.message = status.reason or self.reason, status.exit_code, status.message
-        self.elevated, self.unreachable = self.elevated or status.elevated, status.unreachable_since
+        self.elevated, self.unreachable_since = self.elevated or status.elevated, status.unreachable_since
 
-    def why(self) -> str:
+    def describe_end(self) -> str:
         """Why it is going or gone, for people."""
         return self.leaving_reason or self._cause_text() or self.reason or self.state.value
 
@@ -247,29 +247,29 @@ class PodIndex:
     Attributes:
         live: they have not ended.
         staying: of them, those that nobody told to go.
-        waiting: of these, those that have found no place to run yet.
+        pending: of these, those that have found no place to run yet.
         elevated: of those that stay, those with the higher class of a divided priority.
-        built: of the live ones, those that run and are not building their model.
-        told: of the live ones, those that this master told to go, in the order in which they last were.
+        model_built: of the live ones, those that run and are not building their model.
+        told_to_leave: of the live ones, those that this master told to go, in the order in which they last were.
     """
 
     live: dict[str, JobPod] = field(default_factory=dict)
     staying: dict[str, JobPod] = field(default_factory=dict)
-    waiting: dict[str, JobPod] = field(default_factory=dict)
+    pending: dict[str, JobPod] = field(default_factory=dict)
     elevated: dict[str, JobPod] = field(default_factory=dict)
-    built: dict[str, JobPod] = field(default_factory=dict)
-    told: dict[str, JobPod] = field(default_factory=dict)
+    model_built: dict[str, JobPod] = field(default_factory=dict)
+    told_to_leave: dict[str, JobPod] = field(default_factory=dict)
 
-    def enter(self, pod: JobPod) -> None:
+    def update_pod(self, pod: JobPod) -> None:
         """A pod is new, or has changed."""
         live, staying = pod.live, pod.staying
         for group, belongs in (
             (self.live, live),
             (self.staying, staying),
-            (self.waiting, staying and not pod.has_run),
+            (self.pending, staying and not pod.has_run),
             (self.elevated, staying and pod.elevated),
-            (self.built, live and pod.has_run and not pod.building),
-            (self.told, live and pod.leaving_since is not None),
+            (self.model_built, live and pod.has_run and not pod.building),
+            (self.told_to_leave, live and pod.leaving_since is not None),
         ):
             if belongs:
                 group[pod.uid] = pod
@@ -279,20 +279,20 @@ class PodIndex:
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
         pod.leaving_since, pod.leaving_reason = now, reason
-        self.told.pop(pod.uid, None)
-        self.enter(pod)
+        self.told_to_leave.pop(pod.uid, None)
+        self.update_pod(pod)
 
     def told_to_leave_before(self, time: float) -> Iterator[JobPod]:
         """Those that were last told to go at or before a time and have not gone."""
-        for pod in self.told.values():
+        for pod in self.told_to_leave.values():
             if pod.leaving_since is None or pod.leaving_since > time:
                 return
             yield pod
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """How many stay and have found a place to run."""
-        return len(self.staying) - len(self.waiting)
+        return len(self.staying) - len(self.pending)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -307,26 +307,26 @@ class StartBackoff:
     """Twice as long after each round of refusals, until a pod of the role starts.
 
     Attributes:
-        rounds: of refusals since the last success; refusals within one count once.
-        until: nothing is asked for before.
+        refusal_rounds: of refusals since the last success; refusals within one count once.
+        retry_at: nothing is asked for before.
     """
 
-    rounds: int = 0
-    until: float = float("-inf")
+    refusal_rounds: int = 0
+    retry_at: float = float("-inf")
 
-    def refused(self, now: float) -> bool:
+    def record_refusal(self, now: float) -> bool:
         """The cluster would not start a pod; whether this is the first refusal of its round."""
-        if now < self.until:
+        if now < self.retry_at:
             return False
-        self.rounds += 1
-        self.until = now + _REFUSAL_BACKOFF.delay(self.rounds)
+        self.refusal_rounds += 1
+        self.retry_at = now + _REFUSAL_BACKOFF.delay(self.refusal_rounds)
         return True
 
-    def limit(self, now: float) -> int | None:
+    def start_limit(self, now: float) -> int | None:
         """How many may be asked for: one to try with while refusals last; None: as many as are missing."""
-        if not self.rounds:
+        if not self.refusal_rounds:
             return None
-        return 1 if now >= self.until else 0
+        return 1 if now >= self.retry_at else 0
 
 
 _UNLIMITED = 1 << 31
@@ -338,154 +338,154 @@ class JobPods:
 
     Attributes:
         next_worker_index: index of the next worker; survives the master.
-        workers: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
+        worker_indices: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
         leaving_workers: of them, those that were told to go by a master, or ended with the run before it was resumed:
             they are not lost; survives the master.
         parameter_holders: uid of the PS that holds the parameters of each index; survives the master.
         handed_over_ps: index of each PS, by uid, whose parameters are in the cut that updates are held after;
             survives the master.
-        memory: what workers that are asked for now get; survives the master.
-        built: uids of workers that have built their model, also if the cluster has not shown yet that they run.
-        asked: pods asked for and not yet seen, or refused.
+        worker_memory: what workers that are asked for now get; survives the master.
+        built_workers: uids of workers that have built their model, also if the cluster has not shown yet that they run.
+        requests: pods asked for and not yet seen, or refused.
         relaunch_times: when a role may be asked for again.
         start_backoff: the same, after refusals.
-        crashes: of pods of a role, that no work has made good for.
-        steps: that have not made good for a crash yet, by role.
-        roles: the pods that have not ended, by what they are.
-        born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
-            older leases may be older than what they reached.
+        crash_counts: of pods of a role, that no work has made good for.
+        steps_since_crash: that have not made good for a crash yet, by role.
+        by_role: the pods that have not ended, by what they are.
+        restore_lease: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What
+            it says of older leases may be older than what they reached.
         update_offsets: by uid of a PS, what ``balance`` adds to the steps done; survives the master.
-        measured: uid of the PS of each index that the newest cut was measured with; survives the master.
+        measured_ps: uid of the PS of each index that the newest cut was measured with; survives the master.
     """
 
-    ps: int
+    ps_count: int
     next_worker_index: int = 0
-    workers: dict[str, int] = field(default_factory=dict)
+    worker_indices: dict[str, int] = field(default_factory=dict)
     leaving_workers: set[str] = field(default_factory=set)
     parameter_holders: dict[int, str] = field(default_factory=dict)
     handed_over_ps: dict[str, int] = field(default_factory=dict)
-    memory: MemoryRaise = NO_MEMORY_RAISE
-    born: dict[str, int] = field(default_factory=dict)
+    worker_memory: MemoryRaise = NO_MEMORY_RAISE
+    restore_lease: dict[str, int] = field(default_factory=dict)
     update_offsets: dict[str, int] = field(default_factory=dict)
-    measured: dict[int, str] = field(default_factory=dict)
-    built: set[str] = field(default_factory=set)
-    pods: dict[str, JobPod] = field(default_factory=dict)
-    asked: PendingPodRequests = field(default_factory=PendingPodRequests)
-    roles: dict[Role, PodIndex] = field(default_factory=lambda: {role: PodIndex() for role in Role})
+    measured_ps: dict[int, str] = field(default_factory=dict)
+    built_workers: set[str] = field(default_factory=set)
+    by_uid: dict[str, JobPod] = field(default_factory=dict)
+    requests: PendingPodRequests = field(default_factory=PendingPodRequests)
+    by_role: dict[Role, PodIndex] = field(default_factory=lambda: {role: PodIndex() for role in Role})
     relaunch_times: dict[Role, float] = field(default_factory=dict)
     start_backoff: dict[Role, StartBackoff] = field(default_factory=lambda: {role: StartBackoff() for role in Role})
-    crashes: dict[Role, int] = field(default_factory=dict)
-    steps: dict[Role, int] = field(default_factory=dict)
+    crash_counts: dict[Role, int] = field(default_factory=dict)
+    steps_since_crash: dict[Role, int] = field(default_factory=dict)
 
-    def live(self, role: Role) -> list[JobPod]:
+    def live_pods(self, role: Role) -> list[JobPod]:
         """Pods of a role that have not ended, by index."""
-        return sorted(self.roles[role].live.values(), key=lambda p: p.index)
+        return sorted(self.by_role[role].live.values(), key=lambda p: p.index)
 
-    def staying(self, role: Role) -> list[JobPod]:
+    def staying_pods(self, role: Role) -> list[JobPod]:
         """Pods of a role that have not ended and that nobody told to go, by index."""
-        return sorted(self.roles[role].staying.values(), key=lambda p: p.index)
+        return sorted(self.by_role[role].staying.values(), key=lambda p: p.index)
 
-    def waiting(self, role: Role) -> list[JobPod]:
+    def pending_pods(self, role: Role) -> list[JobPod]:
         """Those of them that have found no place to run yet."""
-        return sorted(self.roles[role].waiting.values(), key=lambda p: p.index)
+        return sorted(self.by_role[role].pending.values(), key=lambda p: p.index)
 
     @property
     def refusals(self) -> dict[PodKey, str]:
         """What the cluster said when it would not start a pod; the next one asked for gets the same index."""
-        return self.asked.refusals
+        return self.requests.refusals
 
     def is_live(self, uid: str) -> bool:
         """Whether a pod is known and has not ended."""
-        return uid in self.pods and self.pods[uid].live
+        return uid in self.by_uid and self.by_uid[uid].live
 
     def index_of(self, uid: str) -> int | None:
         """By which people know a pod; None: the cluster has never shown it."""
-        return self.pods[uid].index if uid in self.pods else None
+        return self.by_uid[uid].index if uid in self.by_uid else None
 
     def has_ended(self, uid: str) -> bool:
         """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
-        return uid in self.pods and not self.pods[uid].live
+        return uid in self.by_uid and not self.by_uid[uid].live
 
     # ------------------------------------------------------------------ what the cluster says
 
-    def see(self, status: PodStatus, *, job_ended: bool = False) -> tuple[JobPod, PodState]:
+    def update_pod(self, status: PodStatus, *, job_ended: bool = False) -> tuple[JobPod, PodState]:
         """Enter what the cluster says; returns the pod and its state before. ``job_ended``: the job has ended."""
-        pod = self.pods.get(status.uid)
+        pod = self.by_uid.get(status.uid)
         if pod is None:
-            pod = self.pods[status.uid] = JobPod(status.uid, status.role, status.index, PodState.ASKED)
+            pod = self.by_uid[status.uid] = JobPod(status.uid, status.role, status.index, PodState.ASKED)
             if status.role is Role.WORKER:
                 self.next_worker_index = max(self.next_worker_index, status.index + 1)
         before = pod.state
-        pod.see(status, job_ended=job_ended)
-        self.roles[pod.role].enter(pod)
-        if self.asked.mark_appeared((status.role, status.index)):  # the cluster takes pods of its role again
+        pod.update_status(status, job_ended=job_ended)
+        self.by_role[pod.role].update_pod(pod)
+        if self.requests.mark_appeared((status.role, status.index)):  # the cluster takes pods of its role again
             self.start_backoff[status.role] = StartBackoff()
         return pod, before
 
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
-        self.roles[pod.role].mark_leaving(pod, reason, now)
+        self.by_role[pod.role].mark_leaving(pod, reason, now)
 
     def mark_building(self, pod: JobPod) -> None:
         """A worker was seen to start: it builds its model, unless it has told of that before."""
-        pod.building = pod.uid not in self.built
-        self.roles[pod.role].enter(pod)
+        pod.building = pod.uid not in self.built_workers
+        self.by_role[pod.role].update_pod(pod)
 
     def mark_model_built(self, uid: str) -> None:
         """A worker has built its model."""
-        self.built.add(uid)
-        if pod := self.pods.get(uid):
+        self.built_workers.add(uid)
+        if pod := self.by_uid.get(uid):
             pod.building = False
-            self.roles[pod.role].enter(pod)
+            self.by_role[pod.role].update_pod(pod)
 
-    def refused(self, role: Role, index: int, reason: str, now: float) -> bool:
+    def record_start_refusal(self, role: Role, index: int, reason: str, now: float) -> bool:
         """The cluster would not start a pod now; whether this is the first refusal of its round."""
-        return self.asked.refused((role, index), reason) and self.start_backoff[role].refused(now)
+        return self.requests.mark_refused((role, index), reason) and self.start_backoff[role].record_refusal(now)
 
     # ------------------------------------------------------------------ what is wanted
 
-    def missing(self, workers: int, now: float, limit: int = _UNLIMITED) -> list[PodKey]:
+    def missing_pods(self, workers: int, now: float, limit: int = _UNLIMITED) -> list[PodKey]:
         """What is to be asked for, ``limit`` of it, so that there are all PS and so many workers that stay."""
         ps = self._missing_ps()[: min(limit, self._start_allowance(Role.PS, now))]
         new_workers = self._missing_workers(workers, min(limit - len(ps), self._start_allowance(Role.WORKER, now)))
         return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in new_workers)]
 
     def _missing_ps(self) -> list[int]:
-        present = {p.index for p in self.roles[Role.PS].live.values()} | self.asked.indices(Role.PS)
-        return [index for index in range(self.ps) if index not in present]
+        present = {p.index for p in self.by_role[Role.PS].live.values()} | self.requests.pending_indices(Role.PS)
+        return [index for index in range(self.ps_count) if index not in present]
 
     def _missing_workers(self, workers: int, limit: int) -> list[int]:
         """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
         count = max(0, workers - self.count_expected_workers())
-        self.asked.trim_rejected(Role.WORKER, count)
+        self.requests.trim_rejected(Role.WORKER, count)
         count = min(count, limit)
-        refused = self.asked.lowest_rejected(Role.WORKER, count)
+        refused = self.requests.lowest_rejected(Role.WORKER, count)
         return [*refused, *(self.next_worker_index + i for i in range(count - len(refused)))]
 
     def count_expected_workers(self) -> int:
         """Workers that stay or are asked for."""
-        return len(self.roles[Role.WORKER].staying) + self.asked.count(Role.WORKER)
+        return len(self.by_role[Role.WORKER].staying) + self.requests.count_pending(Role.WORKER)
 
     def _start_allowance(self, role: Role, now: float) -> int:
         """How many of a role may be asked for now."""
         if now < self.relaunch_times.get(role, 0.0):
             return 0
-        limit = self.start_backoff[role].limit(now)
-        return _UNLIMITED if limit is None else max(0, limit - self.asked.count(role))
+        limit = self.start_backoff[role].start_limit(now)
+        return _UNLIMITED if limit is None else max(0, limit - self.requests.count_pending(role))
 
-    def ask(self, role: Role, index: int, now: float, options: PodOptions = DEFAULT_OPTIONS) -> None:
+    def request_pod(self, role: Role, index: int, now: float, options: PodOptions = DEFAULT_OPTIONS) -> None:
         """Remember that a pod was asked for."""
-        self.asked.ask((role, index), options, now)
+        self.requests.add_request((role, index), options, now)
         if role is Role.WORKER:
             self.next_worker_index = max(self.next_worker_index, index + 1)
 
-    def elevated(self) -> int:
+    def count_elevated(self) -> int:
         """Workers that stay or are asked for with the higher class of a divided priority."""
-        return len(self.roles[Role.WORKER].elevated) + self.asked.elevated
+        return len(self.by_role[Role.WORKER].elevated) + self.requests.elevated_count
 
     # ------------------------------------------------------------------ ends and work
 
-    def ended(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
+    def record_lost_pod(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
         """A pod ended while it was needed: whether the job goes on, and why.
 
         ``crashed``: it counts as a crash; by default if it ended with an error.
@@ -493,26 +493,26 @@ class JobPods:
         if crashed is None:
             crashed = pod.state is PodState.CRASHED
         if crashed:
-            self.crashes[pod.role] = self.crashes.get(pod.role, 0) + 1
-        decision = decide_relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
+            self.crash_counts[pod.role] = self.crash_counts.get(pod.role, 0) + 1
+        decision = decide_relaunch(pod.state, self.crash_counts.get(pod.role, 0), crashed=crashed)
         if decision.value is not None:
             self.relaunch_times[pod.role] = now + decision.value
         return decision.value is not None, decision.reason
 
     def credit_steps(self, role: Role, steps: int) -> None:
         """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""
-        if not self.crashes.get(role):
+        if not self.crash_counts.get(role):
             return
-        forgiven, self.steps[role] = divmod(self.steps.get(role, 0) + steps, STEPS_PER_CRASH)
+        forgiven, self.steps_since_crash[role] = divmod(self.steps_since_crash.get(role, 0) + steps, STEPS_PER_CRASH)
         self.forgive_crashes(role, forgiven)
 
     def forgive_crashes(self, role: Role, crashes: int) -> None:
         """So many crashes no longer count."""
-        self.crashes[role] = max(0, self.crashes.get(role, 0) - crashes)
-        if not self.crashes[role]:
-            self.steps.pop(role, None)
+        self.crash_counts[role] = max(0, self.crash_counts.get(role, 0) - crashes)
+        if not self.crash_counts[role]:
+            self.steps_since_crash.pop(role, None)
 
     def all_ps_ready(self) -> bool:
         """Whether every PS is there, listens to this master and holds variables."""
-        live = self.roles[Role.PS].live
-        return len(live) == self.ps and all(p.attached and p.initialized for p in live.values())
+        live = self.by_role[Role.PS].live
+        return len(live) == self.ps_count and all(p.attached and p.initialized for p in live.values())

@@ -31,23 +31,23 @@ class LeaseTimeouts:
     """What silences and steps took lately, in seconds: decaying maxima, because expiry must not hit the tail."""
 
     max_gap: float = 0.4
-    step: float = 0.0
+    max_step: float = 0.0
     decayed_at: float | None = None
 
-    def heard(self, gap: float, now: float) -> None:
+    def record_gap(self, gap: float, now: float) -> None:
         """A holder spoke again after ``gap`` seconds."""
         self._decay(now)
         self.max_gap = max(gap, self.max_gap)
 
-    def stepped(self, seconds: float, now: float) -> None:
+    def record_step(self, seconds: float, now: float) -> None:
         """A step, or the smallest unit of a task that is reported, took so long."""
         self._decay(now)
-        self.step = max(seconds, self.step)
+        self.max_step = max(seconds, self.max_step)
 
     def _decay(self, now: float) -> None:
         if self.decayed_at is not None and now > self.decayed_at:
             left = _DECAY_PER_SECOND ** (now - self.decayed_at)
-            self.max_gap, self.step = self.max_gap * left, self.step * left
+            self.max_gap, self.max_step = self.max_gap * left, self.max_step * left
         self.decayed_at = now
 
     @property
@@ -56,9 +56,9 @@ class LeaseTimeouts:
         return min(max(self.max_gap * SILENCE_FACTOR, SILENCE_FLOOR), SILENCE_CEILING)
 
     @property
-    def stuck(self) -> float:
+    def stuck_seconds(self) -> float:
         """Seconds without a step after which a lease is taken back though its holder speaks."""
-        return max(self.step * STUCK_FACTOR, STUCK_FLOOR) if self.step else STUCK_FIRST
+        return max(self.max_step * STUCK_FACTOR, STUCK_FLOOR) if self.max_step else STUCK_FIRST
 
 
 @dataclass(slots=True)
@@ -67,62 +67,62 @@ class LeaseHolder:
 
     Attributes:
         last_mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
-        through: steps of leases of which only the whole counts.
-        starting: it began under this master, and has made no step yet.
-        steps: that it has made, of whatever it held.
+        partial_steps: steps of leases of which only the whole counts.
+        is_starting: it began under this master, and has made no step yet.
+        step_count: that it has made, of whatever it held.
     """
 
-    heard: float
-    stepped: dict[int, float] = field(default_factory=dict)
+    last_seen: float
+    last_steps: dict[int, float] = field(default_factory=dict)
     last_mentioned: dict[int, float] = field(default_factory=dict)
-    through: dict[int, int] = field(default_factory=dict)
-    steps: int = 0
-    starting: bool = False
+    partial_steps: dict[int, int] = field(default_factory=dict)
+    step_count: int = 0
+    is_starting: bool = False
 
     def excuse_silence(self, seconds: float, now: float) -> None:
         """So much of its silence was not its own."""
-        self.heard = min(now, self.heard + seconds)
-        for moments in (self.stepped, self.last_mentioned):
+        self.last_seen = min(now, self.last_seen + seconds)
+        for moments in (self.last_steps, self.last_mentioned):
             for lease, moment in moments.items():
                 moments[lease] = min(now, moment + seconds)
 
     def silence_limit(self, timeouts: LeaseTimeouts) -> float:
         """Seconds without a word after which its leases are taken back."""
-        return max(timeouts.silence_seconds, STARTING_SILENCE) if self.starting else timeouts.silence_seconds
+        return max(timeouts.silence_seconds, STARTING_SILENCE) if self.is_starting else timeouts.silence_seconds
 
-    def hold(self, lease: int, now: float) -> None:
+    def add_lease(self, lease: int, now: float) -> None:
         """It has this lease from now on."""
-        self.stepped[lease] = self.last_mentioned[lease] = now
+        self.last_steps[lease] = self.last_mentioned[lease] = now
 
-    def drop(self, lease: int, now: float | None = None) -> None:
+    def drop_lease(self, lease: int, now: float | None = None) -> None:
         """It has this lease no more; the one after it is its current one from ``now`` on."""
-        self.stepped.pop(lease, None)
+        self.last_steps.pop(lease, None)
         self.last_mentioned.pop(lease, None)
-        self.through.pop(lease, None)
-        if now is not None and self.stepped:
-            self.stepped[min(self.stepped)] = now
+        self.partial_steps.pop(lease, None)
+        if now is not None and self.last_steps:
+            self.last_steps[min(self.last_steps)] = now
 
-    def unknown(self, timeouts: LeaseTimeouts) -> list[int]:
+    def find_unknown_leases(self, timeouts: LeaseTimeouts) -> list[int]:
         """Leases that the worker does not speak of though it speaks: it never heard of them."""
-        latest = self.heard - self.silence_limit(timeouts)
+        latest = self.last_seen - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
     def find_expired_leases(self, now: float, timeouts: LeaseTimeouts) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
-        silent = now - self.heard
+        silent = now - self.last_seen
         if silent >= self.silence_limit(timeouts):
-            return dict.fromkeys(self.stepped, f"no word from the worker for {silent:.1f} s")
-        if self.stepped:
-            current = min(self.stepped)
-            idle = now - self.stepped[current]
-            if idle >= timeouts.stuck:
+            return dict.fromkeys(self.last_steps, f"no word from the worker for {silent:.1f} s")
+        if self.last_steps:
+            current = min(self.last_steps)
+            idle = now - self.last_steps[current]
+            if idle >= timeouts.stuck_seconds:
                 return {current: f"no step for {idle:.0f} s"}
         return {}
 
-    def deadline(self, timeouts: LeaseTimeouts) -> float:
+    def next_expiry(self, timeouts: LeaseTimeouts) -> float:
         """The earliest time at which ``expired`` can say something."""
-        first = self.stepped[min(self.stepped)] + timeouts.stuck
-        return min(self.heard + self.silence_limit(timeouts), first)
+        first = self.last_steps[min(self.last_steps)] + timeouts.stuck_seconds
+        return min(self.last_seen + self.silence_limit(timeouts), first)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ class LeaseRevocation:
     """The training leases of one worker, taken back together.
 
     Attributes:
-        waiting: uids of PS that have not answered.
-        answers: what the others said: steps applied, by lease.
-        first: the first step of each lease that they let in since they began, or went back to a checkpoint.
+        waiting_ps: uids of PS that have not answered.
+        applied_steps: what the others said: steps applied, by lease.
+        first_steps: the first step of each lease that they let in since they began, or went back to a checkpoint.
         in_flight: whether a minibatch may have been in the worker's hands and is computed in vain.
         crashed: whether the worker ended by an error of its own.
     """
@@ -146,48 +146,50 @@ class LeaseRevocation:
     reason: str
     in_flight: bool
     crashed: bool = False
-    waiting: set[str] = field(default_factory=set)
-    answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
-    first: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    waiting_ps: set[str] = field(default_factory=set)
+    applied_steps: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    first_steps: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_row(self) -> list[Any]:
         """What the journal keeps: who is waited for is found again by looking."""
         return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> LeaseRevocation:
+    def from_row(cls, row: Sequence[Any]) -> LeaseRevocation:
         """A revocation that nobody has been asked about yet, from its row."""
         worker, leases, reason, in_flight, crashed = row
         return cls(worker, tuple(leases), reason, in_flight, crashed)
 
-    def begin(self, leases: Mapping[int, Lease]) -> bool:
+    def mark_leases(self, leases: Mapping[int, Lease]) -> bool:
         """Take the leases back that are held; whether there are any.
 
         Journals may name others: masters have entered leases that were on their way back already, or done since.
         """
-        held = (number for number in self.leases if number in leases and leases[number].revoking is None)
+        held = (number for number in self.leases if number in leases and leases[number].revoke_reason is None)
         self.leases = tuple(held)
         for number in self.leases:
-            leases[number].revoking = self.reason
+            leases[number].revoke_reason = self.reason
         return bool(self.leases)
 
-    def answered(self, ps: str, applied_steps: Mapping[int, int], first_steps: Mapping[int, int] | None = None) -> None:
+    def record_answer(
+        self, ps: str, applied_steps: Mapping[int, int], first_steps: Mapping[int, int] | None = None
+    ) -> None:
         """A PS refuses the leases from now on and says what it applied."""
-        if ps in self.waiting and all(number in applied_steps for number in self.leases):
-            self.waiting.discard(ps)
-            self.answers[ps], self.first[ps] = applied_steps, first_steps or {}
+        if ps in self.waiting_ps and all(number in applied_steps for number in self.leases):
+            self.waiting_ps.discard(ps)
+            self.applied_steps[ps], self.first_steps[ps] = applied_steps, first_steps or {}
 
-    def lost(self, ps: str) -> None:
+    def drop_ps(self, ps: str) -> None:
         """A PS that will never answer."""
-        self.waiting.discard(ps)
-        self.answers.pop(ps, None)
-        self.first.pop(ps, None)
+        self.waiting_ps.discard(ps)
+        self.applied_steps.pop(ps, None)
+        self.first_steps.pop(ps, None)
 
-    def let_in(self, lease: int, done_steps: int) -> dict[str, int]:
+    def admitted_steps(self, lease: int, done_steps: int) -> dict[str, int]:
         """How many steps of a lease, from ``done_steps`` on, each PS let in; without those that let in none."""
         found = {}
-        for ps, first in self.first.items():
-            if lease in first and (steps := self.answers[ps][lease] - max(done_steps, first[lease])) > 0:
+        for ps, first in self.first_steps.items():
+            if lease in first and (steps := self.applied_steps[ps][lease] - max(done_steps, first[lease])) > 0:
                 found[ps] = steps
         return found
 
@@ -206,15 +208,15 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
         if lease is None:  # closed by other means
             continue
         # No more than it has: a worker can push a step that is beyond its end.
-        reported_steps = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
-        applied_steps = [max(steps, lease.through) for steps in reported_steps] or [lease.through]
+        reported_steps = [min(applied[number], lease.step_count) for applied in revocation.applied_steps.values()]
+        applied_steps = [max(steps, lease.done_steps) for steps in reported_steps] or [lease.done_steps]
         low, high = min(applied_steps), max(applied_steps)
         repeated = 0
-        if low < lease.steps and (in_flight or high > low):
-            repeated = lease.position(max(high, low + 1)) - lease.position(low)
+        if low < lease.step_count and (in_flight or high > low):
+            repeated = lease.record_after_steps(max(high, low + 1)) - lease.record_after_steps(low)
             in_flight = False
         # Steps that only some PS let in are pushed again under another number; each of them counts them twice then.
-        extra = revocation.let_in(number, low) or None
+        extra = revocation.admitted_steps(number, low) or None
         settlements.append(LeaseReturned(lease=number, through=low, partial=high - low, repeated=repeated, extra=extra))
     return settlements
 
@@ -261,19 +263,19 @@ class CrashSuspects:
         """Whether a range, or a part of it, was in the hands of a worker that crashed."""
         return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
 
-    def over(self, lease: Lease, done_steps: int) -> None:
+    def close_lease(self, lease: Lease, done_steps: int) -> None:
         """A lease is over after so many steps: nothing of what they cover is suspect any more."""
         self.one_by_one_leases.discard(lease.number)
-        self.clear(lease.work.split(lease.position(done_steps))[0])
+        self.clear_range(lease.record_range.split(lease.record_after_steps(done_steps))[0])
 
-    def clear(self, work: RecordRange) -> None:
+    def clear_range(self, work: RecordRange) -> None:
         """A range is done, or set aside."""
         if not self.is_suspect(work):
             return
         parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
         self.suspect_ranges = [part for part in parts if part.records]
 
-    def crashed(self, leases: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
+    def record_crash(self, leases: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
         """A worker crashed, or ended without a word.
 
         Args:
@@ -282,7 +284,7 @@ class CrashSuspects:
         Returns:
             The minibatch that is guilty, if that is certain now, and how often workers ended with it.
         """
-        begun = [(lease, through) for lease, through in leases if through < lease.steps]
+        begun = [(lease, through) for lease, through in leases if through < lease.step_count]
         if not begun:
             return None
         is_one_by_one = begun[0][0].number in self.one_by_one_leases
@@ -292,8 +294,8 @@ class CrashSuspects:
         for each in near:
             counts[each] = counts.get(each, 0) + 1
         for lease, through in begun:
-            rest = lease.work.split(lease.position(through))[1]
-            self.clear(rest)
+            rest = lease.record_range.split(lease.record_after_steps(through))[1]
+            self.clear_range(rest)
             self.suspect_ranges.append(rest)
         certain = self.certain_crashes.get(at_work, 0)
         count = certain + self.possible_crashes.get(at_work, 0)
@@ -303,8 +305,13 @@ class CrashSuspects:
 def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
     """The minibatches that are not in, as their worker takes them."""
     for lease, through in held:
-        for step in range(through, lease.steps):
-            yield RecordRange(lease.work.epoch, lease.work.source, lease.position(step), lease.position(step + 1))
+        for step in range(through, lease.step_count):
+            yield RecordRange(
+                lease.record_range.epoch,
+                lease.record_range.source,
+                lease.record_after_steps(step),
+                lease.record_after_steps(step + 1),
+            )
 
 
 def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:

@@ -6,7 +6,7 @@ worker that began it as long as there is other work for others), *leased*, or *d
 user's rule is *quarantined*. Ranges move between these places and are cut in two, and nothing else: what is dropped
 nowhere is never lost, and ranges that never overlap are never done twice.
 
-The methods that change a ledger are called from ``JobState.apply`` only, live and in replay alike.
+The methods that change a ledger are called from ``JobState.apply_entry`` only, live and in replay alike.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ class Lease:
         number: unique over the run, increasing.
         minibatch: records a step; step k covers ``[start + k * minibatch, ...)``, the last may be shorter.
         worker: uid of the holder's pod.
-        through: steps ``0 .. through - 1`` are done.
-        revoking: why it is being taken back, in whatever words its worker gave, perhaps none; None while it is held.
+        done_steps: steps ``0 .. through - 1`` are done.
+        revoke_reason: why it is being taken back, in whatever words its worker gave, perhaps none; None while it is
+            held.
     """
 
     number: int
-    work: RecordRange
+    record_range: RecordRange
     minibatch: int
     worker: str
-    through: int = 0
-    revoking: str | None = None
+    done_steps: int = 0
+    revoke_reason: str | None = None
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Steps in the whole range."""
-        return -(-self.work.records // self.minibatch)
+        return -(-self.record_range.records // self.minibatch)
 
-    def position(self, done_steps: int) -> int:
+    def record_after_steps(self, done_steps: int) -> int:
         """First record that is not done after ``done_steps`` steps."""
-        return min(self.work.start + done_steps * self.minibatch, self.work.end)
+        return min(self.record_range.start + done_steps * self.minibatch, self.record_range.end)
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Ledger:
 
     Attributes:
         lease_records: records of a lease; 0: a lease is a whole shard of the plan.
-        begun: rests of shards, by the epoch, source and record that they start at.
+        shard_rests: rests of shards, by the epoch, source and record that they start at.
     """
 
     plan: ShardPlan
@@ -62,50 +63,50 @@ class Ledger:
     minibatch: int
     lease_records: int = 0
     epoch: int = 0
-    index: int = 0
-    returned: deque[RecordRange] = field(default_factory=deque)
-    begun: dict[tuple[int, str, int], RecordRange] = field(default_factory=dict)
+    shard_index: int = 0
+    returned_ranges: deque[RecordRange] = field(default_factory=deque)
+    shard_rests: dict[tuple[int, str, int], RecordRange] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     done_records: int = 0
     done_steps: int = 0
-    quarantined: list[RecordRange] = field(default_factory=list)
+    quarantined_ranges: list[RecordRange] = field(default_factory=list)
     outstanding_steps: int = 0
     """Steps that are leased and not done; kept, because every question for work asks for it when steps are limited."""
-    _held: dict[str, dict[int, Lease]] = field(default_factory=dict)
+    _leases_by_worker: dict[str, dict[int, Lease]] = field(default_factory=dict)
     """The leases by worker, for the same reason: a thousand workers hold two each."""
 
     def __post_init__(self) -> None:
-        if not self.plan.count:
+        if not self.plan.shard_count:
             self.epoch = self.epochs
 
     @property
-    def total(self) -> int:
+    def total_records(self) -> int:
         """Records of all epochs; of a run that had got further when it was given fewer, all that it is to have done."""
-        if (self.epoch, self.index) <= (self.epochs, 0):
+        if (self.epoch, self.shard_index) <= (self.epochs, 0):
             return self.plan.records * self.epochs
         handed_out = self.plan.records * self.epoch + self._count_reached_records()
-        back = (*self.returned, *self.begun.values())
+        back = (*self.returned_ranges, *self.shard_rests.values())
         return handed_out - sum(work.records for work in back if work.epoch >= self.epochs)
 
     @property
-    def waiting(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something to lease."""
-        return self.epoch < self.epochs or self._due() is not None or self._rest() is not None
+        return self.epoch < self.epochs or self._returned_range() is not None or self._first_rest() is not None
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing is planned, returned or leased."""
-        return not self.waiting and not self.leases
+        return not self.has_work and not self.leases
 
     def oldest_lease(self) -> int | None:
         """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
         return next(iter(self.leases), None)
 
-    def held(self, worker: str) -> Collection[Lease]:
+    def worker_leases(self, worker: str) -> Collection[Lease]:
         """The leases of one worker, oldest first."""
-        return self._held.get(worker, _NO_LEASES).values()
+        return self._leases_by_worker.get(worker, _NO_LEASES).values()
 
-    def next(self, max_steps: int | None = None, worker: str = "") -> RecordRange | None:
+    def next_range(self, max_steps: int | None = None, worker: str = "") -> RecordRange | None:
         """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing.
 
         Args:
@@ -115,120 +116,123 @@ class Ledger:
         if max_steps is not None and max_steps <= 0:
             return None
         work = (
-            self._due()
+            self._returned_range()
             or self._continued_rest(worker)
-            or self._rest(self.epoch)
+            or self._first_rest(self.epoch)
             or self._planned_range()
-            or self._rest()
+            or self._first_rest()
         )
         if work is None:
             return None
         most = [work.records] if max_steps is None else [work.records, max_steps * self.minibatch]
         return work.split(work.start + min([*most, self.lease_records] if self.lease_records else most))[0]
 
-    def _due(self) -> RecordRange | None:
+    def _returned_range(self) -> RecordRange | None:
         """What was returned first; what lies beyond the last epoch stays where it is."""
-        return next((work for work in self.returned if work.epoch < self.epochs), None)
+        return next((work for work in self.returned_ranges if work.epoch < self.epochs), None)
 
     def _continued_rest(self, worker: str) -> RecordRange | None:
         """The rest of the shard of which a worker holds a lease."""
-        if not self.begun:
+        if not self.shard_rests:
             return None
-        ends = ((lease.work.epoch, lease.work.source, lease.work.end) for lease in self.held(worker))
-        rests = (self.begun.get(end) for end in ends)
+        ends = (
+            (lease.record_range.epoch, lease.record_range.source, lease.record_range.end)
+            for lease in self.worker_leases(worker)
+        )
+        rests = (self.shard_rests.get(end) for end in ends)
         return next((rest for rest in rests if rest is not None and rest.epoch < self.epochs), None)
 
-    def _rest(self, before: int | None = None) -> RecordRange | None:
+    def _first_rest(self, before: int | None = None) -> RecordRange | None:
         """The first rest, whoever began its shard; ``before``: of an earlier epoch only, which is finished first."""
         last = self.epochs if before is None else min(before, self.epochs)
-        return next((work for work in self.begun.values() if work.epoch < last), None)
+        return next((work for work in self.shard_rests.values() if work.epoch < last), None)
 
     def _planned_range(self) -> RecordRange | None:
         return self._current_shard() if self.epoch < self.epochs else None
 
     def _current_shard(self) -> RecordRange:
-        return self.plan.shard(self.epoch, self.index)
+        return self.plan.shard(self.epoch, self.shard_index)
 
-    def lease(self, number: int, work: RecordRange, worker: str) -> Lease:
-        """Hand out ``work``, which must be what ``next`` says or the head of it.
+    def grant_range(self, number: int, work: RecordRange, worker: str) -> Lease:
+        """Hand out ``work``, which must be what ``next_range`` says or the head of it.
 
         How many epochs there are plays no part in what it takes: a run that goes on with fewer, or with more again,
         replays what it did under another number of them.
         """
-        at = next((at for at, each in enumerate(self.returned) if _starts_with(each, work)), None)
+        at = next((at for at, each in enumerate(self.returned_ranges) if _starts_with(each, work)), None)
         if at is not None:
-            rest = self.returned[at].split(work.end)[1]
-            del self.returned[at]
+            rest = self.returned_ranges[at].split(work.end)[1]
+            del self.returned_ranges[at]
             if rest.records:
-                self.returned.insert(at, rest)
+                self.returned_ranges.insert(at, rest)
         else:
-            whole = self.begun.pop((work.epoch, work.source, work.start), None)
+            whole = self.shard_rests.pop((work.epoch, work.source, work.start), None)
             if whole is None:
                 whole = self._current_shard()
-                if self._due() or not _starts_with(whole, work):
-                    raise ValueError(f"{work} is not next: {self.next()}")
+                if self._returned_range() or not _starts_with(whole, work):
+                    raise ValueError(f"{work} is not next: {self.next_range()}")
                 self._advance_plan()
             self._keep_rest(whole.split(work.end)[1])
-        lease = self._enter(Lease(number, work, self.minibatch, worker))
-        self.outstanding_steps += lease.steps
+        lease = self._add_lease(Lease(number, work, self.minibatch, worker))
+        self.outstanding_steps += lease.step_count
         return lease
 
     def _keep_rest(self, rest: RecordRange) -> None:
         if not rest.records:
             return
         if self.lease_records:
-            self.begun[rest.epoch, rest.source, rest.start] = rest
+            self.shard_rests[rest.epoch, rest.source, rest.start] = rest
         else:
-            self.returned.appendleft(rest)
+            self.returned_ranges.appendleft(rest)
 
-    def _enter(self, lease: Lease) -> Lease:
-        self.leases[lease.number] = self._held.setdefault(lease.worker, {})[lease.number] = lease
+    def _add_lease(self, lease: Lease) -> Lease:
+        self.leases[lease.number] = self._leases_by_worker.setdefault(lease.worker, {})[lease.number] = lease
         return lease
 
-    def _close(self, number: int) -> Lease:
+    def _close_lease(self, number: int) -> Lease:
         lease = self.leases.pop(number)
-        held = self._held[lease.worker]
+        held = self._leases_by_worker[lease.worker]
         del held[number]
         if not held:
-            del self._held[lease.worker]
+            del self._leases_by_worker[lease.worker]
         return lease
 
     def _advance_plan(self) -> None:
-        self.index += 1
-        if self.index == self.plan.count:
-            self.epoch, self.index = self.epoch + 1, 0
+        self.shard_index += 1
+        if self.shard_index == self.plan.shard_count:
+            self.epoch, self.shard_index = self.epoch + 1, 0
 
-    def progress(self, number: int, done_steps: int) -> int:
+    def record_progress(self, number: int, done_steps: int) -> int:
         """Enter steps as done; returns the records this adds. Fewer steps than before add nothing."""
         lease = self.leases[number]
-        done_steps = max(lease.through, min(done_steps, lease.steps))
-        added = lease.position(done_steps) - lease.position(lease.through)
+        done_steps = max(lease.done_steps, min(done_steps, lease.step_count))
+        added = lease.record_after_steps(done_steps) - lease.record_after_steps(lease.done_steps)
         self.done_records += added
-        self.done_steps += done_steps - lease.through
-        self.outstanding_steps -= done_steps - lease.through
-        lease.through = done_steps
+        self.done_steps += done_steps - lease.done_steps
+        self.outstanding_steps -= done_steps - lease.done_steps
+        lease.done_steps = done_steps
         return added
 
-    def done(self, number: int) -> int:
+    def finish_lease(self, number: int) -> int:
         """Enter the whole range as done and close the lease; returns the records this adds."""
-        added = self.progress(number, self.leases[number].steps)
-        self._close(number)
+        added = self.record_progress(number, self.leases[number].step_count)
+        self._close_lease(number)
         return added
 
-    def give_back(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
+    def requeue_lease(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
         """Close a lease after ``done_steps`` steps; the rest goes to the head of the queue and is returned.
 
         The first ``quarantine_records`` records of the rest are put aside instead.
         """
-        self.progress(number, done_steps)
-        lease = self._close(number)
-        self.outstanding_steps -= lease.steps - lease.through
-        rest = lease.work.split(lease.position(lease.through))[1]
+        self.record_progress(number, done_steps)
+        lease = self._close_lease(number)
+        self.outstanding_steps -= lease.step_count - lease.done_steps
+        rest = lease.record_range.split(lease.record_after_steps(lease.done_steps))[1]
         if quarantine_records:
             bad, rest = rest.split(min(rest.end, rest.start + quarantine_records))
-            self.quarantined.append(bad)
+            self.quarantined_ranges.append(bad)
         if rest.records:
-            self.returned.appendleft(rest)
+            self.returned_ranges.appendleft(rest)
         return rest
 
     def count_remaining_records(self) -> int:
@@ -236,65 +240,69 @@ class Ledger:
         planned = 0
         if self.epoch < self.epochs:
             planned = self.plan.records * (self.epochs - self.epoch) - self._count_reached_records()
-        leased = sum(lease.work.end - lease.position(lease.through) for lease in self.leases.values())
-        back = (*self.returned, *self.begun.values())
+        leased = sum(
+            lease.record_range.end - lease.record_after_steps(lease.done_steps) for lease in self.leases.values()
+        )
+        back = (*self.returned_ranges, *self.shard_rests.values())
         return planned + leased + sum(work.records for work in back if work.epoch < self.epochs)
 
     def _count_reached_records(self) -> int:
         """Records of the epoch that is being handed out that were handed out."""
-        shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
+        shards = (self.plan.shard(self.epoch, index) for index in range(self.shard_index))
         return sum(shard.records for shard in shards)
 
     def open_ranges(self) -> Iterator[tuple[str, RecordRange]]:
         """Every range that is not planned and not done, with the place it is in."""
-        for work in self.returned:
+        for work in self.returned_ranges:
             yield "returned", work
-        for work in self.begun.values():
+        for work in self.shard_rests.values():
             yield "begun", work
         for lease in self.leases.values():
-            yield "leased", lease.work.split(lease.position(lease.through))[1]
-        for work in self.quarantined:
+            yield "leased", lease.record_range.split(lease.record_after_steps(lease.done_steps))[1]
+        for work in self.quarantined_ranges:
             yield "quarantined", work
 
-    def snapshot(self) -> dict[str, Any]:
+    def to_snapshot(self) -> dict[str, Any]:
         """The ledger as JSON, for the journal's compaction."""
         return {
             "epoch": self.epoch,
-            "index": self.index,
-            "returned": [_range_to_row(work) for work in self.returned],
-            "leases": [[n, _range_to_row(x.work), x.minibatch, x.worker, x.through] for n, x in self.leases.items()],
+            "index": self.shard_index,
+            "returned": [_range_to_row(work) for work in self.returned_ranges],
+            "leases": [
+                [n, _range_to_row(x.record_range), x.minibatch, x.worker, x.done_steps] for n, x in self.leases.items()
+            ],
             "done_records": self.done_records,
             "done_steps": self.done_steps,
-            "quarantined": [_range_to_row(work) for work in self.quarantined],
-            **({"begun": [_range_to_row(work) for work in self.begun.values()]} if self.begun else {}),
+            "quarantined": [_range_to_row(work) for work in self.quarantined_ranges],
+            **({"begun": [_range_to_row(work) for work in self.shard_rests.values()]} if self.shard_rests else {}),
         }
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Become what ``snapshot`` described."""
-        self.epoch, self.index = snapshot["epoch"], snapshot["index"]
-        self.returned = deque(RecordRange(*row) for row in snapshot["returned"])
-        self.begun = {(row[0], row[1], row[2]): RecordRange(*row) for row in snapshot.get("begun", ())}
-        self.leases, self._held = {}, {}
+    def restore_snapshot(self, snapshot: Mapping[str, Any]) -> None:
+        """Become what ``to_snapshot`` described."""
+        self.epoch, self.shard_index = snapshot["epoch"], snapshot["index"]
+        self.returned_ranges = deque(RecordRange(*row) for row in snapshot["returned"])
+        self.shard_rests = {(row[0], row[1], row[2]): RecordRange(*row) for row in snapshot.get("begun", ())}
+        self.leases, self._leases_by_worker = {}, {}
         for n, row, m, w, t in snapshot["leases"]:
-            self._enter(Lease(n, RecordRange(*row), m, w, t))
-        self.outstanding_steps = sum(lease.steps - lease.through for lease in self.leases.values())
+            self._add_lease(Lease(n, RecordRange(*row), m, w, t))
+        self.outstanding_steps = sum(lease.step_count - lease.done_steps for lease in self.leases.values())
         self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]
-        self.quarantined = [RecordRange(*row) for row in snapshot["quarantined"]]
+        self.quarantined_ranges = [RecordRange(*row) for row in snapshot["quarantined"]]
 
     def empty_copy(self) -> Ledger:
         """A ledger of the same work, of which nothing is done."""
         return Ledger(self.plan, self.epochs, self.minibatch, self.lease_records)
 
-    def position(self, applied_steps: Mapping[int, int]) -> dict[str, Any]:
+    def snapshot_at_cut(self, applied_steps: Mapping[int, int]) -> dict[str, Any]:
         """The snapshot of a ledger in which ``applied_steps`` steps of each lease are done and no lease is held.
 
         This is the ledger's half of a cut: what is not in the parameters is to be leased again.
         """
         copy = self.empty_copy()
-        copy.restore(self.snapshot())
+        copy.restore_snapshot(self.to_snapshot())
         for number in sorted(copy.leases, reverse=True):
-            copy.give_back(number, applied_steps.get(number, 0))
-        return copy.snapshot()
+            copy.requeue_lease(number, applied_steps.get(number, 0))
+        return copy.to_snapshot()
 
 
 _NO_LEASES: Mapping[int, Lease] = {}

@@ -17,13 +17,13 @@ class WorldMember:
     """A worker that could take part.
 
     Attributes:
-        heard: when it last said that it is there, in the caller's clock.
+        last_seen: when it last said that it is there, in the caller's clock.
         ready: whether it can take a step now (model built, connected).
     """
 
     uid: str
     index: int
-    heard: float
+    last_seen: float
     ready: bool = True
 
 
@@ -46,7 +46,7 @@ def compute_world(
 
     Returns ``current`` itself when nothing changes. A world of fewer than ``min_members`` is empty: nobody steps.
     """
-    live = {m.uid: m for m in members if m.ready and now - m.heard <= silence_seconds}
+    live = {m.uid: m for m in members if m.ready and now - m.last_seen <= silence_seconds}
     kept = [uid for uid in current.members if uid in live]
     new = sorted((m.index, uid) for uid, m in live.items() if uid not in current.members)
     order = (*kept, *(uid for _, uid in new))

@@ -49,14 +49,14 @@ from edl.core.state import JobState
 
 def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
     """A PS was told to go: answer whether it may end, and see to it that it may soon."""
-    decided = _decide_may_end(state, state.pods.pods.get(event.uid))
+    decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
         state.cuts_blocked_until = min(state.cuts_blocked_until, now)  # its grace does not wait
         if state.paused_cut and event.uid in state.paused_ps:
             _hand_over_parameters(state, state.paused_cut)  # it holds its updates since that cut already
-            decided = _decide_may_end(state, state.pods.pods.get(event.uid))
-    state.do(MayEnd(decided.value, decided.reason))
+            decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
+    state.add_commands(MayEnd(decided.value, decided.reason))
 
 
 def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
@@ -64,16 +64,22 @@ def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
 
     Whoever has the job's token can say in its name that it was told to go.
     """
-    if pod.uid not in state.pods.handed_over_ps or not pod.live or pod.is_abandoned or state.ended or not state.synced:
+    if (
+        pod.uid not in state.pods.handed_over_ps
+        or not pod.live
+        or pod.is_abandoned
+        or state.has_ended
+        or not state.pods_synced
+    ):
         return
     pod.is_abandoned, pod.leaving_reason = True, "it was handed over"
     state.emit(WarningRaised(f"ps-{pod.index} was handed over and does not go: it is deleted"))
-    state.do(DeletePod(pod.uid, 0.0))
+    state.add_commands(DeletePod(pod.uid, 0.0))
 
 
 def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
     """Whether a PS may end: nothing is lost with it, or nobody can help that."""
-    if not state.synced:
+    if not state.pods_synced:
         return Decision(False, "the master has just started and looks who is there")
     if pod is None or not pod.live:
         return Decision(True, "the cluster does not show this pod")
@@ -91,12 +97,12 @@ def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
 def advance_handover(state: JobState, now: float) -> None:
     """Begin the kept cut that somebody waits for."""
     state.leaving_ps = {uid for uid in state.leaving_ps - state.unsaved_ps.keys() if state.pods.is_live(uid)}
-    if state.training is None or not state.leaving_ps:
+    if state.training_ledger is None or not state.leaving_ps:
         return
     if state.is_training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
         _hand_over_parameters(state, state.checkpoint.cut)  # no worker will change anything any more
         return
-    if state.cut is not None and state.cut.awaits_copies and not state.cut.keep:
+    if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
         snapshots.abort_cut(
             state, "a parameter server was told to go: one is taken that updates are held after", now, 0
         )
@@ -108,25 +114,25 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     """A checkpoint is on disk, or could not be written; with a kept one, a planned end may go on."""
     cut = state.cut
     snapshots.finish_save(state, event, now)
-    if cut is None or not cut.keep or cut.number != event.cut or cut.stage is not CutStage.SAVING:
+    if cut is None or not cut.keep_paused or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
         why = f"checkpoint {event.cut} was not written: {event.error}"
-        state.do(ReleaseCut(event.cut))
+        state.add_commands(ReleaseCut(event.cut))
         state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, why))
     else:
         state.paused_ps = frozenset(cut.versions)
         _hand_over_parameters(state, event.cut)
         if not state.paused_cut:  # whoever was told to go has gone meanwhile
-            state.do(ReleaseCut(event.cut))
+            state.add_commands(ReleaseCut(event.cut))
 
 
 def _hand_over_parameters(state: JobState, cut: int) -> None:
     """What these PS hold is in a checkpoint, and nothing enters any more that is not."""
     for uid in sorted(state.leaving_ps):
-        pod = state.pods.pods.get(uid)
+        pod = state.pods.by_uid.get(uid)
         if pod is not None and state.pods.parameter_holders.get(pod.index) == uid:
-            state.record(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
+            state.record_entry(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
     state.leaving_ps.clear()
 
 
@@ -139,34 +145,34 @@ def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> No
 
     A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
     """
-    pod = state.pods.pods.get(event.uid)
+    pod = state.pods.by_uid.get(event.uid)
     if pod is None:
         return
     if pod.uid in state.pods.handed_over_ps:
         delete_lingering_ps(state, pod)  # only a successor gets what it had
         return
-    if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_TIMEOUT):
+    if pod.live and not pod.attached and (pod.attach_asked_at is None or now - pod.attach_asked_at >= ATTACH_TIMEOUT):
         pod.loading = False
         _attach_ps(state, pod, None, now)
 
 
 def handle_ps_heartbeat(state: JobState, event: PsHeartbeat, now: float) -> None:
     """A PS that this master knows speaks."""
-    pod = state.pods.pods.get(event.uid)
+    pod = state.pods.by_uid.get(event.uid)
     if pod is not None:
-        pod.heard = now
+        pod.last_seen = now
         delete_lingering_ps(state, pod)
 
 
 def _attach_ps(state: JobState, pod: JobPod, restore_cut: int | None, now: float) -> None:
-    leases = state.training.leases if state.training else {}
-    floor = state.floor()
-    revoked = {n for n, lease in leases.items() if lease.revoking is not None}
-    revoked |= {n for n in state.revoked if n >= floor}
+    leases = state.training_ledger.leases if state.training_ledger else {}
+    floor = state.lowest_open_lease()
+    revoked = {n for n, lease in leases.items() if lease.revoke_reason is not None}
+    revoked |= {n for n in state.revoked_leases if n >= floor}
     live = tuple(n for n in leases if n not in revoked)
-    pod.asked, pod.stale = now, False
+    pod.attach_asked_at, pod.stale = now, False
     complete = restore_cut is not None and pod.index in state.pods.handed_over_ps.values()
-    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore_cut, complete))
+    state.add_commands(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore_cut, complete))
 
 
 def passed_cut(state: JobState) -> int:
@@ -178,7 +184,7 @@ def passed_cut(state: JobState) -> int:
 
 def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
     """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
-    pod = state.pods.pods.get(event.uid)
+    pod = state.pods.by_uid.get(event.uid)
     if pod is None or not pod.live or pod.uid in state.pods.handed_over_ps:
         return
     if pod.stale:
@@ -200,17 +206,17 @@ def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
     # Before the first checkpoint a worker's declaration may have been faster than this answer.
     pod.attached, pod.version = True, event.version
     pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
-    state.pins[event.uid] = frozenset(event.pins)
+    state.pinned_cuts[event.uid] = frozenset(event.pins)
     if pod.initialized:
         _record_holder(state, pod)
     for revocation in state.revocations:
-        if event.uid in revocation.waiting:
-            state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
+        if event.uid in revocation.waiting_ps:
+            state.add_commands(RevokeLeases(event.uid, revocation.leases, state.lowest_open_lease()))
 
 
 def _has_no_progress(state: JobState) -> bool:
     """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
-    training = state.training
+    training = state.training_ledger
     return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
 
 
@@ -219,21 +225,23 @@ def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
 
     Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
     """
-    if not state.synced:
+    if not state.pods_synced:
         _attach_ps(state, pod, None, now)
         return
     state.emit(WarningRaised(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
     _replace_empty_ps(state, pod)
     if not state.workers_replaced:
         state.workers_replaced = True
-        state.do(*(DeletePod(worker.uid, 0.0) for worker in state.pods.live(Role.WORKER) if worker.has_run))
+        state.add_commands(
+            *(DeletePod(worker.uid, 0.0) for worker in state.pods.live_pods(Role.WORKER) if worker.has_run)
+        )
 
 
 def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None:
     """Once: a PS that loads again forgets what it applied since."""
     if not pod.loading:
         pod.loading = True
-        state.record(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
+        state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
         _attach_ps(state, pod, cut, now)
 
 
@@ -242,7 +250,7 @@ def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> 
     if event.callbacks is not None:
         evaluation_callbacks.declare_callbacks(state, event.callbacks)
     state.pods.mark_model_built(event.worker)
-    for pod in state.pods.live(Role.PS):
+    for pod in state.pods.live_pods(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True
         if pod.attached:
@@ -253,37 +261,37 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
     """From now on, losing this PS is losing parameters; the next master has to know."""
     if state.pods.parameter_holders.get(pod.index) == pod.uid or pod.uid in state.pods.handed_over_ps:
         return
-    if not state.settings.durable and state.training is not None and state.training.leases:
+    if not state.settings.durable and state.training_ledger is not None and state.training_ledger.leases:
         # It begins with initial values, and has never heard of what the leases reached before.
-        state.record(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
+        state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
     kept = state.paused_cut
     for revocation in state.revocations if kept else ():
-        revocation.waiting.add(pod.uid)  # a successor knows as much of the leases as the one before
-    state.record(ParametersHeld(index=pod.index, ps=pod.uid))
+        revocation.waiting_ps.add(pod.uid)  # a successor knows as much of the leases as the one before
+    state.record_entry(ParametersHeld(index=pod.index, ps=pod.uid))
     if kept and not state.paused_cut:
-        state.do(ReleaseCut(kept))
+        state.add_commands(ReleaseCut(kept))
 
 
 def _replace_empty_ps(state: JobState, pod: JobPod) -> None:
     """Without a checkpoint there is nothing that it could load over what it may have applied: another one begins."""
-    state.do(DeletePod(pod.uid, 0.0))
+    state.add_commands(DeletePod(pod.uid, 0.0))
 
 
 def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
     """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
-    pod = state.pods.pods.get(event.uid)
-    if pod is not None and pod.live and not state.ended:
+    pod = state.pods.by_uid.get(event.uid)
+    if pod is not None and pod.live and not state.has_ended:
         state.emit(WarningRaised(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
-        state.do(DeletePod(event.uid, 0.0))
+        state.add_commands(DeletePod(event.uid, 0.0))
 
 
 def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
     """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
-    pod = state.pods.pods.get(event.uid)
-    if pod is None or not pod.live or state.ended:
+    pod = state.pods.by_uid.get(event.uid)
+    if pod is None or not pod.live or state.has_ended:
         return
     if not event.cut:
-        state.end("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
+        state.end_job("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
     elif state.cut is not None and state.cut.number == event.cut and state.cut.awaits_copies:
         snapshots.abort_cut(state, event.message, now)
 
@@ -293,14 +301,14 @@ def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
 
 def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: float) -> None:
     """A PS cannot read the checkpoint that it was told to load: the newest older one that is intact stands in."""
-    pod = state.pods.pods.get(event.uid)
-    if pod is None or not pod.live or state.ended or state.checkpoint is None:
+    pod = state.pods.by_uid.get(event.uid)
+    if pod is None or not pod.live or state.has_ended or state.checkpoint is None:
         return
     if state.checkpoint.cut == event.cut:  # else another PS said so before
-        if event.older is None:
-            state.end("Failed", f"{event.message}; {event.skipped}", kind="storage")
+        if event.fallback is None:
+            state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
             return
-        _fall_back_to_checkpoint(state, state.checkpoint, event.older, event.message)
+        _fall_back_to_checkpoint(state, state.checkpoint, event.fallback, event.message)
     pod.loading = False
     _load_checkpoint(state, pod, state.checkpoint.cut, now)
 
@@ -308,7 +316,7 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
 def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, why: str) -> None:
     """All that went back to the newest checkpoint goes back to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
-    state.record(
+    state.record_entry(
         CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
     )
     state.emit(WarningRaised(f"{reason}, checkpoint {older.cut} stands in: {why}"))
@@ -320,10 +328,10 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
         update_accounting.checkpoint_missing_updates(state, older),
         update_accounting.checkpoint_missing_updates(state, newest),
     )
-    for index in sorted(set(range(fleet.ps)) - fleet.parameter_holders.keys()):
+    for index in sorted(set(range(fleet.ps_count)) - fleet.parameter_holders.keys()):
         more = newest.step - older.step + then.get(str(index), 0) - now.get(str(index), 0)
         _roll_back_ps(state, index, max(0, more), reason)
-    for pod in fleet.live(Role.PS):
+    for pod in fleet.live_pods(Role.PS):
         pod.stale = pod.loading and fleet.parameter_holders.get(pod.index) != pod.uid
 
 
@@ -332,11 +340,11 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
 
 def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> None:
     """A PS ended."""
-    state.pins.pop(pod.uid, None)
+    state.pinned_cuts.pop(pod.uid, None)
     if state.cut is not None:
         snapshots.abort_cut(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
     for revocation in state.revocations:
-        revocation.lost(pod.uid)
+        revocation.drop_ps(pod.uid)
     check_lost_holders(state, reason)
 
 
@@ -344,11 +352,11 @@ def check_lost_holders(state: JobState, reason: str) -> None:
     """Who held parameters and is gone takes them along; if nobody is left, the ledger goes back with them."""
     holding = state.pods.parameter_holders
     gone = sorted(index for index, uid in holding.items() if not state.pods.is_live(uid))
-    if not gone or state.training is None or state.ended:
+    if not gone or state.training_ledger is None or state.has_ended:
         return
     description = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
-    if state.round is not None:
-        state.record(EvaluationAbandoned(reason=description))
+    if state.evaluation is not None:
+        state.record_entry(EvaluationAbandoned(reason=description))
     if len(gone) == len(holding):
         roll_back_job(state, description)
         return
@@ -359,7 +367,7 @@ def check_lost_holders(state: JobState, reason: str) -> None:
 def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
-    state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
+    state.record_entry(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
     state.emit(RollbackDone(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
@@ -369,17 +377,17 @@ def roll_back_job(state: JobState, reason: str) -> None:
     if state.checkpoint is not None:
         cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
     else:
-        cut, ledger = 0, training.empty_copy().snapshot()
+        cut, ledger = 0, training.empty_copy().to_snapshot()
     # The checkpoint may have steps that are in and that no worker has reported yet.
     records = max(0, training.done_records - ledger["done_records"])
     for holder in state.holders.values():
-        for number in [n for n in holder.stepped if n in training.leases]:
-            holder.drop(number)
-    state.record(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
+        for number in [n for n in holder.last_steps if n in training.leases]:
+            holder.drop_lease(number)
+    state.record_entry(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
     state.emit(RollbackDone(records=records, updates=0, to_cut=cut or None, reason=reason))
-    for pod in state.pods.live(Role.PS):
+    for pod in state.pods.live_pods(Role.PS):
         # It was asked with the leases of before, which are closed now.
-        pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None
+        pod.attached, pod.initialized, pod.stale = False, False, pod.attach_asked_at is not None
         if pod.stale and not state.settings.durable:
             _replace_empty_ps(state, pod)
 
@@ -407,13 +415,15 @@ TAINT_SECONDS = 5.0
 
 def replace_unreachable_ps(state: JobState, now: float) -> None:
     """Give up every PS of which nobody hears; what follows is what follows a lost PS."""
-    for pod in state.pods.live(Role.PS):
+    for pod in state.pods.live_pods(Role.PS):
         pod.unreachable_noticed_at = (
-            (now if pod.unreachable_noticed_at is None else pod.unreachable_noticed_at) if pod.unreachable else None
+            (now if pod.unreachable_noticed_at is None else pod.unreachable_noticed_at)
+            if pod.unreachable_since
+            else None
         )
         if pod.unreachable_noticed_at is None or now - pod.unreachable_noticed_at < TAINT_SECONDS:
             continue
-        silent = now - max(pod.heard, state.stepped)
+        silent = now - max(pod.last_seen, state.last_step)
         if pod.is_abandoned or silent < SILENCE_SECONDS:
             continue
         pod.is_abandoned, pod.leaving_reason = True, "its node is unreachable"
@@ -423,4 +433,4 @@ def replace_unreachable_ps(state: JobState, now: float) -> None:
                 f"worker has had an answer of it for {silent:.0f} s"
             )
         )
-        state.do(DeletePod(pod.uid, 0.0))
+        state.add_commands(DeletePod(pod.uid, 0.0))

@@ -24,50 +24,50 @@ _LEAVING_REASON = "a master before this one told it to go"
 def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
     """The cluster says something about a pod."""
     status = event.pod
-    known = state.pods.pods.get(status.uid)
+    known = state.pods.by_uid.get(status.uid)
     had_run = known is not None and known.has_run
-    pod, before = state.pods.see(status, job_ended=state.ended)
+    pod, before = state.pods.update_pod(status, job_ended=state.has_ended)
     if known is None:
-        pod.heard = now
+        pod.last_seen = now
     if pod.live:
         if pod.has_run and not had_run:
             _handle_start(state, pod)
         if pod.state is PodState.LEAVING and before is not PodState.LEAVING:
             _emit_leaving(state, pod)
-    elif before not in TERMINAL_STATES and state.synced:
+    elif before not in TERMINAL_STATES and state.pods_synced:
         _handle_end(state, pod, now)
     # Before everything was seen, an end may be one that the master before this one has entered: see
     # ``handle_pods_synced``.
 
 
 def _handle_start(state: JobState, pod: JobPod) -> None:
-    known = pod.uid in state.pods.workers or pod.uid in state.pods.parameter_holders.values()
-    pod.leased = known
+    known = pod.uid in state.pods.worker_indices or pod.uid in state.pods.parameter_holders.values()
+    pod.had_lease = known
     if not known:
         state.emit(RoleStarted(role=pod.role.value, index=pod.index, pid=pod.pid))
         if pod.role is Role.WORKER:
             state.pods.mark_building(pod)
-            state.record(WorkerChanged(index=pod.index, uid=pod.uid))
+            state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
             if pod.leaving_since is not None:  # it found room before the order to go reached it
-                state.record(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
+                state.record_entry(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 
 def _emit_leaving(state: JobState, pod: JobPod) -> None:
     """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
-    if pod.leaving_since is None and pod.uid not in state.pods.leaving_workers and not state.ended:
+    if pod.leaving_since is None and pod.uid not in state.pods.leaving_workers and not state.has_ended:
         state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=pod.cause.value, message=pod.message))
 
 
 def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
-    reason = pod.why()
+    reason = pod.describe_end()
     role, code = pod.role.value, pod.exit_code
     state.emit(RoleEnded(role=role, index=pod.index, pid=pod.pid, reason=reason, exit_code=code))
-    if state.ended:
+    if state.has_ended:
         return
     dismissed = pod.leaving_since is not None or pod.uid in state.pods.leaving_workers
     blamed_on = _blame_for_end(state, pod)
     if blamed_on is not EndBlame.NOTHING:
-        state.failure = _describe_silent_end(pod)
+        state.last_failure = _describe_silent_end(pod)
     crashed = pod.state is PodState.CRASHED or blamed_on is EndBlame.ROLE
     crash_range, range_crashes = _record_range_crash(state, pod) if crashed else ("", 0)
     if pod.role is Role.WORKER:
@@ -87,7 +87,7 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     return assign_blame(
         pod.state,
         is_explained=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
-        is_working=bool(held) or not pod.leased,
+        is_working=bool(held) or not pod.had_lease,
         in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
     )
 
@@ -111,7 +111,7 @@ def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
     held = state.worker_leases(pod.uid)
     if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
         return "", 0
-    kind, work = held[0][0], held[0][1].work
+    kind, work = held[0][0], held[0][1].record_range
     count = state.range_crashes[kind, work] = state.range_crashes.get((kind, work), 0) + 1
     which = describe_ranges({work.source: [(work.start, work.end)]})
     return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else ""), count
@@ -123,26 +123,26 @@ def _relaunch_or_fail(
     """Whether what ended is replaced, or the job ends with it; ``crash_range``: the records it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
-    on, why = state.pods.ended(pod, now, crashed=crashed)
+    on, why = state.pods.record_lost_pod(pod, now, crashed=crashed)
     if on and range_crashes >= MAX_CRASHES:
         on, why = False, "crashed"
     if not on:
-        message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
-        state.end("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")
+        message, detail = state.last_failure or (f"the last {pod.role}'s log says why", "")
+        state.end_job("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")
 
 
 def _raise_memory(state: JobState, pod: JobPod) -> None:
     s, fleet = state.settings, state.pods
     if pod.role is Role.PS:
-        state.end("Failed", pod_lifecycle.ps_oom_reason(pod.index, s.ps_memory))
+        state.end_job("Failed", pod_lifecycle.ps_oom_reason(pod.index, s.ps_memory))
         return
     decided = pod_lifecycle.decide_after_oom(
-        fleet.memory, pod.index, fleet.next_worker_index, s.oom_memory_factor, s.worker_memory
+        fleet.worker_memory, pod.index, fleet.next_worker_index, s.oom_memory_factor, s.worker_memory
     )
     if decided.value is None:
-        state.end("Failed", decided.reason)
-    elif decided.value != fleet.memory:
-        state.record(WorkerMemoryRaised(raised=decided.value.raise_count, since=decided.value.since))
+        state.end_job("Failed", decided.reason)
+    elif decided.value != fleet.worker_memory:
+        state.record_entry(WorkerMemoryRaised(raised=decided.value.raise_count, since=decided.value.first_worker))
         state.emit(WarningRaised(decided.reason))
 
 
@@ -151,7 +151,7 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
     if not pod.has_run:
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
-    state.record(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
+    state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
 
@@ -161,23 +161,23 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
 
 def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
     """All pods that exist have been seen: who is not among them is gone, and so is what was asked for in vain."""
-    state.pods.asked.clear()
-    if state.synced:
+    state.pods.requests.clear()
+    if state.pods_synced:
         return
-    state.synced = True
+    state.pods_synced = True
     # The PS that the master before this one asked may have answered it and not this one: all are asked again.
     for revocation in state.revocations:
         request_revocation(state, revocation)
     for ledger in state.ledgers.values():
         for number, lease in ledger.leases.items():
-            if lease.revoking is None:
+            if lease.revoke_reason is None:
                 # Nobody knows when a holder was last heard of: its time begins now.
-                state.holders.setdefault(lease.worker, LeaseHolder(now)).hold(number, now)
-    for uid, index in list(state.pods.workers.items()):
+                state.holders.setdefault(lease.worker, LeaseHolder(now)).add_lease(number, now)
+    for uid, index in list(state.pods.worker_indices.items()):
         if not state.pods.is_live(uid):
             _handle_worker_gone(state, uid, index, now)
         elif uid in state.pods.leaving_workers:
-            scaling.terminate_worker(state, state.pods.pods[uid], _LEAVING_REASON, now)
+            scaling.terminate_worker(state, state.pods.by_uid[uid], _LEAVING_REASON, now)
     parameter_servers.check_lost_holders(state, _GONE_REASON)
 
 
@@ -186,13 +186,13 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
 
     One that ended with its run, before that was resumed, was told to go: people need not hear of it.
     """
-    pod = state.pods.pods.get(uid)
+    pod = state.pods.by_uid.get(uid)
     if pod is None:
         # Events name it by its index, which is looked up here.
-        pod = state.pods.pods[uid] = JobPod(
+        pod = state.pods.by_uid[uid] = JobPod(
             uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, has_run=True
         )
-    pod.leased = True
+    pod.had_lease = True
     if uid in state.pods.leaving_workers:
         _handle_worker_lost(state, pod, "its run was ended", now)
     else:
@@ -207,26 +207,26 @@ def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
     revoke_leases(state, event.worker, event.reason, now, in_flight=False)
-    if event.worker in state.pods.pods:
-        state.pods.pods[event.worker].left = True
-    state.do(Acknowledged())
+    if event.worker in state.pods.by_uid:
+        state.pods.by_uid[event.worker].has_left = True
+    state.add_commands(Acknowledged())
 
 
 def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> None:
     """A worker says that it cannot go on."""
-    state.failure = (event.message, event.detail)
+    state.last_failure = (event.message, event.detail)
     if event.kind == "crash":
         record_heartbeat(state, event.worker, now)
-        state.do(Acknowledged())
+        state.add_commands(Acknowledged())
         return
-    state.do(Acknowledged(fatal=True))
-    state.end("Failed", event.message, event.detail, event.kind)
+    state.add_commands(Acknowledged(fatal=True))
+    state.end_job("Failed", event.message, event.detail, event.kind)
 
 
 def handle_start_refused(state: JobState, event: StartRefused, now: float) -> None:
     """The cluster would not start a pod."""
     if event.retry:
-        if state.pods.refused(event.role, event.index, event.reason, now):
+        if state.pods.record_start_refusal(event.role, event.index, event.reason, now):
             state.emit(WarningRaised(f"{event.role}-{event.index} was not started: {event.reason}"))
     else:
-        state.end("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")
+        state.end_job("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

@@ -168,13 +168,13 @@ class MemoryRaise:
 
     Attributes:
         raise_count: how often it was raised.
-        since: workers with a lower index were asked for with less.
+        first_worker: workers with a lower index were asked for with less.
     """
 
     raise_count: int = 0
-    since: int = 0
+    first_worker: int = 0
 
-    def factor(self, raise_factor: float) -> float:
+    def memory_factor(self, raise_factor: float) -> float:
         """Of the memory that the spec says, when each raise multiplies it by ``raise_factor``."""
         return raise_factor**self.raise_count
 
@@ -195,7 +195,7 @@ def decide_after_oom(
         size: what the spec asks for, for people.
     """
     message = f"worker-{worker_index} ran out of memory"
-    if worker_index < memory.since:
+    if worker_index < memory.first_worker:
         return Decision(memory, f"{message}: workers that are asked for now get more already")
     if raise_factor <= 1:
         return Decision(
@@ -206,13 +206,13 @@ def decide_after_oom(
     if memory.raise_count >= MAX_RAISES:
         return Decision(
             None,
-            f"{message} with {memory.factor(raise_factor):.3g} times "
+            f"{message} with {memory.memory_factor(raise_factor):.3g} times "
             f"workers.resources.memory{_size_suffix(requested_memory)}: raise that; "
             f"workers.oom_memory_factor multiplies it {MAX_RAISES} times at most",
         )
     raised = MemoryRaise(memory.raise_count + 1, next_worker_index)
     return Decision(
-        raised, f"{message}: the next ones get {raised.factor(raise_factor):.3g} times workers.resources.memory"
+        raised, f"{message}: the next ones get {raised.memory_factor(raise_factor):.3g} times workers.resources.memory"
     )
 
 

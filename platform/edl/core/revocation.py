@@ -18,22 +18,22 @@ from edl.core.state import JobState
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:
     """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
-    if event.late > 0:
+    if event.late_seconds > 0:
         for holder in state.holders.values():
-            holder.excuse_silence(event.late, now)
+            holder.excuse_silence(event.late_seconds, now)
     for worker in event.speaking_workers & state.holders.keys():
-        state.holders[worker].excuse_silence(now - state.holders[worker].heard, now)
+        state.holders[worker].excuse_silence(now - state.holders[worker].last_seen, now)
     revoke_expired_leases(state, now)
 
 
 def revoke_expired_leases(state: JobState, now: float) -> None:
     """Take back the leases of workers that were silent or stuck for too long, or that do not know of them."""
     for worker, holder in list(state.holders.items()):
-        unknown = holder.unknown(state.patience)
+        unknown = holder.find_unknown_leases(state.lease_timeouts)
         if unknown:
             why = "its worker does not know of it"
             revoke_leases(state, worker, why, now, in_flight=False, only_leases=unknown)
-        reasons = holder.find_expired_leases(now, state.patience)
+        reasons = holder.find_expired_leases(now, state.lease_timeouts)
         if reasons:
             revoke_leases(state, worker, next(iter(reasons.values())), now, only_leases=list(reasons))
         _drop_closed_leases(state, holder, [*unknown, *reasons])
@@ -42,8 +42,8 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
 def _drop_closed_leases(state: JobState, holder: LeaseHolder, numbers: Sequence[int]) -> None:
     """Leases that went away with their ledger have no holder either."""
     for number in numbers:
-        if state.find(number) is None:
-            holder.drop(number)
+        if state.find_lease(number) is None:
+            holder.drop_lease(number)
 
 
 def revoke_leases(
@@ -73,8 +73,8 @@ def revoke_leases(
             training.append(lease.number)
         else:
             # A result that was not reported as a whole counts for nothing, so nobody has to be asked.
-            state.record(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
-            _tell_returned(state, lease.work, worker, reason)
+            state.record_entry(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
+            _tell_returned(state, lease.record_range, worker, reason)
         close_lease(state, worker, lease.number, now)
     if training:
         leases = tuple(sorted(training))
@@ -89,7 +89,7 @@ def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
     """A lease is not the worker's any more; the one after it is its current one from now on."""
     holder = state.holders.get(worker)
     if holder is not None:
-        holder.drop(lease, now)
+        holder.drop_lease(lease, now)
 
 
 def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str) -> None:
@@ -98,14 +98,14 @@ def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str)
 
 
 def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float) -> None:
-    if state.cut is not None and state.cut.holds:
+    if state.cut is not None and state.cut.may_pause_updates:
         # A step that one PS has may never reach the others now: they would wait for it.
         snapshots.abort_cut(
             state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
         )
-    state.record(revocation)
+    state.record_entry(revocation)
     for number in revocation.leases:
-        work = state.ledgers[TRAINING].leases[number].work
+        work = state.ledgers[TRAINING].leases[number].record_range
         state.emit(
             LeaseRevoked(
                 worker=state.pods.index_of(revocation.worker),
@@ -120,27 +120,27 @@ def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float
 
 def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
     """Every live PS has to answer; those that do not listen yet are asked when they do."""
-    live = state.pods.live(Role.PS)
+    live = state.pods.live_pods(Role.PS)
     # Those that do not listen yet are waited for, too: one may hold pushes that the others do not.
-    revocation.waiting = {ps.uid for ps in live}
+    revocation.waiting_ps = {ps.uid for ps in live}
     for ps in live:
         if ps.attached:
-            state.do(RevokeLeases(ps.uid, revocation.leases, state.floor()))
+            state.add_commands(RevokeLeases(ps.uid, revocation.leases, state.lowest_open_lease()))
 
 
 def handle_leases_revoked(state: JobState, event: LeasesRevoked, now: float) -> None:
     """A PS says how far it got with revoked leases."""
     for revocation in state.revocations:
-        revocation.answered(event.ps, event.applied, event.first)
+        revocation.record_answer(event.ps, event.applied_steps, event.first_steps)
 
 
 def settle_revocations(state: JobState, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
-    if state.ended or not state.synced or snapshots.is_ledger_frozen(state):
+    if state.has_ended or not state.pods_synced or snapshots.is_ledger_frozen(state):
         return
     if state.paused_cut:  # with a PS missing, nobody knows how far a lease got
         return
-    for revocation in [x for x in state.revocations if not x.waiting]:
+    for revocation in [x for x in state.revocations if not x.waiting_ps]:
         settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
         # Before any record is requeued: what a crash was caused by must not be leased again as if nothing had been.
         quarantine = _judge_crash(state, revocation, settlements)
@@ -150,13 +150,13 @@ def settle_revocations(state: JobState, now: float) -> None:
 
 def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: LeaseReturned, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[settlement.lease]
-    rest = lease.work.split(lease.position(settlement.through))[1]
+    rest = lease.record_range.split(lease.record_after_steps(settlement.through))[1]
     records = None
-    if quarantine and state.order is not None:
+    if quarantine and state.shuffle_order is not None:
         # Positions mean nothing to people, nor to a program that looks at the files.
         at = min(rest.end, rest.start + quarantine)
-        records = state.order.epoch(rest.epoch).record_ranges(rest.start, at)
-    state.record(replace(settlement, quarantine=quarantine or None, records=records))
+        records = state.shuffle_order.epoch_order(rest.epoch).record_ranges(rest.start, at)
+    state.record_entry(replace(settlement, quarantine=quarantine or None, records=records))
     if rest.records:
         _tell_returned(state, rest, revocation.worker, revocation.reason)
 
@@ -165,24 +165,24 @@ def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequ
     """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
     leases = state.ledgers[TRAINING].leases
     held = [(leases[s.lease], s.through) for s in settlements]
-    guilty = state.crash_suspects.crashed(held) if revocation.crashed else None
+    guilty = state.crash_suspects.record_crash(held) if revocation.crashed else None
     for lease, through in held:
-        state.crash_suspects.over(lease, through)
+        state.crash_suspects.close_lease(lease, through)
     if guilty is None:
         return {}
     work, count = guilty
     which = f"records {work.start} to {work.end - 1} of {work.source}"
-    if state.order is not None:
-        which = describe_ranges(state.order.epoch(work.epoch).record_ranges(work.start, work.end))
+    if state.shuffle_order is not None:
+        which = describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
-        message, detail = state.failure or ("the workers' logs say why", "")
-        state.end("Failed", f"{what}: {message}", detail, "crash")
+        message, detail = state.last_failure or ("the workers' logs say why", "")
+        state.end_job("Failed", f"{what}: {message}", detail, "crash")
         return {}
     state.pods.forgive_crashes(Role.WORKER, count)  # the range is to blame, and is out of the way
-    state.crash_suspects.clear(work)
+    state.crash_suspects.clear_range(work)
     state.emit(
         RangeQuarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what)
     )
-    at_work = next(lease.number for lease, through in held if through < lease.steps)
+    at_work = next(lease.number for lease, through in held if through < lease.step_count)
     return {at_work: work.records}

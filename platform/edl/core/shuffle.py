@@ -107,7 +107,7 @@ class ShardPlan:
         object.__setattr__(self, "_ends", tuple(ends))
 
     @property
-    def count(self) -> int:
+    def shard_count(self) -> int:
         """Shards an epoch."""
         return self._ends[-1] if self._ends else 0
 
@@ -119,7 +119,7 @@ class ShardPlan:
     def shard(self, epoch: int, index: int) -> RecordRange:
         """The ``index``-th shard to be worked on in an epoch."""
         if self.seed is not None:
-            index = permute_index(index, self.count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
+            index = permute_index(index, self.shard_count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
         at = bisect_right(self._ends, index)
         source = self.sources[at]
         start = (index - (self._ends[at - 1] if at else 0)) * self.size
@@ -129,7 +129,7 @@ class ShardPlan:
 def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> Iterator[RecordRange]:
     """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
     whole = ShardPlan(tuple(sources), size, seed)
-    return (whole.shard(epoch, index) for index in range(whole.count))
+    return (whole.shard(epoch, index) for index in range(whole.shard_count))
 
 
 def minibatch_size_error(minibatch: int, records: int) -> str | None:
@@ -173,7 +173,7 @@ class BlockLayout:
     record_bytes: int
 
     @classmethod
-    def of(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
+    def from_sizes(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
         """With the sizes of the blocks of each source; neighbours are put together where there are too many."""
         group_size = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
         return cls(tuple(_encode_runs(_merge_neighbours(blocks, group_size)) for blocks in sizes), record_bytes)
@@ -293,7 +293,9 @@ class ShuffleOrder:
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]], runs: Sequence[BlockRuns], window: int, seed: int) -> ShuffleOrder:
+    def from_rows(
+        cls, rows: Sequence[Sequence[Any]], runs: Sequence[BlockRuns], window: int, seed: int
+    ) -> ShuffleOrder:
         """Of a data set that is described by ``rows`` of name and records; empty sources are left out."""
         kept = [
             (RecordSource(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records
@@ -312,13 +314,13 @@ class ShuffleOrder:
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> ShuffleOrder:
         """What ``to_json`` wrote, beside the sources' rows of name and records."""
-        return cls.of(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"])
+        return cls.from_rows(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"])
 
-    def epoch(self, number: int) -> EpochOrder:
+    def epoch_order(self, number: int) -> EpochOrder:
         """The order of one epoch; takes time and memory by the number of blocks."""
-        return EpochOrder.of(self, number)
+        return EpochOrder.from_order(self, number)
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def iter_blocks(self) -> Iterator[RecordBlock]:
         """All blocks, in the order of the sources."""
         for source, runs in zip(self.sources, self.runs, strict=True):
             start = 0
@@ -349,10 +351,10 @@ class EpochOrder:
         object.__setattr__(self, "records", self.ends[-1] if self.ends else 0)
 
     @classmethod
-    def of(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
+    def from_order(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
         """The ``epoch``-th one of an order."""
         key = splitmix64(splitmix64(splitmix64(order.seed & _MASK) ^ _SALT) + epoch)
-        found = list(order.blocks())
+        found = list(order.iter_blocks())
         blocks = [found[permute_index(at, len(found), key)] for at in range(len(found))]
         return cls(tuple(blocks), tuple(accumulate(block.end - block.start for block in blocks)), order.window, key)
 
@@ -366,7 +368,7 @@ class EpochOrder:
         """Numbers of the blocks that hold the unmixed positions ``[start, end)``."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
 
-    def place(self, position: int) -> RecordPosition:
+    def locate_record(self, position: int) -> RecordPosition:
         """The record at a position.
 
         Raises:
@@ -381,7 +383,7 @@ class EpochOrder:
     def record_ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
         """Which records are at the positions ``[start, end)``: sorted ranges ``[first, after last]`` by source."""
         found: dict[str, list[list[int]]] = {}
-        places = (self.place(position) for position in range(start, end))
+        places = (self.locate_record(position) for position in range(start, end))
         for place in sorted(places, key=lambda place: (place.source, place.record)):
             ranges = found.setdefault(place.source, [])
             if ranges and ranges[-1][1] == place.record:

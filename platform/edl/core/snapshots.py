@@ -56,7 +56,7 @@ def clear_save_failure(state: JobState) -> None:
 
 def steps_before_pause(state: JobState) -> int | None:
     """Steps that may still be handed out without a new checkpoint; None: saving works, or no checkpoint is due."""
-    every, training = state.settings.checkpoint_steps, state.training
+    every, training = state.settings.checkpoint_steps, state.training_ledger
     if state.checkpoint_failure is None or training is None or not every:
         return None
     was_due = (state.last_checkpoint // every + 1) * every
@@ -72,7 +72,7 @@ def advance_save_failure(state: JobState, now: float) -> None:
         failure.paused_at = now  # what people hear of it: module ``stall``
     if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
-        state.end(
+        state.end_job(
             "Failed",
             f"no checkpoint could be written, and training waited for {seconds:g} s (checkpoint.full_timeout): "
             f"{failure.reason}",
@@ -83,7 +83,7 @@ def advance_save_failure(state: JobState, now: float) -> None:
 def pause_deadline(state: JobState) -> float:
     """When ``advance`` ends the job."""
     failure = state.checkpoint_failure
-    if failure is None or failure.paused_at is None or state.ended:
+    if failure is None or failure.paused_at is None or state.has_ended:
         return float("inf")
     return failure.paused_at + state.settings.checkpoint_full_timeout
 
@@ -95,21 +95,21 @@ RETRY_SAVING_SECONDS = 30.0
 
 def can_begin_cut(state: JobState, now: float) -> bool:
     """Whether a cut that is begun now can be taken."""
-    assert state.training is not None
-    live = state.training.leases
-    unmet = any(lease in live and live[lease].through <= known for lease, known in state.unconfirmed_leases.items())
+    assert state.training_ledger is not None
+    live = state.training_ledger.leases
+    unmet = any(lease in live and live[lease].done_steps <= known for lease, known in state.unconfirmed_leases.items())
     free = state.cut is None and not state.paused_cut
     return free and not unmet and now >= state.cuts_blocked_until and state.pods.all_ps_ready()
 
 
 def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep_paused: bool = False) -> None:
     """Begin a cut: the PS make room for it; ``keep_paused``: they hold updates after their copies, too."""
-    assert state.training is not None
+    assert state.training_ledger is not None
     number = state.cut_number + 1
-    state.record(CutAnnounced(cut=number, step=state.step))
-    state.cut = PendingCut(number, checkpoint, pin, keep=keep_paused)
-    state.cut.enter(CutStage.PREPARING, _live_ps(state))
-    state.do(PrepareCut(number))
+    state.record_entry(CutAnnounced(cut=number, step=state.step))
+    state.cut = PendingCut(number, checkpoint, pin, keep_paused=keep_paused)
+    state.cut.enter_stage(CutStage.PREPARING, _live_ps(state))
+    state.add_commands(PrepareCut(number))
 
 
 def advance_cut(state: JobState, now: float) -> None:
@@ -117,11 +117,11 @@ def advance_cut(state: JobState, now: float) -> None:
     cut = state.cut
     if cut is None:
         return
-    if cut.stage is CutStage.PREPARING and cut.complete and not state.revocations:
-        cut.enter(CutStage.HOLDING, _live_ps(state), now + cuts.HOLD_TIMEOUT_SECONDS)
-        state.do(HoldUpdates(cut.number))
+    if cut.stage is CutStage.PREPARING and cut.is_complete and not state.revocations:
+        cut.enter_stage(CutStage.HOLDING, _live_ps(state), now + cuts.HOLD_TIMEOUT_SECONDS)
+        state.add_commands(HoldUpdates(cut.number))
     elif cut.is_overdue(now):
-        abort_cut(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
+        abort_cut(state, f"no answer from {', '.join(sorted(cut.waiting_ps))} in time", now)
 
 
 def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = RETRY_HELD_SECONDS) -> None:
@@ -133,10 +133,10 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
         retry: seconds until then; long where what stopped it may last, because updates may be held in vain each time.
     """
     assert state.cut is not None
-    state.record(CutCalledOff(cut=state.cut.number, reason=reason))
-    state.do(ReleaseCut(state.cut.number))
+    state.record_entry(CutCalledOff(cut=state.cut.number, reason=reason))
+    state.add_commands(ReleaseCut(state.cut.number))
     state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
-    if state.cut.keep:  # somebody waits for it, and not for long
+    if state.cut.keep_paused:  # somebody waits for it, and not for long
         retry_seconds = min(retry_seconds, RETRY_SECONDS)
     _clear_cut(state, reason, now + retry_seconds)
 
@@ -144,70 +144,74 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
 def _clear_cut(state: JobState, reason: str, until: float) -> None:
     """No cut is on its way any more, and none is begun before ``until``."""
     state.cut, state.cuts_blocked_until = None, until
-    if state.stopping is not None:
-        state.stopping.obstacle = reason
+    if state.pending_stop is not None:
+        state.pending_stop.obstacle = reason
 
 
 def handle_cut_prepared(state: JobState, event: CutPrepared, now: float) -> None:
     """A PS has room for its copy; ``advance`` goes on when all have."""
     cut = state.cut
     if cut is not None and cut.number == event.cut:
-        cut.answered(CutStage.PREPARING, event.ps)
+        cut.record_answer(CutStage.PREPARING, event.ps)
 
 
 def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None:
     """A PS lets no further step in; with the last one it is known which steps the cut has: the ledger's half of it."""
-    cut, training = state.cut, state.training
-    if cut is None or cut.number != event.cut or not cut.answered(CutStage.HOLDING, event.ps):
+    cut, training = state.cut, state.training_ledger
+    if cut is None or cut.number != event.cut or not cut.record_answer(CutStage.HOLDING, event.ps):
         return
-    cut.applied[event.ps] = event.applied
-    if not cut.complete:
+    cut.applied_steps[event.ps] = event.applied_steps
+    if not cut.is_complete:
         return
     assert training is not None
-    live = {number: lease.through for number, lease in training.leases.items()}
-    unmet = cut.find_unconfirmed_leases(live, state.pods.born)
+    live = {number: lease.done_steps for number, lease in training.leases.items()}
+    unmet = cut.find_unconfirmed_leases(live, state.pods.restore_lease)
     if unmet:
         state.unconfirmed_leases = {lease: live[lease] for lease in unmet}
-        names = sorted({f"ps-{state.pods.pods[ps].index}" for ps in unmet.values()})
+        names = sorted({f"ps-{state.pods.by_uid[ps].index}" for ps in unmet.values()})
         reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has made a step since"
         abort_cut(state, reason, now, RETRY_SECONDS)
         return
-    steps = cut.steps(live)
+    steps = cut.decide_included_steps(live)
     if steps.value is None:
         abort_cut(state, steps.reason, now)
         return
-    cut.within, cut.below = steps.value, state.next_lease_number()
-    state.cut_ledger = training.position(cut.within)
-    cut.enter(CutStage.SNAPSHOT, _live_ps(state), now + cuts.COPY_TIMEOUT_SECONDS)
-    state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within, cut.keep))
+    cut.included_steps, cut.next_lease = steps.value, state.next_lease_number()
+    state.cut_ledger = training.snapshot_at_cut(cut.included_steps)
+    cut.enter_stage(CutStage.SNAPSHOT, _live_ps(state), now + cuts.COPY_TIMEOUT_SECONDS)
+    state.add_commands(
+        TakeSnapshot(
+            cut.number, cut.checkpoint, cut.pin, state.lowest_open_lease(), cut.included_steps, cut.keep_paused
+        )
+    )
 
 
 def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> None:
     """A PS has its copy and lets updates in again; with the last one the cut is taken."""
     cut = state.cut
-    if cut is None or cut.number != event.cut or not cut.answered(CutStage.SNAPSHOT, event.ps):
+    if cut is None or cut.number != event.cut or not cut.record_answer(CutStage.SNAPSHOT, event.ps):
         return
     cut.versions[event.ps], cut.pause = event.version, max(cut.pause, event.pause)
-    if event.entered is not None:
-        cut.entered[event.ps] = event.entered
-    if event.ps in state.pods.pods:
-        state.pods.pods[event.ps].version = event.version
-    if cut.complete:
+    if event.admitted_steps is not None:
+        cut.admitted_steps[event.ps] = event.admitted_steps
+    if event.ps in state.pods.by_uid:
+        state.pods.by_uid[event.ps].version = event.version
+    if cut.is_complete:
         _complete_cut(state, cut)
 
 
 def _complete_cut(state: JobState, cut: PendingCut) -> None:
     version, step = max(cut.versions.values(), default=0), state.cut_ledger["done_steps"]
     found = _check_update_balance(state, cut, step)
-    state.record(
+    state.record_entry(
         CutTaken(
             cut=cut.number,
             step=step,
             version=version,
-            below=cut.below,
-            lacking=found.lacking if cut.entered else None,
-            differs=found.step_differences if cut.entered else None,
-            applied={str(number): through for number, through in cut.within.items()},
+            below=cut.next_lease,
+            lacking=found.missing_updates if cut.admitted_steps else None,
+            differs=found.step_differences if cut.admitted_steps else None,
+            applied={str(number): through for number, through in cut.included_steps.items()},
             pause=round(cut.pause, 6),
         )
     )
@@ -215,12 +219,12 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
     state.cut_ledger["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
         for uid in cut.versions:
-            state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
+            state.pinned_cuts[uid] = state.pinned_cuts.get(uid, frozenset()) | {cut.number}
         lasting = cut.checkpoint or not state.settings.durable
-        _record_pin(state, cut.number, step, final=lasting and state.over(_ledger_at_cut(state)))
+        _record_pin(state, cut.number, step, final=lasting and state.is_ledger_over(_ledger_at_cut(state)))
     if cut.checkpoint:
-        cut.enter(CutStage.SAVING, ())
-        state.do(SaveCheckpoint(cut.number, step, version, state.cut_ledger, cut.pause, dataset_entry(state)))
+        cut.enter_stage(CutStage.SAVING, ())
+        state.add_commands(SaveCheckpoint(cut.number, step, version, state.cut_ledger, cut.pause, dataset_entry(state)))
     else:
         state.cut = None
 
@@ -229,7 +233,7 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
     """Compare what is done with what was applied; tell what was not known when a PS was lost, and what differs."""
     found = update_accounting.compare_with_cut(state, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
-    for index, updates in found.lacking.items():
+    for index, updates in found.missing_updates.items():
         more = updates - state.counters.updates_of.get(index, 0)
         if more:
             reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
@@ -239,7 +243,7 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
         which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
         state.emit(
             WarningRaised(
-                f"at cut {cut.number} {step} steps are done, and ps-{state.pods.pods[uid].index} applied "
+                f"at cut {cut.number} {step} steps are done, and ps-{state.pods.by_uid[uid].index} applied "
                 f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}"
             )
         )
@@ -248,22 +252,22 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
 
 def _ledger_at_cut(state: JobState) -> Ledger:
     """The training ledger as the cut has it."""
-    training = state.training
+    training = state.training_ledger
     assert training is not None
     ledger = training.empty_copy()
-    ledger.restore(state.cut_ledger)
+    ledger.restore_snapshot(state.cut_ledger)
     return ledger
 
 
 def _live_ps(state: JobState) -> set[str]:
-    return {ps.uid for ps in state.pods.live(Role.PS)}
+    return {ps.uid for ps in state.pods.live_pods(Role.PS)}
 
 
 def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
     if final:
-        state.record(FinalCutPinned(cut=pin))
+        state.record_entry(FinalCutPinned(cut=pin))
     if state.validation:
-        state.record(EvaluationBegun(pin=pin, step=step, final=final))
+        state.record_entry(EvaluationBegun(pin=pin, step=step, final=final))
         state.emit(EvaluationStarted(step=step))
 
 
@@ -273,13 +277,13 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
     if cut is None or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
-        state.record(CutCalledOff(cut=cut.number, reason=event.error))
+        state.record_entry(CutCalledOff(cut=cut.number, reason=event.error))
         state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
         record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.cut_ledger["done_steps"], max(cut.versions.values(), default=0)
-        state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
+        state.record_entry(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
         state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
         clear_save_failure(state)
     state.cut = None
@@ -301,41 +305,43 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
 def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
     """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""
     if not event.checkpoint_seconds or not _has_unsaved_steps(state):
-        state.end("Interrupted", event.reason)
-    elif state.stopping is None:
-        state.stopping = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
+        state.end_job("Interrupted", event.reason)
+    elif state.pending_stop is None:
+        state.pending_stop = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
         cut = state.cut
         if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
-            state.stopping.cut = cut.number  # it is on its way, and will have all steps up to now
+            state.pending_stop.cut_number = cut.number  # it is on its way, and will have all steps up to now
 
 
 def advance_final_checkpoint(state: JobState, now: float) -> None:
     """Begin the final cut as soon as one can be taken; end the job when it is on disk, or cannot be in time."""
-    stopping, saved = state.stopping, state.checkpoint
+    stopping, saved = state.pending_stop, state.checkpoint
     assert stopping is not None
     if is_ledger_frozen(state):
         _record_cut_progress(state)
-    if saved is not None and saved.cut == stopping.cut:
-        state.end("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
+    if saved is not None and saved.cut == stopping.cut_number:
+        state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
     elif state.cut is None and not _has_unsaved_steps(state):  # the last PS was lost: parameters and ledger went back
-        state.end("Interrupted", stopping.reason)
+        state.end_job("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
         why = stopping.obstacle or _describe_obstacle(state)
-        state.end("Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.seconds:g} s: {why}")
+        state.end_job(
+            "Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.timeout_seconds:g} s: {why}"
+        )
     elif state.cut is None and state.cuts_blocked_until >= stopping.deadline:
-        state.end("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
+        state.end_job("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
     elif can_begin_cut(state, now):
         begin_cut(state, checkpoint=True, pin=False)
-        stopping.cut = state.cut_number
+        stopping.cut_number = state.cut_number
 
 
 def is_ledger_frozen(state: JobState) -> bool:
     """Whether the final cut is fixed: what is applied from now on is neither entered nor taken back."""
-    cut, stopping = state.cut, state.stopping
+    cut, stopping = state.cut, state.pending_stop
     return (
         stopping is not None
         and cut is not None
-        and cut.number == stopping.cut
+        and cut.number == stopping.cut_number
         and cut.stage in (CutStage.SNAPSHOT, CutStage.SAVING)
     )
 
@@ -345,13 +351,13 @@ def _record_cut_progress(state: JobState) -> None:
     training, cut = state.ledgers[TRAINING], state.cut
     if cut is None or cut.stage is not CutStage.SAVING:  # until then the cut may be called off, and they with it
         return
-    for number, through in sorted(cut.within.items()):
-        if number in training.leases and through > training.leases[number].through:
-            state.record(LeaseProgressed(lease=number, through=through))
+    for number, through in sorted(cut.included_steps.items()):
+        if number in training.leases and through > training.leases[number].done_steps:
+            state.record_entry(LeaseProgressed(lease=number, through=through))
 
 
 def _has_unsaved_steps(state: JobState) -> bool:
-    if state.settings.predict or not state.settings.durable or state.training is None or state.ended:
+    if state.settings.predict or not state.settings.durable or state.training_ledger is None or state.has_ended:
         return False
     return state.checkpoint is not None and state.checkpoint.step < state.step
 
@@ -361,5 +367,5 @@ def _describe_obstacle(state: JobState) -> str:
         return "not every parameter server was ready"
     if state.cut.stage is CutStage.SAVING:
         return "it was still being written"
-    names = sorted(f"ps-{state.pods.pods[uid].index}" for uid in state.cut.parts if uid in state.pods.pods)
+    names = sorted(f"ps-{state.pods.by_uid[uid].index}" for uid in state.cut.waiting_ps if uid in state.pods.by_uid)
     return f"{', '.join(names) or 'leases on their way back'} had not answered"

@@ -28,26 +28,26 @@ def update_stall(state: JobState, now: float) -> None:
     if not missing and not unsaved:
         _end_stall(state, now)
         return
-    stalled = state.stalled = state.stalled or StallState(now)
-    stalled.waits = tuple(f"ps-{each.index}" for each in missing)
+    stalled = state.stall = state.stall or StallState(now)
+    stalled.missing_ps = tuple(f"ps-{each.index}" for each in missing)
     stalled.unsaved = bool(unsaved)
     for each in missing:
-        if each.since and each.index not in stalled.lost:
-            stalled.lost[each.index] = each.why, each.since
-    news = {(each.index, bool(each.since)) for each in missing} - stalled.told
+        if each.since and each.index not in stalled.lost_nodes:
+            stalled.lost_nodes[each.index] = each.why, each.since
+    news = {(each.index, bool(each.since)) for each in missing} - stalled.reported_ps
     lasts = news if now - stalled.since >= EVENT_DELAY_SECONDS else set()
     if lasts or (unsaved and not stalled.reported_unsaved):
         # A PS whose node is lost is asked for anew a moment later: that is no news.
-        stalled.told |= lasts | {(index, False) for index, _ in lasts}
+        stalled.reported_ps |= lasts | {(index, False) for index, _ in lasts}
         stalled.reported_unsaved |= stalled.unsaved
         state.emit(TrainingStalled(missing, unsaved))
 
 
 def _end_stall(state: JobState, now: float) -> None:
-    stalled, state.stalled = state.stalled, None
-    if stalled is None or state.ended or not (stalled.told or stalled.reported_unsaved):
+    stalled, state.stall = state.stall, None
+    if stalled is None or state.has_ended or not (stalled.reported_ps or stalled.reported_unsaved):
         return
-    reason = f"{', '.join(stalled.waits)} {'serves' if len(stalled.waits) == 1 else 'serve'} again"
+    reason = f"{', '.join(stalled.missing_ps)} {'serves' if len(stalled.missing_ps) == 1 else 'serve'} again"
     if stalled.unsaved:
         saved = "a checkpoint was written again"
         reason = saved if state.checkpoint_failure is None else "steps may be made again, until the next one is due"
@@ -56,24 +56,24 @@ def _end_stall(state: JobState, now: float) -> None:
 
 def unsaved_checkpoint_reason(state: JobState) -> str:
     """Why no checkpoint can be written, if training stands for want of one; else nothing."""
-    failure, training = state.checkpoint_failure, state.training
-    if state.ended or failure is None or failure.paused_at is None or training is None:
+    failure, training = state.checkpoint_failure, state.training_ledger
+    if state.has_ended or failure is None or failure.paused_at is None or training is None:
         return ""
     return "" if training.outstanding_steps or state.is_training_over() else failure.reason
 
 
 def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
     """The PS for want of which a job that was at work stands now."""
-    if state.ended or not state.synced or state.phase not in _WORKING_PHASES:
+    if state.has_ended or not state.pods_synced or state.phase not in _WORKING_PHASES:
         return ()
-    live_ps = {pod.index: pod for pod in state.pods.live(Role.PS)}
-    found = (_find_missing(state, index, live_ps.get(index), now) for index in range(state.pods.ps))
+    live_ps = {pod.index: pod for pod in state.pods.live_pods(Role.PS)}
+    found = (_find_missing(state, index, live_ps.get(index), now) for index in range(state.pods.ps_count))
     return tuple(_add_lost_node(state, missing) for missing in found if missing is not None)
 
 
 def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
     """A successor takes longer to start than a lost node is shown: who looks then has to read of the node, too."""
-    lost = state.stalled.lost.get(missing.index) if state.stalled is not None else None
+    lost = state.stall.lost_nodes.get(missing.index) if state.stall is not None else None
     if lost is None or missing.since:
         return missing
     why, since = lost
@@ -84,9 +84,9 @@ def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -
     if pod is None:
         refusal = state.pods.refusals.get((Role.PS, index), "")
         return MissingPs(index, f"the cluster does not start it: {refusal}" if refusal else "a new one is asked for")
-    silent = now - max(pod.heard, state.stepped)
-    if pod.unreachable and silent >= SILENCE_SECONDS:
-        return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable)
+    silent = now - max(pod.last_seen, state.last_step)
+    if pod.unreachable_since and silent >= SILENCE_SECONDS:
+        return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable_since)
     if not pod.has_run:
         return MissingPs(index, f"it has no place yet: {pod.message}" if pod.message else "it is being started")
     if not (pod.attached and pod.initialized):

@@ -168,16 +168,16 @@ class PendingStop:
 
     Attributes:
         reason: why the job ends.
-        seconds: how long the checkpoint may take.
+        timeout_seconds: how long the checkpoint may take.
         deadline: when the job ends without it.
-        cut: number of its cut; 0: none is begun yet.
+        cut_number: number of its cut; 0: none is begun yet.
         obstacle: why the last try came to nothing.
     """
 
     reason: str
-    seconds: float
+    timeout_seconds: float
     deadline: float
-    cut: int = 0
+    cut_number: int = 0
     obstacle: str = ""
 
 
@@ -187,17 +187,17 @@ class StallState:
 
     Attributes:
         since: when this master saw it first.
-        told: indices of the PS that people were told of; True beside those whose node is unreachable.
-        waits: for these PS, in the end.
-        lost: what was said of PS on lost nodes, and since when they are: their successors are waited for.
+        reported_ps: indices of the PS that people were told of; True beside those whose node is unreachable.
+        missing_ps: for these PS, in the end.
+        lost_nodes: what was said of PS on lost nodes, and since when they are: their successors are waited for.
         unsaved: it waits for a checkpoint that can be written.
         reported_unsaved: people were told of that.
     """
 
     since: float
-    told: set[tuple[int, bool]] = field(default_factory=set)
-    waits: tuple[str, ...] = ()
-    lost: dict[int, tuple[str, float]] = field(default_factory=dict)
+    reported_ps: set[tuple[int, bool]] = field(default_factory=set)
+    missing_ps: tuple[str, ...] = ()
+    lost_nodes: dict[int, tuple[str, float]] = field(default_factory=dict)
     unsaved: bool = False
     reported_unsaved: bool = False
 
@@ -209,29 +209,30 @@ class JobState:
     Attributes:
         incarnation: of the master that decides now.
         ledgers: ranges by kind of work; a kind appears when there is such work.
-        order: of the training records, if they are shuffled: its positions are what the training ledger is about.
-        revoked: returned training leases at or above the floor.
+        shuffle_order: of the training records, if they are shuffled: its positions are what the training ledger is
+            about.
+        revoked_leases: returned training leases at or above the floor.
         revocations: leases on their way back.
         final_pin: the cut at the end of training, once taken.
-        scaled: least and most workers that somebody wants instead of what the spec says; None: as it says.
-        synced: every pod that exists has been seen.
+        scale_override: least and most workers that somebody wants instead of what the spec says; None: as it says.
+        pods_synced: every pod that exists has been seen.
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
         cut_ledger: the ledger's half of the cut on its way.
         cuts_blocked_until: no cut is begun before.
         checkpoint_failure: why the newest checkpoint was not written; None when it was.
         unconfirmed_leases: nor while one of these leases is held and no further step of it is in: how many are, by
             lease.
-        stepped: when a worker last told of a step.
-        stalled: training stands now; None: it does not.
-        stopping: somebody wants the job to end after a final checkpoint.
+        last_step: when a worker last told of a step.
+        stall: training stands now; None: it does not.
+        pending_stop: somebody wants the job to end after a final checkpoint.
         paused_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
         paused_ps: uids of the PS that hold them; empty in a master that came later.
         leaving_ps: uids of PS that were told to go and wait until they may end.
         unsaved_ps: of them, those that may end though a checkpoint lacks what they hold, and why.
         best_restored: the checkpoint whose copy is the newest one, as ``restore_best_weights`` asks for; 0: none.
-        declared: the callbacks that workers of this master declare; None: none has done so yet.
+        declared_callbacks: the callbacks that workers of this master declare; None: none has done so yet.
         copy_cut: number of the copy of a checkpoint on its way; 0: there is none.
-        pins: the cuts that each PS keeps, by uid.
+        pinned_cuts: the cuts that each PS keeps, by uid.
         has_more_missing: more pods are to be asked for than one event asks for.
         workers_replaced: PS and workers were replaced because the journal knew nothing of what they had done.
         crash_suspects: what is known of minibatches that ended workers.
@@ -242,52 +243,52 @@ class JobState:
     incarnation: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     validation: tuple[RecordSource, ...] = ()
-    order: ShuffleOrder | None = None
+    shuffle_order: ShuffleOrder | None = None
     is_dataset_known: bool = False
     pods: JobPods = field(init=False)
     counters: JobCounters = field(default_factory=JobCounters)
     checkpoint: SavedCheckpoint | None = None
-    round: EvaluationRound | None = None
+    evaluation: EvaluationRound | None = None
     cut_number: int = 0
     last_evaluation: int = 0
     last_checkpoint: int = 0
     final_pin: int = 0
     paused_cut: int = 0
-    scaled: tuple[int | None, int | None] = (None, None)
+    scale_override: tuple[int | None, int | None] = (None, None)
     evaluated_final: bool = False
     phase: str = "Starting"
     reason: str = ""
     lease_counter: int = 0
-    revoked: set[int] = field(default_factory=set)
+    revoked_leases: set[int] = field(default_factory=set)
     revocations: list[LeaseRevocation] = field(default_factory=list)
     callbacks: CallbackState = field(default_factory=CallbackState)
     best_restored: int = 0
     # Found again after a restart, never in the journal:
-    synced: bool = False
+    pods_synced: bool = False
     cut: PendingCut | None = None
     cut_ledger: dict[str, Any] = field(default_factory=dict)
     cuts_blocked_until: float = 0.0
     checkpoint_failure: CheckpointFailure | None = None
     unconfirmed_leases: dict[int, int] = field(default_factory=dict)
-    stepped: float = 0.0
-    stalled: StallState | None = None
-    stopping: PendingStop | None = None
+    last_step: float = 0.0
+    stall: StallState | None = None
+    pending_stop: PendingStop | None = None
     paused_ps: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)
     unsaved_ps: dict[str, str] = field(default_factory=dict)
-    declared: tuple[CallbackSpec, ...] | None = None
+    declared_callbacks: tuple[CallbackSpec, ...] | None = None
     copy_cut: int = 0
-    pins: dict[str, frozenset[int]] = field(default_factory=dict)
+    pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
-    patience: LeaseTimeouts = field(default_factory=LeaseTimeouts)
+    lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
     has_more_missing: bool = False
     next_holder_check: float = float("-inf")
     crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)
     range_crashes: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
     """Workers that crashed in a range of an evaluation or a prediction, by kind and range."""
-    failure: tuple[str, str] | None = None
-    out: list[CoreCommand] = field(default_factory=list)
+    last_failure: tuple[str, str] | None = None
+    pending_commands: list[CoreCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pods = JobPods(self.settings.ps)
@@ -295,48 +296,48 @@ class JobState:
     # ------------------------------------------------------------------ what others ask
 
     @property
-    def training(self) -> Ledger | None:
+    def training_ledger(self) -> Ledger | None:
         """The training ledger, once the data set is known."""
         return self.ledgers.get(TRAINING)
 
     @property
     def step(self) -> int:
         """Training steps that are done."""
-        return self.training.done_steps if self.training else 0
+        return self.training_ledger.done_steps if self.training_ledger else 0
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the job is over."""
         return self.phase in ("Done", "Failed", "Interrupted")
 
     @property
-    def main(self) -> Ledger | None:
+    def main_ledger(self) -> Ledger | None:
         """The ledger that the job is about: training, or prediction."""
         return self.ledgers.get(PREDICTION if self.settings.predict else TRAINING)
 
     @property
     def workers_max(self) -> int:
         """As many workers as are asked for while there is work."""
-        wanted = self.scaled[1]
+        wanted = self.scale_override[1]
         return min(MOST_WORKERS, max(1, self.settings.workers if wanted is None else wanted))
 
     @property
     def workers_min(self) -> int:
         """Below so many workers the job is called starved."""
-        wanted = self.scaled[0]
+        wanted = self.scale_override[0]
         return min(self.workers_max, self.settings.workers_min if wanted is None else wanted)
 
     def is_training_over(self) -> bool:
         """Whether every step that is to be made is done."""
-        return self.training is not None and self.over(self.training)
+        return self.training_ledger is not None and self.is_ledger_over(self.training_ledger)
 
-    def over(self, training: Ledger) -> bool:
+    def is_ledger_over(self, training: Ledger) -> bool:
         """Whether a training ledger, perhaps one of a cut, has nothing left that is to be done."""
         limit = self.settings.max_steps
         reached = limit is not None and training.done_steps >= limit
-        return not training.leases and (reached or not training.waiting or bool(self.callbacks.stopped))
+        return not training.leases and (reached or not training.has_work or bool(self.callbacks.stop_reason))
 
-    def find(self, number: int) -> tuple[str, Lease] | None:
+    def find_lease(self, number: int) -> tuple[str, Lease] | None:
         """Kind and lease of a number that is held."""
         for kind, ledger in self.ledgers.items():
             if number in ledger.leases:
@@ -348,8 +349,8 @@ class JobState:
         held = [
             (kind, lease)
             for kind, ledger in self.ledgers.items()
-            for lease in ledger.held(worker)
-            if lease.revoking is None
+            for lease in ledger.worker_leases(worker)
+            if lease.revoke_reason is None
         ]
         return sorted(held, key=lambda item: item[1].number)
 
@@ -357,42 +358,42 @@ class JobState:
         """The number that the next lease gets."""
         return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
 
-    def oldest(self) -> int:
+    def oldest_training_lease(self) -> int:
         """The oldest training lease, or the number of the next one."""
-        lowest = self.training.oldest_lease() if self.training else None
+        lowest = self.training_ledger.oldest_lease() if self.training_ledger else None
         return self.next_lease_number() if lowest is None else lowest
 
-    def floor(self) -> int:
+    def lowest_open_lease(self) -> int:
         """Every lease below is closed. Leases of a snapshot on its way stay open: their pushes may be, too."""
-        floor = self.oldest()
+        floor = self.oldest_training_lease()
         if self.cut is not None and self.cut.stage is CutStage.SNAPSHOT:
-            floor = min([floor, *self.cut.within])
+            floor = min([floor, *self.cut.included_steps])
         return floor
 
     # ------------------------------------------------------------------ deciding
 
-    def do(self, *commands: CoreCommand) -> None:
+    def add_commands(self, *commands: CoreCommand) -> None:
         """Add commands to what is being decided."""
-        self.out.extend(commands)
+        self.pending_commands.extend(commands)
 
     def emit(self, event: JobEvent | TrainingStalled | PhaseEntered) -> None:
         """Tell people what happened."""
-        self.out.append(EmitEvent(event))
+        self.pending_commands.append(EmitEvent(event))
 
-    def record(self, entry: JournalEntry) -> None:
+    def record_entry(self, entry: JournalEntry) -> None:
         """Decide a change of the ledger: it is journaled and applied at once."""
-        self.out.append(RecordEntry(entry))
-        self.apply(entry)
+        self.pending_commands.append(RecordEntry(entry))
+        self.apply_entry(entry)
 
-    def end(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
+    def end_job(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
         """End the job; later events change nothing."""
-        if not self.ended:
-            self.record(JobPhaseChanged(name=phase, reason=reason))
-            self.do(EndJob(phase, reason, detail, kind))
+        if not self.has_ended:
+            self.record_entry(JobPhaseChanged(name=phase, reason=reason))
+            self.add_commands(EndJob(phase, reason, detail, kind))
 
     # ------------------------------------------------------------------ what is journaled
 
-    def apply(self, entry: JournalEntry) -> None:
+    def apply_entry(self, entry: JournalEntry) -> None:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
         ENTRY_HANDLERS[type(entry)](self, entry)
 
@@ -401,9 +402,9 @@ class JobState:
         if snapshot is not None:
             restore_state(self, snapshot)
         for entry in journaled:
-            self.apply(JournalEntry.from_json(entry))
+            self.apply_entry(JournalEntry.from_json(entry))
 
-    def snapshot(self) -> dict[str, Any]:
+    def to_snapshot(self) -> dict[str, Any]:
         """All that the journal's entries so far have led to, as JSON."""
         return state_to_snapshot(self)
 
@@ -431,8 +432,8 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
             state.ledgers[kind] = Ledger(ShardPlan(sources, s.task_records, seed), epochs, s.minibatch)
     # Journals from before there was an order have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
-        state.order = ShuffleOrder.from_json(entry.training, entry.order)
-        state.ledgers[TRAINING] = shuffled_ledger(state.order, s.epochs, s.minibatch, s.task_records)
+        state.shuffle_order = ShuffleOrder.from_json(entry.training, entry.order)
+        state.ledgers[TRAINING] = shuffled_ledger(state.shuffle_order, s.epochs, s.minibatch, s.task_records)
     state.validation = _nonempty_sources(entry.validation)
 
 
@@ -442,39 +443,39 @@ def _nonempty_sources(rows: Sources | None) -> tuple[RecordSource, ...]:
 
 def _apply_leased(state: JobState, entry: LeaseGranted) -> None:
     ledger = state.ledgers.setdefault(entry.task, single_task_ledger(entry.task))
-    ledger.lease(entry.lease, RecordRange(*entry.work), entry.worker)
+    ledger.grant_range(entry.lease, RecordRange(*entry.work), entry.worker)
     state.lease_counter = entry.lease & _LEASE_COUNTER_MASK
 
 
 def _apply_progress(state: JobState, entry: LeaseProgressed) -> None:
-    found = state.find(entry.lease)
+    found = state.find_lease(entry.lease)
     if found:
         _count_reported_fields(state, entry, *found)
-        state.ledgers[found[0]].progress(entry.lease, entry.through)
+        state.ledgers[found[0]].record_progress(entry.lease, entry.through)
 
 
 def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
-    found = state.find(entry.lease)
+    found = state.find_lease(entry.lease)
     if not found:
         return
     kind = found[0]
     _count_reported_fields(state, entry, *found)
-    state.ledgers[kind].done(entry.lease)
+    state.ledgers[kind].finish_lease(entry.lease)
     if kind == TRAINING:
         _close_revoked_lease(state, entry.lease)
-    if kind == EVALUATION and state.round:
-        state.round.states = evaluation.merge_metric_states(state.round.states, entry.result)
+    if kind == EVALUATION and state.evaluation:
+        state.evaluation.states = evaluation.merge_metric_states(state.evaluation.states, entry.result)
     if kind == EXPORT:
         state.counters.exported, state.counters.loading = parse_export(entry.result)
     if kind == BEST_MODEL:
         state.ledgers.pop(BEST_MODEL)
-        state.callbacks = state.callbacks.written(entry.result["place"], entry.result["cut"])
+        state.callbacks = state.callbacks.mark_written(entry.result["place"], entry.result["cut"])
 
 
 def _count_reported_fields(state: JobState, entry: LeaseProgressed | LeaseCompleted, kind: str, lease: Lease) -> None:
     if entry.skipped:
         state.counters.skipped += entry.skipped
-        one_pass = f"{kind} {lease.work.epoch}"
+        one_pass = f"{kind} {lease.record_range.epoch}"
         state.counters.corrupt[one_pass] = state.counters.corrupt.get(one_pass, 0) + entry.skipped
     if entry.loss is not None:
         state.counters.loss = entry.loss
@@ -482,23 +483,23 @@ def _count_reported_fields(state: JobState, entry: LeaseProgressed | LeaseComple
 
 def _apply_revoking(state: JobState, entry: RevocationStarted) -> None:
     revocation = LeaseRevocation(entry.worker, entry.leases, entry.reason, entry.in_flight, entry.crashed)
-    if revocation.begin(state.training.leases if state.training else {}):
+    if revocation.mark_leases(state.training_ledger.leases if state.training_ledger else {}):
         state.revocations.append(revocation)
 
 
 def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
     number = entry.lease
-    found = state.find(number)
+    found = state.find_lease(number)
     if not found:
         return
-    state.ledgers[found[0]].give_back(number, entry.through, entry.quarantine or 0)
+    state.ledgers[found[0]].requeue_lease(number, entry.through, entry.quarantine or 0)
     update_accounting.add_repeated_steps(state, entry.extra or {})
     state.counters.repeated += entry.repeated
     state.counters.partial += entry.partial
     if found[0] == TRAINING:
-        state.revoked.add(number)
-        oldest = state.oldest()
-        state.revoked = {other for other in state.revoked if other >= oldest}
+        state.revoked_leases.add(number)
+        oldest = state.oldest_training_lease()
+        state.revoked_leases = {other for other in state.revoked_leases if other >= oldest}
         _close_revoked_lease(state, number)
 
 
@@ -522,15 +523,15 @@ def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced 
     state.checkpoint = SavedCheckpoint(entry.cut, entry.step, entry.version, entry.ledger)
     state.last_checkpoint = entry.step
     state.callbacks = state.callbacks.trim_history(entry.step)
-    if state.round is not None and state.round.pin == entry.cut:
-        state.round.saved = True
+    if state.evaluation is not None and state.evaluation.pin == entry.cut:
+        state.evaluation.saved = True
 
 
 def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
     plan = ShardPlan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
-    state.round = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
-    state.round.saved = state.checkpoint is not None and state.checkpoint.cut == entry.pin
+    state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
+    state.evaluation.saved = state.checkpoint is not None and state.checkpoint.cut == entry.pin
     state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
     state.ledgers.pop(METRICS, None)
@@ -541,7 +542,7 @@ def _apply_evaluated(state: JobState, entry: EvaluationCompleted) -> None:
     state.counters.metrics = dict(entry.metrics)
     state.evaluated_final |= entry.final
     if entry.callbacks is not None:
-        state.callbacks = state.callbacks.entered(entry.step, entry.callbacks)
+        state.callbacks = state.callbacks.apply_evaluated_state(entry.step, entry.callbacks)
     _give_up_evaluation(state)
 
 
@@ -550,7 +551,7 @@ def _apply_evaluation_off(state: JobState, entry: EvaluationAbandoned) -> None:
 
 
 def _give_up_evaluation(state: JobState) -> None:
-    state.round = None
+    state.evaluation = None
     for kind in (EVALUATION, METRICS):
         state.ledgers.pop(kind, None)
 
@@ -565,7 +566,7 @@ def _apply_final(state: JobState, entry: FinalCutPinned) -> None:
 
 def _apply_holds(state: JobState, entry: ParametersHeld) -> None:
     state.pods.parameter_holders[entry.index] = entry.ps
-    if len(state.pods.parameter_holders) == state.pods.ps:
+    if len(state.pods.parameter_holders) == state.pods.ps_count:
         _release_paused_updates(state)
 
 
@@ -591,7 +592,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         update_accounting.add_lost_updates(state, str(entry.ps), entry.updates or 0)
     else:
         training = state.ledgers[TRAINING]
-        training.restore(entry.ledger)
+        training.restore_snapshot(entry.ledger)
         if entry.records:
             state.counters.loss = None  # it is of steps that are not done any more
         if state.last_evaluation > training.done_steps:
@@ -599,7 +600,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         state.counters.rolled_back += entry.records
         state.counters.corrupt.clear()  # they are read, and counted, again
         state.last_checkpoint = state.last_evaluation = training.done_steps
-        state.revoked.clear()
+        state.revoked_leases.clear()
         state.revocations.clear()
         state.pods.parameter_holders.clear()
         _release_paused_updates(state)
@@ -610,7 +611,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
 
 
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
-    state.callbacks = state.callbacks.declare(callbacks_from_json(entry.declared))
+    state.callbacks = state.callbacks.declare_callbacks(callbacks_from_json(entry.declared))
 
 
 def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
@@ -620,7 +621,7 @@ def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
 
 
 def _apply_restored(state: JobState, entry: ParametersRestored) -> None:
-    state.pods.born[entry.ps] = entry.born
+    state.pods.restore_lease[entry.ps] = entry.born
     if entry.index is not None:
         update_accounting.apply_ps_restore(state, entry.ps, entry.index)
 
@@ -629,11 +630,11 @@ def _apply_worker(state: JobState, entry: WorkerChanged) -> None:
     fleet, uid = state.pods, entry.uid or ""
     fleet.next_worker_index = max(fleet.next_worker_index, entry.index + 1)
     if entry.lost:
-        fleet.workers.pop(uid, None)
+        fleet.worker_indices.pop(uid, None)
         state.counters.workers_lost += uid not in fleet.leaving_workers
         fleet.leaving_workers.discard(uid)
     elif uid:
-        fleet.workers[uid] = entry.index
+        fleet.worker_indices[uid] = entry.index
 
 
 def _apply_dismissed(state: JobState, entry: WorkerDismissed) -> None:
@@ -641,11 +642,11 @@ def _apply_dismissed(state: JobState, entry: WorkerDismissed) -> None:
 
 
 def _apply_memory(state: JobState, entry: WorkerMemoryRaised) -> None:
-    state.pods.memory = MemoryRaise(entry.raised, entry.since)
+    state.pods.worker_memory = MemoryRaise(entry.raised, entry.since)
 
 
 def _apply_scaled(state: JobState, entry: WorkersScaled) -> None:
-    state.scaled = entry.min, entry.max
+    state.scale_override = entry.min, entry.max
 
 
 def _apply_phase(state: JobState, entry: JobPhaseChanged) -> None:
@@ -654,7 +655,7 @@ def _apply_phase(state: JobState, entry: JobPhaseChanged) -> None:
 
 def _apply_resumed(state: JobState, entry: JobResumed) -> None:
     state.phase, state.reason = "Starting", "resumed"
-    state.pods.leaving_workers = set(state.pods.workers)
+    state.pods.leaving_workers = set(state.pods.worker_indices)
 
 
 def _apply_incarnation(state: JobState, entry: MasterStarted) -> None:
@@ -715,25 +716,25 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
     checkpoint, fleet = state.checkpoint, state.pods
     return {
         "sources": dataset_entry(state) if state.is_dataset_known else None,
-        "ledgers": {k: x.snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
-        "round": state.round.snapshot() if state.round else None,
+        "ledgers": {k: x.to_snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
+        "round": state.evaluation.to_snapshot() if state.evaluation else None,
         "counters": {name: getattr(state.counters, name) for name in JobCounters.__slots__},
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
         "marks": [getattr(state, name) for name in _SNAPSHOT_FIELDS],
         "fleet": [
             fleet.next_worker_index,
-            dict(fleet.born),
-            dict(fleet.workers),
+            dict(fleet.restore_lease),
+            dict(fleet.worker_indices),
             sorted(fleet.parameter_holders.items()),
         ],
         "dismissed": sorted(fleet.leaving_workers),
         "handed_over": [state.paused_cut, dict(fleet.handed_over_ps)],
-        "memory": [fleet.memory.raise_count, fleet.memory.since],
-        "scaled": list(state.scaled),
-        "balance": [dict(fleet.update_offsets), sorted(fleet.measured.items())],
-        "callbacks": state.callbacks.snapshot(),
+        "memory": [fleet.worker_memory.raise_count, fleet.worker_memory.first_worker],
+        "scaled": list(state.scale_override),
+        "balance": [dict(fleet.update_offsets), sorted(fleet.measured_ps.items())],
+        "callbacks": state.callbacks.to_snapshot(),
         "best_restored": state.best_restored,
-        "revoked": sorted(state.revoked),
+        "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
     }
 
@@ -746,40 +747,40 @@ def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
 def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     """Make a fresh state what ``state_to_snapshot`` described."""
     if snapshot["sources"] is not None:
-        state.apply(DatasetEntered.from_fields(snapshot["sources"]))
+        state.apply_entry(DatasetEntered.from_fields(snapshot["sources"]))
     if snapshot["round"]:
         _restore_evaluation(state, snapshot["round"])
     for kind, ledger in snapshot["ledgers"].items():
-        state.ledgers.setdefault(kind, single_task_ledger(kind)).restore(ledger)
+        state.ledgers.setdefault(kind, single_task_ledger(kind)).restore_snapshot(ledger)
     state.counters = JobCounters(**snapshot["counters"])
     state.checkpoint = SavedCheckpoint(*snapshot["checkpoint"]) if snapshot["checkpoint"] else None
     for name, value in zip(_SNAPSHOT_FIELDS, snapshot["marks"], strict=True):
         setattr(state, name, value)
-    state.pods.next_worker_index, state.pods.born, state.pods.workers, holding = snapshot["fleet"]
+    state.pods.next_worker_index, state.pods.restore_lease, state.pods.worker_indices, holding = snapshot["fleet"]
     state.pods.parameter_holders = dict(holding)
     state.pods.leaving_workers = set(snapshot.get("dismissed", ()))
     state.paused_cut, handed_over = snapshot.get("handed_over", (0, {}))
     state.pods.handed_over_ps = dict(handed_over)
-    state.pods.memory = MemoryRaise(*snapshot.get("memory", ()))
+    state.pods.worker_memory = MemoryRaise(*snapshot.get("memory", ()))
     offsets, measured = snapshot.get("balance", ({}, ()))
-    state.pods.update_offsets, state.pods.measured = dict(offsets), dict(measured)
+    state.pods.update_offsets, state.pods.measured_ps = dict(offsets), dict(measured)
     if "callbacks" in snapshot:
-        state.callbacks = CallbackState.restore(snapshot["callbacks"])
+        state.callbacks = CallbackState.from_snapshot(snapshot["callbacks"])
     state.best_restored = snapshot.get("best_restored", 0)
     least, most = snapshot.get("scaled", (None, None))
-    state.scaled = least, most
-    state.revoked = set(snapshot["revoked"])
-    held = state.training.leases if state.training else {}
-    found = [LeaseRevocation.of(row) for row in snapshot["revocations"]]
-    state.revocations = [revocation for revocation in found if revocation.begin(held)]
+    state.scale_override = least, most
+    state.revoked_leases = set(snapshot["revoked"])
+    held = state.training_ledger.leases if state.training_ledger else {}
+    found = [LeaseRevocation.from_row(row) for row in snapshot["revocations"]]
+    state.revocations = [revocation for revocation in found if revocation.mark_leases(held)]
 
 
 def _restore_evaluation(state: JobState, snapshot: Mapping[str, Any]) -> None:
-    state.apply(EvaluationBegun.from_fields(snapshot))
-    assert state.round is not None
-    state.round.ledger.restore(snapshot["ledger"])
-    state.round.states = snapshot["states"]
-    state.round.saved = snapshot.get("saved", False)
+    state.apply_entry(EvaluationBegun.from_fields(snapshot))
+    assert state.evaluation is not None
+    state.evaluation.ledger.restore_snapshot(snapshot["ledger"])
+    state.evaluation.states = snapshot["states"]
+    state.evaluation.saved = snapshot.get("saved", False)
 
 
 def dataset_entry(state: JobState) -> dict[str, Any]:
@@ -791,6 +792,6 @@ def dataset_entry(state: JobState) -> dict[str, Any]:
     found: dict[str, Any] = {
         k: rows(state.ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in state.ledgers
     }
-    if state.order is not None:
-        found |= {TRAINING: rows(state.order.sources), "order": state.order.to_json()}
+    if state.shuffle_order is not None:
+        found |= {TRAINING: rows(state.shuffle_order.sources), "order": state.shuffle_order.to_json()}
     return {**found, "validation": rows(state.validation)}

@@ -31,8 +31,8 @@ def find_result_error(
         at: the evaluation in progress.
     """
     if kind == "training":
-        if last_progress is not None and last_progress.through < lease.steps:
-            return f"a training task was reported done after {last_progress.through} of {lease.steps} steps"
+        if last_progress is not None and last_progress.done_steps < lease.step_count:
+            return f"a training task was reported done after {last_progress.done_steps} of {lease.step_count} steps"
         return ""
     return _RESULT_CHECKS.get(kind, _accept_any)(result, evaluation_round)
 

@@ -54,11 +54,11 @@ class UpdateBalance:
     """What a cut shows.
 
     Attributes:
-        lacking: updates that the parameters of each PS lack, by its index.
+        missing_updates: updates that the parameters of each PS lack, by its index.
         step_differences: by uid of a PS: steps done less steps let in, beyond what it lost.
     """
 
-    lacking: dict[str, int] = field(default_factory=dict)
+    missing_updates: dict[str, int] = field(default_factory=dict)
     step_differences: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,25 +68,25 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
     balance = UpdateBalance()
     restored_ps: dict[str, int] = {}
     steady_differences = []
-    for uid, entered in cut.entered.items():
-        if uid not in fleet.pods or (uid in fleet.born and uid not in fleet.update_offsets):
+    for uid, entered in cut.admitted_steps.items():
+        if uid not in fleet.by_uid or (uid in fleet.restore_lease and uid not in fleet.update_offsets):
             continue  # a master of an older EDL told it to load its checkpoint
-        index = fleet.pods[uid].index
+        index = fleet.by_uid[uid].index
         found = done + fleet.update_offsets.get(uid, 0) - entered
-        if uid in fleet.born and fleet.measured.get(index) != uid:
+        if uid in fleet.restore_lease and fleet.measured_ps.get(index) != uid:
             restored_ps[uid] = found
             continue
         before = known.get(str(index), 0)
-        balance.lacking[str(index)] = before
+        balance.missing_updates[str(index)] = before
         steady_differences.append(found - before)
         if found != before:
             balance.step_differences[uid] = found - before
     # What all others miss, those that went back miss for the same reason.
     common = max(0, min(steady_differences, default=0))
     for uid, found in restored_ps.items():
-        which = str(fleet.pods[uid].index)
+        which = str(fleet.by_uid[uid].index)
         lacking = max(found - common, known.get(which, 0))
-        balance.lacking[which] = lacking
+        balance.missing_updates[which] = lacking
         if found != lacking:
             balance.step_differences[uid] = found - lacking
     return balance
@@ -100,7 +100,7 @@ def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
     counters.updates_of.update(entry.lacking)
     counters.updates_of = {index: updates for index, updates in counters.updates_of.items() if updates}
     counters.updates_rolled_back = sum(counters.updates_of.values())
-    fleet.measured = {index: uid for index, uid in fleet.parameter_holders.items() if str(index) in entry.lacking}
+    fleet.measured_ps = {index: uid for index, uid in fleet.parameter_holders.items() if str(index) in entry.lacking}
     differs = entry.differs or {}
     for uid, steps in differs.items():
         fleet.update_offsets[uid] = fleet.update_offsets.get(uid, 0) - steps
@@ -109,7 +109,7 @@ def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
 
 def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
     """All parameters are those of a checkpoint, which lacks so many updates; None: nobody knows how many."""
-    state.pods.measured.clear()
+    state.pods.measured_ps.clear()
     if lacking is not None:
         state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
         state.counters.updates_rolled_back = sum(state.counters.updates_of.values())
@@ -119,11 +119,11 @@ def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
     """A PS loads the newest checkpoint, or begins with initial values where there is none."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
     state.pods.update_offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
-    state.pods.measured.pop(index, None)
+    state.pods.measured_ps.pop(index, None)
 
 
 def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
     """So many steps that each of these PS let in are not done: they are leased again."""
     for uid, extra in steps.items():
-        if uid in state.pods.update_offsets or uid not in state.pods.born:
+        if uid in state.pods.update_offsets or uid not in state.pods.restore_lease:
             state.pods.update_offsets[uid] = state.pods.update_offsets.get(uid, 0) + extra

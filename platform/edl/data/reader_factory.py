@@ -136,7 +136,7 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
             )
         sizes.append(counts)
         total_bytes, records = total_bytes + int(block_sizes.bytes), records + source.records
-    return BlockLayout.of(sizes, -(-total_bytes // max(1, records)))
+    return BlockLayout.from_sizes(sizes, -(-total_bytes // max(1, records)))
 
 
 def choose_reader_window(reader: Reader, requested_window: int | None, records: int, records_per_lease: int) -> int:
@@ -165,4 +165,6 @@ def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
     blocks = read_reader_blocks(reader)
     if blocks is None:
         raise BadInputError("the data reader has no random access: its records cannot be shuffled")
-    return ShuffleOrder.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)
+    return ShuffleOrder.from_rows(
+        [(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed
+    )

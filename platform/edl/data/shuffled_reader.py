@@ -162,7 +162,7 @@ class ShuffledReader:
 
     def describe_positions(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
-        return describe_ranges(self.order.epoch(epoch).record_ranges(start, end))
+        return describe_ranges(self.order.epoch_order(epoch).record_ranges(start, end))
 
     def _append_records(
         self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
@@ -254,7 +254,7 @@ class ShuffledReader:
 
     def _epoch_order(self, epoch: int) -> EpochOrder:
         if self._epoch[0] != epoch:
-            order = self.order.epoch(epoch)
+            order = self.order.epoch_order(epoch)
             self._end_records = np.array(order.ends, np.int64)
             self._first_records = np.concatenate(([0], self._end_records[:-1]))
             self._epoch = (epoch, order)

@@ -24,14 +24,14 @@ class DisruptionCounter:
         self._returned, self._leased = 0, 0
 
     @classmethod
-    def of(cls, events: Iterable[JobEvent]) -> Self:
+    def from_events(cls, events: Iterable[JobEvent]) -> Self:
         """A counter that has heard these events."""
         counter = cls()
         for event in events:
-            counter.hear(event)
+            counter.count_event(event)
         return counter
 
-    def hear(self, event: JobEvent) -> None:
+    def count_event(self, event: JobEvent) -> None:
         """Count one event; whom the master itself told to go is no loss."""
         match event:
             case RoleLeaving() if event.cause not in _EXTERNAL_CAUSES:
@@ -49,7 +49,7 @@ class DisruptionCounter:
                 self._leased += event.end - event.start
 
     @property
-    def losses(self) -> DisruptionReport:
+    def report(self) -> DisruptionReport:
         """All so far."""
         return DisruptionReport(
             dict(self._lost["worker"]),

@@ -20,19 +20,19 @@ class SpecProblem:
     """One mistake in a document.
 
     Attributes:
-        where: file and line (``job.yaml:7``), or the option that set the value (``--set train.epochs=x``).
-        path: the place in the document, ``train.epochs`` or ``volumes[0].mount``; empty for the document itself.
+        source_location: file and line (``job.yaml:7``), or the option that set the value (``--set train.epochs=x``).
+        field_path: the place in the document, ``train.epochs`` or ``volumes[0].mount``; empty for the document itself.
         message: what was found and what is allowed, in one sentence.
         hint: what the user can do about it.
     """
 
-    where: str
-    path: str
+    source_location: str
+    field_path: str
     message: str
     hint: str | None = None
 
     def __str__(self) -> str:
-        place = f"{self.where}: {self.path}" if self.path else self.where
+        place = f"{self.source_location}: {self.field_path}" if self.field_path else self.source_location
         return f"{place}: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
 
 
@@ -60,18 +60,18 @@ def normalize_spelling(spelled_name: str) -> str:
 class DocumentNode:
     """A value and its place: a scalar, a mapping of text to nodes, or a list of nodes.
 
-    A mapping's members carry the line of their key. ``where`` is ready to be printed.
+    A mapping's members carry the line of their key. ``source_location`` is ready to be printed.
     """
 
     value: ScalarValue | dict[str, DocumentNode] | list[DocumentNode]
-    where: str
+    source_location: str
 
-    def plain(self) -> JsonValue:
+    def to_plain_value(self) -> JsonValue:
         """The value without places."""
         if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
+            return {key: node.to_plain_value() for key, node in self.value.items()}
         if isinstance(self.value, list):
-            return [node.plain() for node in self.value]
+            return [node.to_plain_value() for node in self.value]
         return self.value
 
 
@@ -109,18 +109,18 @@ def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class ReadContext:
     """Where a reader of the tree stands: the path so far, and the list that collects problems."""
 
-    path: str
+    field_path: str
     problems: list[SpecProblem]
 
-    def member(self, name: str) -> ReadContext:
+    def enter_member(self, name: str) -> ReadContext:
         """The place of a mapping's member."""
-        return ReadContext(f"{self.path}.{name}" if self.path else name, self.problems)
+        return ReadContext(f"{self.field_path}.{name}" if self.field_path else name, self.problems)
 
-    def items(self, nodes: list[DocumentNode]) -> Iterator[tuple[DocumentNode, ReadContext]]:
+    def enter_items(self, nodes: list[DocumentNode]) -> Iterator[tuple[DocumentNode, ReadContext]]:
         """The members of a list, each with its place."""
         for index, node in enumerate(nodes):
-            yield node, ReadContext(f"{self.path}[{index}]", self.problems)
+            yield node, ReadContext(f"{self.field_path}[{index}]", self.problems)
 
-    def report(self, node: DocumentNode, message: str, hint: str | None = None) -> None:
+    def report_problem(self, node: DocumentNode, message: str, hint: str | None = None) -> None:
         """Add a problem; reading goes on, so that all problems of a file are told at once."""
-        self.problems.append(SpecProblem(node.where, self.path, message, hint))
+        self.problems.append(SpecProblem(node.source_location, self.field_path, message, hint))

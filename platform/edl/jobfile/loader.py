@@ -23,13 +23,13 @@ class RuleViolation:
     """A rule that a spec breaks: the path of the field to change, what is wrong, what can be done.
 
     Attributes:
-        other: the path of a field that it does not go together with.
+        conflicting_field: the path of a field that it does not go together with.
     """
 
-    path: str
+    field_path: str
     message: str
     hint: str | None = None
-    other: str = ""
+    conflicting_field: str = ""
 
 
 def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -> list[RuleViolation]:
@@ -69,7 +69,7 @@ def _check_evaluation(spec: JobSpec) -> Iterator[RuleViolation]:
 def _check_worker_limits(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.workers.max < spec.workers.min:
         message = f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}"
-        yield RuleViolation("workers.max", message, other="workers.min")
+        yield RuleViolation("workers.max", message, conflicting_field="workers.min")
 
 
 def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -98,7 +98,7 @@ def _check_sync_mode(spec: JobSpec) -> Iterator[RuleViolation]:
     if strategy.grads_to_wait > most:
         message = f"found {strategy.grads_to_wait}, but workers.max is {most}: so many pushes never come together"
         hint = f"make it at most {most}, or raise workers.max"
-        yield RuleViolation("strategy.grads_to_wait", message, hint, other="workers.max")
+        yield RuleViolation("strategy.grads_to_wait", message, hint, conflicting_field="workers.max")
     if strategy.staleness_aware:
         message = "found true, but under mode: sync a push that is too old is computed anew"
         yield RuleViolation("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")
@@ -141,14 +141,14 @@ class NumberOption:
     """A number of the command line that has an option of its own.
 
     Attributes:
-        option: as it was typed, ``--workers 3``: it stands in messages in the place of file and line.
-        field: that it sets, by its path.
+        option_text: as it was typed, ``--workers 3``: it stands in messages in the place of file and line.
+        field_path: that it sets, by its path.
         number: the value.
         limited_field: a field that may not be higher, and becomes as low where it is.
     """
 
-    option: str
-    field: str
+    option_text: str
+    field_path: str
     number: int
     limited_field: str = ""
 
@@ -158,12 +158,12 @@ class _LoadRequest:
     """What a file is read for, besides its text."""
 
     overrides: tuple[str, ...] = ()
-    counts: tuple[NumberOption, ...] = ()
-    required: tuple[str, ...] = ()
+    number_options: tuple[NumberOption, ...] = ()
+    required_datasets: tuple[str, ...] = ()
     extra_rules: ExtraRules = lambda _: ()
 
-    def broken(self, spec: JobSpec) -> Iterator[RuleViolation]:
-        yield from find_rule_violations(spec, self.required)
+    def find_violations(self, spec: JobSpec) -> Iterator[RuleViolation]:
+        yield from find_rule_violations(spec, self.required_datasets)
         yield from self.extra_rules(spec)
 
 
@@ -222,7 +222,11 @@ def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[s
 
     source = os.fspath(path)
     root = parse_yaml(_read_text_file(Path(path)), source, [])
-    return source if root is None else _find_nearest_node(_apply_overrides(root, tuple(overrides), []), field).where
+    return (
+        source
+        if root is None
+        else _find_nearest_node(_apply_overrides(root, tuple(overrides), []), field).source_location
+    )
 
 
 def dump_job_spec(spec: JobSpec) -> dict[str, JsonValue]:
@@ -251,20 +255,22 @@ def _load_yaml_text(text: str, source: str, use: _LoadRequest) -> JobSpec:
 
 def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecProblem]) -> JobSpec | None:
     """The job of a tree; None when ``problems`` says why there is none."""
-    root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.counts, problems)
+    root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.number_options, problems)
     spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
-    problems.extend(_problem_from_violation(root, rule) for rule in (use.broken(spec) if spec is not None else ()))
+    problems.extend(
+        _problem_from_violation(root, rule) for rule in (use.find_violations(spec) if spec is not None else ())
+    )
     return None if problems else spec
 
 
 def _problem_from_violation(root: DocumentNode, rule: RuleViolation) -> SpecProblem:
     """A broken rule with its place, and with the option that the other field is from: no line of a file shows that."""
-    where, hint = _find_nearest_node(root, rule.path).where, rule.hint
-    other = _find_node(root, rule.other)
-    if other and other.where.startswith("--") and other.where != where:
-        source = f"is from {other.where}"
-        hint = f"{hint}, which {source}" if hint else f"{rule.other} {source}"
-    return SpecProblem(where, rule.path, rule.message, hint)
+    where, hint = _find_nearest_node(root, rule.field_path).source_location, rule.hint
+    other = _find_node(root, rule.conflicting_field)
+    if other and other.source_location.startswith("--") and other.source_location != where:
+        source = f"is from {other.source_location}"
+        hint = f"{hint}, which {source}" if hint else f"{rule.conflicting_field} {source}"
+    return SpecProblem(where, rule.field_path, rule.message, hint)
 
 
 def _read_text_file(path: Path) -> str:
@@ -297,8 +303,8 @@ def _apply_number_options(
     for count in counts:
         from edl.jobfile.yaml_parser import assign_value  # reads YAML
 
-        leaf = DocumentNode(count.number, count.option)
-        root = assign_value(root, count.field, leaf, problems)
+        leaf = DocumentNode(count.number, count.option_text)
+        root = assign_value(root, count.field_path, leaf, problems)
         least = _find_node(root, count.limited_field)
         if least and isinstance(least.value, int | float) and least.value > count.number:
             root = assign_value(root, count.limited_field, leaf, problems)
@@ -306,7 +312,7 @@ def _apply_number_options(
 
 
 def _line_number(problem: SpecProblem) -> int:
-    line = re.search(r":(\d+)$", problem.where)
+    line = re.search(r":(\d+)$", problem.source_location)
     return int(line[1]) if line else 0
 
 

@@ -48,7 +48,7 @@ class PublishedStatus:
     losses: DisruptionReport | None = None
 
     @property
-    def detail(self) -> str:
+    def failure_detail(self) -> str:
         """More about a failure: a traceback, a log."""
         return self.failure.detail if self.failure else ""
 

@@ -41,27 +41,27 @@ class QuantityType(ScalarType):
     parse: Callable[[str], float]
     pattern: str
     description: str
-    whole: bool = False
+    is_whole_number: bool = False
     above_zero: bool = False
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return self.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
-        plain = to_whole_number if self.whole else to_finite_float
+        plain = to_whole_number if self.is_whole_number else to_finite_float
         number = self._parse_or_none(node.value) if isinstance(node.value, str) else plain(node.value)
         allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
-        return number if allowed else self.refuse(node, place)
+        return number if allowed else self.report_invalid_value(node, place)
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
         return {
             "anyOf": [
                 {
-                    "type": "integer" if self.whole else "number",
+                    "type": "integer" if self.is_whole_number else "number",
                     "exclusiveMinimum" if self.above_zero else "minimum": 0,
                 },
                 {"type": "string", "pattern": self.pattern},
@@ -121,12 +121,14 @@ def _split_unit(text: str, pattern: str) -> tuple[str, str]:
 
 
 QUANTITY_TYPES: Mapping[Quantity, QuantityType] = {
-    Quantity.SIZE: QuantityType(parse_size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True),
+    Quantity.SIZE: QuantityType(
+        parse_size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", is_whole_number=True
+    ),
     Quantity.POSITIVE_SIZE: QuantityType(
         parse_size,
         SIZE_PATTERN.replace(_NUMBER_PATTERN, _POSITIVE_NUMBER_PATTERN),
         "a size above 0 such as 2Mi, 1.5G or a number of bytes",
-        whole=True,
+        is_whole_number=True,
         above_zero=True,
     ),
     Quantity.POSITIVE_CORES: QuantityType(

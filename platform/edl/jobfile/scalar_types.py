@@ -19,7 +19,7 @@ class FieldType(Protocol):
     """What a value may be."""
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
@@ -37,13 +37,13 @@ class ScalarType:
     """What the kinds of single values share: one way to refuse, and JSON that is the value itself."""
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         raise NotImplementedError
 
-    def refuse(self, node: DocumentNode, place: ReadContext, hint: str | None = None) -> None:
+    def report_invalid_value(self, node: DocumentNode, place: ReadContext, hint: str | None = None) -> None:
         """Report what was found and what is allowed."""
-        place.report(node, f"found {describe_value(node)}, must be {self.expected}", hint)
+        place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}", hint)
 
     def write(self, value: Any) -> JsonValue:
         """The value as JSON."""
@@ -59,7 +59,7 @@ class IntegerType(ScalarType):
     maximum: int | None = None
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         least = "" if self.minimum is None else f" of at least {self.minimum}"
         return f"a whole number{least}" + ("" if self.maximum is None else f" and at most {self.maximum}")
@@ -72,7 +72,7 @@ class IntegerType(ScalarType):
             or number < _minimum_or_infinity(self.minimum)
             or (self.maximum is not None and number > self.maximum)
         ):
-            return self.refuse(node, place, _suggest_removing_quotes(node.value))
+            return self.report_invalid_value(node, place, _suggest_removing_quotes(node.value))
         return number
 
     def schema(self) -> dict[str, JsonValue]:
@@ -88,7 +88,7 @@ class NumberType(ScalarType):
     minimum: float | None = None
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return "a number" if self.minimum is None else f"a number of at least {self.minimum:g}"
 
@@ -96,7 +96,7 @@ class NumberType(ScalarType):
         """The value, or None with a problem reported."""
         number = to_finite_float(node.value)
         if number is None or number < _minimum_or_infinity(self.minimum):
-            return self.refuse(node, place, _suggest_removing_quotes(node.value))
+            return self.report_invalid_value(node, place, _suggest_removing_quotes(node.value))
         return number
 
     def schema(self) -> dict[str, JsonValue]:
@@ -118,13 +118,13 @@ class BooleanType(ScalarType):
     """True or false."""
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return "true or false"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The value, or None with a problem reported."""
-        return node.value if isinstance(node.value, bool) else self.refuse(node, place)
+        return node.value if isinstance(node.value, bool) else self.report_invalid_value(node, place)
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
@@ -138,7 +138,7 @@ class TextType(ScalarType):
     form: TextForm
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return self.form.description
 
@@ -148,7 +148,7 @@ class TextType(ScalarType):
         if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
             return node.value
         quoted = None if isinstance(node.value, str | dict | list | None) else "put it in quotes to make it text"
-        return self.refuse(node, place, quoted)
+        return self.report_invalid_value(node, place, quoted)
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
@@ -157,13 +157,13 @@ class TextType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceType(ScalarType):
-    """One of a few names; those that come ``later`` are known, refused as not built yet, and offered to nobody."""
+    """One of a few names; ``planned_names`` are known, refused as not built yet, and offered to nobody."""
 
     names: tuple[str, ...]
-    later: tuple[str, ...] = ()
+    planned_names: tuple[str, ...] = ()
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return join_alternatives(self.names)
 
@@ -171,12 +171,12 @@ class ChoiceType(ScalarType):
         """The value, or None with a problem reported."""
         if node.value in self.names:
             return node.value
-        if node.value in self.later:
-            return place.report(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
-        close = closest_match(node.value, (*self.names, *self.later)) if isinstance(node.value, str) else None
-        if close in self.later:
-            return self.refuse(node, place, f"{close} is not built yet")
-        return self.refuse(node, place, close and f"did you mean '{close}'?")
+        if node.value in self.planned_names:
+            return place.report_problem(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
+        close = closest_match(node.value, (*self.names, *self.planned_names)) if isinstance(node.value, str) else None
+        if close in self.planned_names:
+            return self.report_invalid_value(node, place, f"{close} is not built yet")
+        return self.report_invalid_value(node, place, close and f"did you mean '{close}'?")
 
     def schema(self) -> dict[str, JsonValue]:
         """JSON Schema of what read accepts."""
@@ -239,87 +239,87 @@ def _minimum_or_infinity(minimum: float | None) -> float:
 class NullableType:
     """A value or null; what null means is said by the field's sentence."""
 
-    kind: FieldType
+    inner_type: FieldType
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return f"{self.kind.expected}, or null"
+        return f"{self.inner_type.expected_text}, or null"
 
     @property
     def section(self) -> type | None:
         """The section inside, where there is one."""
-        inner: type | None = getattr(self.kind, "section", None)
+        inner: type | None = getattr(self.inner_type, "section", None)
         return inner
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """None for null."""
-        return None if node.value is None else self.kind.read(node, place)
+        return None if node.value is None else self.inner_type.read(node, place)
 
     def write(self, value: Any) -> JsonValue:
         """Null for None."""
-        return None if value is None else self.kind.write(value)
+        return None if value is None else self.inner_type.write(value)
 
     def schema(self) -> dict[str, JsonValue]:
         """Null, or the inner kind."""
-        return {"anyOf": [{"type": "null"}, self.kind.schema()]}
+        return {"anyOf": [{"type": "null"}, self.inner_type.schema()]}
 
 
 @dataclass(frozen=True, slots=True)
 class TextOrMappingType:
     """Text, or a mapping in its place."""
 
-    text: FieldType
-    mapping: FieldType
+    text_type: FieldType
+    mapping_type: FieldType
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return f"{self.text.expected}, or {self.mapping.expected}"
+        return f"{self.text_type.expected_text}, or {self.mapping_type.expected_text}"
 
     @property
     def section(self) -> type | None:
         """The section that a mapping is."""
-        inner: type | None = getattr(self.mapping, "section", None)
+        inner: type | None = getattr(self.mapping_type, "section", None)
         return inner
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """What the mapping means, or the text."""
-        return (self.mapping if isinstance(node.value, dict) else self.text).read(node, place)
+        return (self.mapping_type if isinstance(node.value, dict) else self.text_type).read(node, place)
 
     def write(self, value: Any) -> JsonValue:
         """The text, or the mapping."""
-        return (self.text if isinstance(value, str) else self.mapping).write(value)
+        return (self.text_type if isinstance(value, str) else self.mapping_type).write(value)
 
     def schema(self) -> dict[str, JsonValue]:
         """Either of the two."""
-        return {"anyOf": [self.text.schema(), self.mapping.schema()]}
+        return {"anyOf": [self.text_type.schema(), self.mapping_type.schema()]}
 
 
 @dataclass(frozen=True, slots=True)
 class ListType:
     """A list, a tuple once read."""
 
-    kind: FieldType
+    inner_type: FieldType
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return f"a list, each of it {self.kind.expected}"
+        return f"a list, each of it {self.inner_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """A tuple of the members."""
         if not isinstance(node.value, list):
-            return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
-        return tuple(self.kind.read(member, inner) for member, inner in place.items(node.value))
+            return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
+        return tuple(self.inner_type.read(member, inner) for member, inner in place.enter_items(node.value))
 
     def write(self, value: Any) -> JsonValue:
         """A JSON array."""
-        return [self.kind.write(member) for member in value]
+        return [self.inner_type.write(member) for member in value]
 
     def schema(self) -> dict[str, JsonValue]:
         """An array of the inner kind."""
-        return {"type": "array", "items": self.kind.schema()}
+        return {"type": "array", "items": self.inner_type.schema()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class PathListType:
     """One path, a list of paths, or null for none: always a tuple of text once read."""
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return "a path, a list of paths, or null"
 
@@ -339,7 +339,7 @@ class PathListType:
             return ListType(_PATH_TYPE).read(node, place)
         if isinstance(node.value, str) and node.value:
             return (node.value,)
-        return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
+        return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
 
     def write(self, value: Any) -> JsonValue:
         """A JSON array."""
@@ -352,36 +352,39 @@ class PathListType:
 
 @dataclass(frozen=True, slots=True)
 class MappingType:
-    """A mapping whose names the user chooses, each value of one kind; ``names`` is what a name may be, if not any."""
+    """A mapping whose names the user chooses, each value of one kind.
 
-    kind: FieldType
-    names: TextForm | None = None
+    ``name_type`` is what a name may be, if not any.
+    """
+
+    value_type: FieldType
+    name_type: TextForm | None = None
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return f"a mapping of names, each of it {self.kind.expected}"
+        return f"a mapping of names, each of it {self.value_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """A dict of the members."""
         if not isinstance(node.value, dict):
-            return place.report(node, f"found {describe_value(node)}, must be {self.expected}")
-        return {name: self._member(name, member, place.member(name)) for name, member in node.value.items()}
+            return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
+        return {name: self._read_member(name, member, place.enter_member(name)) for name, member in node.value.items()}
 
-    def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
-        if self.names is not None and not re.fullmatch(self.names.pattern, name):
-            return place.report(node, f"found '{name}' as a name, must be {self.names.description}")
-        return self.kind.read(node, place)
+    def _read_member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
+        if self.name_type is not None and not re.fullmatch(self.name_type.pattern, name):
+            return place.report_problem(node, f"found '{name}' as a name, must be {self.name_type.description}")
+        return self.value_type.read(node, place)
 
     def write(self, value: Any) -> JsonValue:
         """A JSON object."""
-        return {name: self.kind.write(member) for name, member in value.items()}
+        return {name: self.value_type.write(member) for name, member in value.items()}
 
     def schema(self) -> dict[str, JsonValue]:
         """An object with such names."""
-        if self.names is None:
-            return {"type": "object", "additionalProperties": self.kind.schema()}
-        accepted = {self.names.pattern: self.kind.schema()}
+        if self.name_type is None:
+            return {"type": "object", "additionalProperties": self.value_type.schema()}
+        accepted = {self.name_type.pattern: self.value_type.schema()}
         return {"type": "object", "patternProperties": accepted, "additionalProperties": False}
 
 
@@ -390,13 +393,13 @@ class AnyJsonType:
     """Any JSON value: what is passed on to the user's code or to Kubernetes as it is."""
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
         return "any value"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The plain value."""
-        return node.plain()
+        return node.to_plain_value()
 
     def write(self, value: Any) -> JsonValue:
         """The value itself."""

@@ -69,7 +69,7 @@ class SectionField:
         built = self.declaration.built
         if built is not None and len(place.problems) == before and value not in built:
             hint = f"built: {', '.join(map(_format_json_value, built))}"
-            place.report(node, f"{_format_json_value(value)} is not built yet", hint)
+            place.report_problem(node, f"{_format_json_value(value)} is not built yet", hint)
         return value
 
     def schema(self) -> dict[str, JsonValue]:
@@ -125,26 +125,28 @@ class SectionType:
     suggest_replacement: Callable[[str], str | None] = lambda _: None
 
     @property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return f"a mapping with {', '.join(self.names)}"
+        return f"a mapping with {', '.join(self.allowed_names)}"
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def allowed_names(self) -> tuple[str, ...]:
         """Every name that the mapping may have."""
         return (*(name for name, _ in self.constants), *section_fields(self.section))
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The dataclass, or None when a field is missing or wrong."""
         if not isinstance(node.value, dict):
-            advice = "leave the field out to have its defaults" if node.value is None and place.path else None
-            return place.report(node, f"found {describe_value(node)}, must be {self.expected}", advice)
+            advice = "leave the field out to have its defaults" if node.value is None and place.field_path else None
+            return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}", advice)
         before = len(place.problems)
-        values = {name: self._member(name, member, place) for name, member in node.value.items()}
+        values = {name: self._read_member(name, member, place) for name, member in node.value.items()}
         # a field that is there with a typo is not missing as well
-        meant = {closest_match(name, self.names) for name in node.value if name not in self.names}
+        meant = {closest_match(name, self.allowed_names) for name in node.value if name not in self.allowed_names}
         for name in self._missing_fields({*node.value, *meant}):
-            place.member(name).report(node, "is missing", section_fields(self.section)[name].declaration.doc)
+            place.enter_member(name).report_problem(
+                node, "is missing", section_fields(self.section)[name].declaration.doc
+            )
         if len(place.problems) > before:
             return None
         return self.section(**{name: value for name, value in values.items() if name in section_fields(self.section)})
@@ -165,21 +167,23 @@ class SectionType:
         shape: dict[str, JsonValue] = {"type": "object", "additionalProperties": False, "properties": properties}
         return shape | ({"required": needed} if needed else {})
 
-    def _member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
+    def _read_member(self, name: str, node: DocumentNode, place: ReadContext) -> Any:
         option = section_fields(self.section).get(name)
         if option is not None:
-            return option.read(node, place.member(name))
+            return option.read(node, place.enter_member(name))
         if name not in dict(self.constants):
-            return place.member(name).report(node, *self._describe_unknown_field(name))
+            return place.enter_member(name).report_problem(node, *self._describe_unknown_field(name))
         if node.value != dict(self.constants)[name]:
-            place.member(name).report(node, f"found {describe_value(node)}, must be '{dict(self.constants)[name]}'")
+            place.enter_member(name).report_problem(
+                node, f"found {describe_value(node)}, must be '{dict(self.constants)[name]}'"
+            )
         return None
 
     def _describe_unknown_field(self, name: str) -> tuple[str, str]:
-        close = closest_match(name, self.names) or _find_in_subsections(self.section, name)
+        close = closest_match(name, self.allowed_names) or _find_in_subsections(self.section, name)
         # the pointer first: num_workers is close to workers, and means workers.max
         guess = self.suggest_replacement(name) or (close and f"did you mean '{close}'?")
-        return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
+        return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.allowed_names)}"
 
     def _missing_fields(self, present: Iterable[str | None]) -> list[str]:
         return [name for name in section_fields(self.section) if name not in {*present, *field_defaults(self.section)}]

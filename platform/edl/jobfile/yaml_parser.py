@@ -27,7 +27,7 @@ def parse_yaml(text: str, source: str, problems: list[SpecProblem]) -> DocumentN
     """The tree of a YAML text, None when there is none; ``source`` is the file's name for messages."""
     try:
         root = YAML(typ="safe", pure=True).compose(text)
-        return None if root is None else _NodeConverter(source, problems).node(root, ReadContext("", problems))
+        return None if root is None else _NodeConverter(source, problems).convert_node(root, ReadContext("", problems))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -49,26 +49,28 @@ class _NodeConverter:
     def __init__(self, source: str, problems: list[SpecProblem]) -> None:
         self._source = source
         self._problems = problems
-        self._open: set[int] = set()
+        self._open_node_ids: set[int] = set()
 
-    def node(self, raw: Any, place: ReadContext, line: int | None = None) -> DocumentNode:
+    def convert_node(self, raw: Any, place: ReadContext, line: int | None = None) -> DocumentNode:
         where = f"{self._source}:{(raw.start_mark.line if line is None else line) + 1}"
-        if id(raw) in self._open:
-            place.report(DocumentNode(None, where), "an alias that contains itself")
+        if id(raw) in self._open_node_ids:
+            place.report_problem(DocumentNode(None, where), "an alias that contains itself")
             return DocumentNode(None, where)
-        self._open.add(id(raw))
+        self._open_node_ids.add(id(raw))
         try:
             return self._convert_by_type(raw, place, where)
         finally:
-            self._open.remove(id(raw))
+            self._open_node_ids.remove(id(raw))
 
     def _convert_by_type(self, raw: Any, place: ReadContext, where: str) -> DocumentNode:
         if isinstance(raw, MappingNode):
             return DocumentNode(self._convert_mapping(raw, place), where)
         if isinstance(raw, SequenceNode):
             items = [DocumentNode(None, "") for _ in raw.value]
-            inner = [at for _, at in place.items(items)]
-            return DocumentNode([self.node(member, at) for member, at in zip(raw.value, inner, strict=True)], where)
+            inner = [at for _, at in place.enter_items(items)]
+            return DocumentNode(
+                [self.convert_node(member, at) for member, at in zip(raw.value, inner, strict=True)], where
+            )
         return self._convert_scalar(raw, place, where)
 
     def _convert_mapping(self, raw: MappingNode, place: ReadContext) -> dict[str, DocumentNode]:
@@ -77,11 +79,13 @@ class _NodeConverter:
             line = key.start_mark.line
             at = DocumentNode(None, f"{self._source}:{line + 1}")
             if not isinstance(key, ScalarNode):
-                place.report(at, "found a list or mapping as the name of a field, must be text")
+                place.report_problem(at, "found a list or mapping as the name of a field, must be text")
             elif key.value in members:
-                place.member(key.value).report(at, f"is given twice, first at {members[key.value].where}")
+                place.enter_member(key.value).report_problem(
+                    at, f"is given twice, first at {members[key.value].source_location}"
+                )
             else:
-                members[key.value] = self.node(value, place.member(key.value), line)
+                members[key.value] = self.convert_node(value, place.enter_member(key.value), line)
         return members
 
     def _convert_scalar(self, raw: ScalarNode, place: ReadContext, where: str) -> DocumentNode:
@@ -90,7 +94,7 @@ class _NodeConverter:
             return DocumentNode(raw.value, where)
         if name in ("null", "bool", "int", "float"):
             return DocumentNode(_convert_scalar_text(name, raw.value), where)
-        place.report(DocumentNode(None, where), f"found the YAML tag '{raw.tag}', must be a plain value")
+        place.report_problem(DocumentNode(None, where), f"found the YAML tag '{raw.tag}', must be a plain value")
         return DocumentNode(None, where)
 
 
@@ -147,7 +151,7 @@ def apply_override(root: DocumentNode, assignment: str, problems: list[SpecProbl
     wrong: list[SpecProblem] = []
     parsed = parse_yaml(text, where, wrong) or DocumentNode(None, where)
     if wrong:
-        problems.extend(replace(problem, where=where, path=path) for problem in wrong)
+        problems.extend(replace(problem, source_location=where, field_path=path) for problem in wrong)
         return root
     return _assign_at_path(root, steps, _with_source_location(parsed, where), ReadContext("", problems))
 
@@ -162,10 +166,10 @@ def _assign_at_path(node: DocumentNode, steps: list[str], leaf: DocumentNode, pl
         return leaf
     if isinstance(node.value, list):
         return _assign_list_item(node, node.value, steps, leaf, place)
-    members, where = (node.value, node.where) if isinstance(node.value, dict) else ({}, leaf.where)
+    members, where = (node.value, node.source_location) if isinstance(node.value, dict) else ({}, leaf.source_location)
     name, *rest = steps
-    inner = members.get(name, DocumentNode(None, leaf.where))
-    return DocumentNode({**members, name: _assign_at_path(inner, rest, leaf, place.member(name))}, where)
+    inner = members.get(name, DocumentNode(None, leaf.source_location))
+    return DocumentNode({**members, name: _assign_at_path(inner, rest, leaf, place.enter_member(name))}, where)
 
 
 def _assign_list_item(
@@ -173,11 +177,12 @@ def _assign_list_item(
 ) -> DocumentNode:
     index = int(steps[0]) if steps[0].isdecimal() else -1
     if not 0 <= index < len(items):
-        place.report(leaf, f"has no item '{steps[0]}'; it has {len(items)}, counted from 0")
+        place.report_problem(leaf, f"has no item '{steps[0]}'; it has {len(items)}, counted from 0")
         return node
-    inner = ReadContext(f"{place.path}[{index}]", place.problems)
+    inner = ReadContext(f"{place.field_path}[{index}]", place.problems)
     return DocumentNode(
-        [*items[:index], _assign_at_path(items[index], steps[1:], leaf, inner), *items[index + 1 :]], node.where
+        [*items[:index], _assign_at_path(items[index], steps[1:], leaf, inner), *items[index + 1 :]],
+        node.source_location,
     )
 
 

@@ -22,7 +22,7 @@ class MasterBackend(Protocol):
     Attributes:
         cluster: where its pods are.
         fence: the right to decide; None where the journal's lock is one.
-        board: where people without a route to it look; None where files do.
+        status_publisher: where people without a route to it look; None where files do.
         gone_seconds: how long pods that were told to go may take at the end of the job.
         durable: what is written to the run directory outlives the master's pod.
     """
@@ -34,7 +34,7 @@ class MasterBackend(Protocol):
     def fence(self) -> MasterFence | None: ...  # noqa: D102
 
     @property
-    def board(self) -> StatusPublisher | None: ...  # noqa: D102
+    def status_publisher(self) -> StatusPublisher | None: ...  # noqa: D102
 
     @property
     def gone_seconds(self) -> float: ...  # noqa: D102
@@ -61,7 +61,7 @@ class LocalMasterBackend:
 
     cluster: JobCluster
     fence: None = None
-    board: None = None
+    status_publisher: None = None
     gone_seconds: float = 1.5
     durable: bool = True
 
@@ -95,7 +95,7 @@ class KubernetesMasterBackend:
         self._platform = KubeMasterBackend.from_environment(spec, variables)
         self.cluster: JobCluster = self._platform.cluster
         self.fence: MasterFence = self._platform.fence
-        self.board: StatusPublisher = self._platform.status_publisher
+        self.status_publisher: StatusPublisher = self._platform.status_publisher
         self.durable = self._platform.durable
 
     def acquire(self, stopping: threading.Event) -> bool:

@@ -143,7 +143,7 @@ class CheckpointCoordinator:
             raise StorageError(reply.error, where=channel.address)
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
 
-    def refused(self, uid: str, cut: int, message: str) -> CheckpointRefused:
+    def find_fallback(self, uid: str, cut: int, message: str) -> CheckpointRefused:
         """A PS cannot load a cut: the newest older one that can be used, which takes reading every byte of it.
 
         Args:
@@ -157,7 +157,7 @@ class CheckpointCoordinator:
         try:
             found = checkpoint_shards.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
         except StorageError as error:
-            return CheckpointRefused(uid, cut, message, skipped=str(error))
+            return CheckpointRefused(uid, cut, message, skipped_reasons=str(error))
         reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
             reasons = reasons or f"there is no older one in {self.directory}"
@@ -166,7 +166,7 @@ class CheckpointCoordinator:
             )  # its master died before it could enter it
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
-            return CheckpointRefused(uid, cut, message, skipped=reasons)
+            return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
         older = SavedCheckpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, reasons)
 

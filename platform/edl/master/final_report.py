@@ -33,7 +33,7 @@ def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status
         _log_storage_errors(partial(_write_failure, run, ended))
     write_summary(run, summary)
     if not _is_end_written(run):
-        reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
+        reporter.emit_event(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
 
 
 def _is_end_written(run: RunDirectory) -> bool:
@@ -60,7 +60,7 @@ def _write_failure(run: RunDirectory, ended: EndJob) -> None:
         return
     with translate_os_errors(run.path / DETAIL_FILE, "write"):
         (run.path / DETAIL_FILE).write_text(ended.detail, encoding="utf-8")
-    write_json(path, {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail})
+    write_json(path, {"kind": ended.failure_kind, "reason": ended.reason, "detail": ended.detail})
 
 
 def _log_storage_errors(write: Callable[[], None]) -> None:

@@ -252,7 +252,7 @@ def serve_job(
         with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
         master.publish_end()  # all that it wrote is on disk now
-        return backend.conclude(failed=master.failed) if code == DONE_EXIT else code
+        return backend.conclude(failed=master.has_failed) if code == DONE_EXIT else code
 
 
 class MasterProcess:
@@ -275,8 +275,10 @@ class MasterProcess:
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
         state, self._journal = self._replay_journal(f"master process {os.getpid()}")
-        self._publisher = RunPublisher(backend.board, self._run) if backend.board is not None else None
-        on_event = self._publisher.hear if self._publisher is not None else lambda event: None
+        self._publisher = (
+            RunPublisher(backend.status_publisher, self._run) if backend.status_publisher is not None else None
+        )
+        on_event = self._publisher.add_event if self._publisher is not None else lambda event: None
         figures = PsMetrics(spec.strategy, spec.ps.max_rows)
         self._reporter = StatusReporter(
             self._run,
@@ -284,25 +286,25 @@ class MasterProcess:
             state,
             lambda error: self.shell.fail(error),
             on_event,
-            lambda: None if self._predict else figures.together(),
-            lambda: self.shell.time.now(),
+            lambda: None if self._predict else figures.parameters_status(),
+            lambda: self.shell.core_clock.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
         checkpoints = CheckpointCoordinator(
             self._run.checkpoints, keep, self._cuts_in_use, lambda: self.shell.wait_for_fence()
         )
         incarnation = self._journal.incarnation
-        self._servers = PsControlClient(identity.token, incarnation, state.settings.ps, checkpoints)
+        self._ps_client = PsControlClient(identity.token, incarnation, state.settings.ps, checkpoints)
         self._pods = PodController(backend.cluster)
         self.shell = MasterShell(
             state,
             self._journal,
             pods=self._pods,
-            ps_client=self._servers,
-            emit_event=self._reporter.tell,
+            ps_client=self._ps_client,
+            emit_event=self._reporter.emit_core_event,
             fence=backend.fence,
         )
-        self._servicer = MasterService(self.shell, self._servers, incarnation, figures.heard)
+        self._servicer = MasterService(self.shell, self._ps_client, incarnation, figures.record_report)
         self._resources = ExitStack()
         self._periodic_reports = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
 
@@ -336,22 +338,22 @@ class MasterProcess:
 
     def __enter__(self) -> MasterProcess:
         with self._resources as parts:
-            for part in (self._journal, self._reporter, self.shell, self._servers, self._pods):
+            for part in (self._journal, self._reporter, self.shell, self._ps_client, self._pods):
                 parts.callback(part.close)
             # Before anybody can call: leases get this master's numbers, and answers of PS have somewhere to go.
-            self.shell.begin(self._journal.incarnation)
-            self._servers.start(self.shell.handle, self.shell.fail)
-            self._serve(parts)
+            self.shell.begin_incarnation(self._journal.incarnation)
+            self._ps_client.start(self.shell.handle, self.shell.fail)
+            self._start_server(parts)
             if self._begins_anew:
-                self._reporter.put(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
-            if not self.shell.state.ended:
-                self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
+                self._reporter.emit_event(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
+            if not self.shell.state.has_ended:
+                self._reporter.emit_event(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._periodic_reports.start()
             parts.callback(self._periodic_reports.close)
             self._resources = parts.pop_all()
         return self
 
-    def _serve(self, parts: ExitStack) -> None:
+    def _start_server(self, parts: ExitStack) -> None:
         server = start_control_server(
             lambda server: edl_pb2_grpc.add_MasterServicer_to_server(self._servicer, server),  # type: ignore[no-untyped-call]
             self._identity.master_address,
@@ -371,17 +373,17 @@ class MasterProcess:
         shell = self.shell
         if not self._adopt_recorded_end():
             leaves = partial(self._is_leaving, stopping)
-            self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
+            self._pods.start(partial(self._handle_cluster_event, leaves), shell.fail, leaves)
             guarded_threads.start_guarded_thread("data", self._describe_dataset, shell.fail)
             guarded_threads.start_guarded_thread("wishes", self._follow_desired_state, shell.fail)
             if stop_wanted is not None:
                 guarded_threads.start_guarded_thread("stop", partial(self._wait_for_stop, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
-        if shell.ended is not None:
-            return self._end(shell.ended)
-        if isinstance(shell.failure, StorageError) and shell.time.runs():
+        if shell.job_end is not None:
+            return self._end_job(shell.job_end)
+        if isinstance(shell.failure, StorageError) and shell.core_clock.may_decide():
             return self._end_without_journal(shell.failure)
-        if shell.time.runs():
+        if shell.core_clock.may_decide():
             self._write_current_state()
         if shell.failure is not None:
             return FAILED_EXIT
@@ -389,22 +391,22 @@ class MasterProcess:
         return SIGTERM_EXIT
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the job is over and not done."""
-        ended = self.shell.ended
+        ended = self.shell.job_end
         return ended is not None and ended.phase != "Done"
 
     def publish_end(self) -> None:
         """Show people what has become of the job, or of this master."""
-        if self._publisher is not None and self.shell.time.runs():
-            self._publisher.publish_end(self._periodic_reports.now())
+        if self._publisher is not None and self.shell.core_clock.may_decide():
+            self._publisher.publish_end(self._periodic_reports.current_status())
 
     def _adopt_recorded_end(self) -> bool:
         """Whether the master before this one ended the job and did not live to say so."""
         state = self.shell.state
-        if state.ended:
-            self.shell.ended = EndJob(state.phase, state.reason)
-        return state.ended
+        if state.has_ended:
+            self.shell.job_end = EndJob(state.phase, state.reason)
+        return state.has_ended
 
     def _describe_dataset(self) -> None:
         state = self.shell.state
@@ -418,23 +420,23 @@ class MasterProcess:
 
     def _is_leaving(self, stopping: threading.Event) -> bool:
         """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
-        return stopping.is_set() and self.shell.ended is None
+        return stopping.is_set() and self.shell.job_end is None
 
-    def _seen(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
+    def _handle_cluster_event(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
         """The cluster says something; what it says of PS also goes to those who talk to them."""
         if is_leaving():  # the next master is told again
             return
         self.shell.handle(event)
         if isinstance(event, PodChanged) and event.pod.has_ended:
-            self._servers.ended(event.pod.uid)
+            self._ps_client.remove_ps(event.pod.uid)
         elif isinstance(event, PodsSynced):
             known = {pod.uid for pod in live_pods(self.shell, Role.PS)}
-            for uid in self._servers.addresses().keys() - known:
-                self._servers.ended(uid)
+            for uid in self._ps_client.connections().keys() - known:
+                self._ps_client.remove_ps(uid)
 
     def _follow_desired_state(self) -> None:
         """What people pin to the board; it ends with the board, which may be after the end of this master."""
-        board = self._backend.board
+        board = self._backend.status_publisher
         if board is None:
             return
         try:
@@ -455,32 +457,32 @@ class MasterProcess:
             used = set(state.callbacks.best_cuts)
             if state.checkpoint is not None:
                 used.add(state.checkpoint.cut)
-            if state.round is not None:  # it may turn out to be the best
-                used.add(state.round.pin)
+            if state.evaluation is not None:  # it may turn out to be the best
+                used.add(state.evaluation.pin)
             return used
 
     # ------------------------------------------------------------------ the end
 
-    def _end(self, ended: EndJob) -> int:
+    def _end_job(self, ended: EndJob) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
         if self.shell.failure is None:
             terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
-            self.shell.settle(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
+            self.shell.flush_commands(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
-            status, summary = self._reporter.status(), self._reporter.summary()
+            status, summary = self._reporter.build_status(), self._reporter.build_summary()
         write_end(self._run, self._reporter, ended, status, summary)
         return DONE_EXIT
 
     def _end_without_journal(self, error: StorageError) -> int:
         """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
-        ended = EndJob("Failed", str(error), kind="storage")
+        ended = EndJob("Failed", str(error), failure_kind="storage")
         with self.shell.lock:
-            self.shell.state.fail_job(ended.reason, ended.kind)
-        return self._end(ended)
+            self.shell.state.fail_job(ended.reason, ended.failure_kind)
+        return self._end_job(ended)
 
     def _write_current_state(self) -> None:
         with self.shell.lock:
-            status, summary = self._reporter.status(), self._reporter.summary()
+            status, summary = self._reporter.build_status(), self._reporter.build_summary()
         self._reporter.write_status(status)
         write_summary(self._run, summary)

@@ -113,7 +113,7 @@ def parse_result(data: bytes) -> Any:
 
 def lease_to_task(granted: LeaseReply) -> pb.Task:
     """A lease, as its worker is told."""
-    work = granted.work
+    work = granted.record_range
     return pb.Task(
         lease=granted.lease,
         kind=granted.kind,
@@ -124,7 +124,7 @@ def lease_to_task(granted: LeaseReply) -> pb.Task:
         minibatch=granted.minibatch,
         pin=granted.pin,
         step=granted.step,
-        expires_seconds=granted.seconds,
+        expires_seconds=granted.timeout_seconds,
         window=granted.window,
         order=granted.order,
         one_by_one=granted.one_by_one,
@@ -142,7 +142,7 @@ _INCARNATION_SHIFT = 32
 class PsConnectionSource(Protocol):
     """Who knows where PS listen."""
 
-    def addresses(self) -> Mapping[str, PsConnection]:
+    def connections(self) -> Mapping[str, PsConnection]:
         """Links by uid."""
 
 
@@ -157,23 +157,23 @@ class PlacementTable:
 
     def __init__(self, state: JobState, servers: PsConnectionSource, incarnation: int) -> None:
         self._state, self._servers, self._incarnation = state, servers, incarnation
-        self._placed: tuple[str, ...] = ()
+        self._placed_ps: tuple[str, ...] = ()
         self._version_counter = 1
 
-    def version(self) -> int:
+    def current_version(self) -> int:
         """Of the placement as it is now. A PS belongs to it that listens and holds all it can be given."""
         restored = self._state.checkpoint is not None
-        live = self._state.pods.live(Role.PS)
+        live = self._state.pods.live_pods(Role.PS)
         placed = tuple(ps.uid for ps in live if ps.attached and (ps.initialized or not restored))
-        if placed != self._placed:
-            self._placed = placed
+        if placed != self._placed_ps:
+            self._placed_ps = placed
             self._version_counter += 1
         return (self._incarnation << _INCARNATION_SHIFT) + self._version_counter
 
-    def placement(self) -> pb.Placement:
+    def current_placement(self) -> pb.Placement:
         """The placement as it is now."""
-        version, links, count = self.version(), self._servers.addresses(), self._state.settings.ps
-        found = [links[uid] for uid in self._placed if uid in links]
+        version, links, count = self.current_version(), self._servers.connections(), self._state.settings.ps
+        found = [links[uid] for uid in self._placed_ps if uid in links]
         addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]
         return pb.Placement(version=version, ps=addresses, slots=initial_placement(count) if count else ())
 
@@ -205,7 +205,12 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         incarnation: int,
         on_ps_report: PsReportHandler = _ignore_report,
     ) -> None:
-        self._shell, self._servers, self._incarnation, self._on_ps_report = shell, ps_client, incarnation, on_ps_report
+        self._shell, self._ps_client, self._incarnation, self._on_ps_report = (
+            shell,
+            ps_client,
+            incarnation,
+            on_ps_report,
+        )
         self._placement_table = PlacementTable(shell.state, ps_client, incarnation)
 
     # ------------------------------------------------------------------ methods of the service
@@ -218,7 +223,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         elif request.ready:
             self._shell.handle(ModelDeclared(uid, parse_callbacks(request.callbacks)))
         with self._shell.lock:
-            placement = self._placement_table.placement()
+            placement = self._placement_table.current_placement()
         return pb.RegisterReply(
             incarnation=self._incarnation,
             placement=placement,
@@ -230,9 +235,9 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         """Ask for work."""
         seconds = min(request.wait_seconds, MAX_WAIT_SECONDS) if request.wait_seconds > 0 else 0.0
         uid, held = parse_member_uid(request.member), frozenset(request.held)
-        answer = await self._shell.ask(LeaseRequested(uid, held))
+        answer = await self._shell.handle_async(LeaseRequested(uid, held))
         if isinstance(answer, WaitForWork) and seconds:
-            answer = await context.run_on_thread(partial(self._shell.lease, uid, seconds, held))
+            answer = await context.run_on_thread(partial(self._shell.wait_for_lease, uid, seconds, held))
         reply = pb.LeaseReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
@@ -250,7 +255,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     async def Progress(self, request: pb.ProgressRequest, context: CallContext) -> pb.ProgressReply:  # noqa: N802
         """Say how far leases are; also the heartbeat."""
         answer = _require_acknowledged(
-            await self._shell.ask(
+            await self._shell.handle_async(
                 ProgressReported(parse_member_uid(request.member), parse_lease_progress(request.leases))
             )
         )
@@ -258,15 +263,15 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
             learning_rate=self._learning_rate(),
-            lost=answer.lost,
+            lost=answer.lost_leases,
         )
 
     async def Report(self, request: pb.ReportRequest, context: CallContext) -> pb.ReportReply:  # noqa: N802
         """Say that a task is done."""
         last = parse_lease_progress([request.last])[0] if request.HasField("last") else None
         uid, result = parse_member_uid(request.member), parse_result(request.result)
-        answer = _require_acknowledged(await self._shell.ask(TaskReported(uid, request.lease, last, result)))
-        lost = request.lease in answer.lost
+        answer = _require_acknowledged(await self._shell.handle_async(TaskReported(uid, request.lease, last, result)))
+        lost = request.lease in answer.lost_leases
         reason = "the lease is not yours (any more)" if lost else ""
         return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
@@ -275,12 +280,14 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         if request.kind not in FAILURE_KINDS:
             raise PeerRefusedError(f"a failure is of kind {', '.join(FAILURE_KINDS)}, not {request.kind!r}", kind="bad")
         uid = parse_member_uid(request.member)
-        answer = self._ask(WorkerFailed(uid, request.kind, request.message, request.detail, request.lease))
+        answer = self._handle_request(WorkerFailed(uid, request.kind, request.message, request.detail, request.lease))
         return pb.FailReply(fatal=answer.fatal)
 
     def Leave(self, request: pb.LeaveRequest, context: CallContext) -> pb.LeaveReply:  # noqa: N802
         """Give everything back before going."""
-        self._ask(WorkerLeft(parse_member_uid(request.member), request.reason, parse_lease_progress(request.leases)))
+        self._handle_request(
+            WorkerLeft(parse_member_uid(request.member), request.reason, parse_lease_progress(request.leases))
+        )
         return pb.LeaveReply()
 
     # ------------------------------------------------------------------ parts
@@ -289,7 +296,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         """Note a PS; whether one that was told to go may end."""
         uid, index = request.member.uid, request.member.index
         with self._shell.lock:
-            pod = self._shell.state.pods.pods.get(uid)
+            pod = self._shell.state.pods.by_uid.get(uid)
             attached = pod is not None and pod.attached
         if pod is None:
             # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
@@ -305,7 +312,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         if request.leaving and self._may_ps_end(uid):
             return True
         try:
-            new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
+            new = self._ps_client.add_ps(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
             raise PeerRefusedError(str(error), kind="bad") from error
         self._shell.handle(PsRegistered(uid) if new or not attached else PsHeartbeat(uid))
@@ -316,16 +323,16 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         assert isinstance(answer, MayEnd)
         return answer.value
 
-    def _ask(self, event: CoreEvent) -> Acknowledged:
+    def _handle_request(self, event: CoreEvent) -> Acknowledged:
         return _require_acknowledged(self._shell.handle(event))
 
     def _learning_rate(self) -> float | None:
         """That a callback has set, after all evaluations so far; None: the optimizer's own."""
-        return self._shell.state.callbacks.rate  # a frozen value: whichever it is, it is one that was decided
+        return self._shell.state.callbacks.learning_rate  # a frozen value: whichever it is, it is one that was decided
 
     def _placement_version(self) -> int:
         with self._shell.lock:
-            return self._placement_table.version()
+            return self._placement_table.current_version()
 
 
 def _require_acknowledged(answer: RequestAnswer | None) -> Acknowledged:

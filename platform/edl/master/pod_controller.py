@@ -41,10 +41,10 @@ class PodController:
             leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
         """
         self._is_leaving = is_leaving
-        guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch(handle), on_failure)
-        guarded_threads.start_guarded_thread("pods-wishes", lambda: self._serve(handle), on_failure)
+        guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch_cluster(handle), on_failure)
+        guarded_threads.start_guarded_thread("pods-wishes", lambda: self._run_commands(handle), on_failure)
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         """Queue a wish."""
         assert isinstance(command, StartPod | DeletePod)
         self._commands.put(command)
@@ -55,25 +55,25 @@ class PodController:
         self._commands.put(None)
         self._cluster.close()
 
-    def _watch(self, handle: Callable[[CoreEvent], Any]) -> None:
+    def _watch_cluster(self, handle: Callable[[CoreEvent], Any]) -> None:
         for seen in self._cluster.watch():
             handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
         # A watch ends only when it is closed. Without one, this master would never hear that a pod has ended.
         if not self._closed:
             raise RetryableError("the cluster does not say any more what becomes of the pods")
 
-    def _serve(self, handle: Callable[[CoreEvent], Any]) -> None:
+    def _run_commands(self, handle: Callable[[CoreEvent], Any]) -> None:
         while (command := self._commands.get()) is not None and not self._closed:
-            refusal = self._carry_out(command)
+            refusal = self._execute_command(command)
             if refusal is not None:
                 handle(refusal)
 
-    def _carry_out(self, command: StartPod | DeletePod) -> StartRefused | None:
+    def _execute_command(self, command: StartPod | DeletePod) -> StartRefused | None:
         try:
             if isinstance(command, DeletePod):
                 self._cluster.delete(command.uid, grace=command.grace)
             elif not self._is_leaving():  # the next master finds in the journal that it is wanted
-                self._cluster.start(command.role, command.index, command.wish)
+                self._cluster.start(command.role, command.index, command.options)
         except (RetryableError, BadInputError) as error:
             if isinstance(command, StartPod):
                 return StartRefused(command.role, command.index, str(error), isinstance(error, RetryableError))
@@ -102,17 +102,17 @@ def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: floa
     """
     _wait_until_gone(shell, LEAVE_SECONDS, Role.WORKER)
     for pod in live_pods(shell, Role.WORKER, Role.PS):
-        pods.do(DeletePod(pod.uid, GRACE_SECONDS))
+        pods.execute(DeletePod(pod.uid, GRACE_SECONDS))
     _wait_until_gone(shell, gone_seconds, Role.WORKER, Role.PS)
 
 
 def live_pods(shell: MasterShell, *roles: Role) -> list[JobPod]:
     """The pods of these roles that have not ended."""
     with shell.lock:
-        return [pod for role in roles for pod in shell.state.pods.live(role)]
+        return [pod for role in roles for pod in shell.state.pods.live_pods(role)]
 
 
 def _wait_until_gone(shell: MasterShell, seconds: float, *roles: Role) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and live_pods(shell, *roles):
-        shell.pause(_POLL_SECONDS)
+        shell.wait_for_change(_POLL_SECONDS)

@@ -21,13 +21,13 @@ class ProgressLogger:
     """Says each state of the training once: a job that waits says nothing again."""
 
     def __init__(self) -> None:
-        self._told = -1
+        self._logged_step = -1
 
-    def tell(self, status: Status) -> None:
+    def log_status(self, status: Status) -> None:
         """Log the newest loss if there was a step since; to be called every ``PERIOD_SECONDS``."""
-        if status.loss is None or status.step == self._told:
+        if status.loss is None or status.step == self._logged_step:
             return
-        self._told = status.step
+        self._logged_step = status.step
         epoch = f", epoch {status.epoch}/{status.epochs}" if status.epochs > 1 and status.epoch else ""
         records = f"{status.records_done:,} of {status.records_total:,} records"
         log.info("Loss %.4g at step %s%s, %s", status.loss, f"{status.step:,}", epoch, records)

@@ -68,22 +68,22 @@ class ControlRequest:
     """One call to one PS.
 
     Attributes:
-        event: what an answer tells the core.
+        to_event: what an answer tells the core.
         deadline: seconds for one try.
         is_required: the job cannot go on when the PS refuses.
-        waits: whether an answer says to ask again, behind what is to be asked by then.
-        cut: the cut that is off when the PS refuses; 0 when none is.
-        restore: the cut that the PS is to load; 0 when none is.
+        must_repeat: whether an answer says to ask again, behind what is to be asked by then.
+        affected_cut: the cut that is off when the PS refuses; 0 when none is.
+        restore_cut: the cut that the PS is to load; 0 when none is.
     """
 
     method: ControlMethod[Any, Any]
     request: Any
-    event: Callable[[Any], CoreEvent | None] = _no_event
-    waits: Callable[[Any], bool] = _no_repeat
+    to_event: Callable[[Any], CoreEvent | None] = _no_event
+    must_repeat: Callable[[Any], bool] = _no_repeat
     deadline: float = REQUEST_DEADLINE
     is_required: bool = False
-    cut: int = 0
-    restore: int = 0
+    affected_cut: int = 0
+    restore_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ class ControlRequestBuilder:
 
     Attributes:
         incarnation: of this master; PS refuse lower ones.
-        count: how many PS the job has.
-        checkpoints: folder of the run's cuts.
+        ps_count: how many PS the job has.
+        checkpoint_directory: folder of the run's cuts.
     """
 
     incarnation: int
-    count: int
-    checkpoints: Path
+    ps_count: int
+    checkpoint_directory: Path
 
     def build_request(self, command: CoreCommand, uid: str) -> ControlRequest:
         """What is asked of the PS ``uid`` to carry out a command."""
@@ -106,13 +106,13 @@ class ControlRequestBuilder:
             case AttachPs():
                 return self._attach_request(command)
             case RevokeLeases():
-                return self._revoke(command)
+                return self._revoke_request(command)
             case TakeSnapshot():
                 return self._snapshot_request(command, uid)
             case PrepareCut(cut):
                 return self._prepare_request(cut, uid)
             case HoldUpdates(cut):
-                return self._hold(cut, uid)
+                return self._hold_request(cut, uid)
             case ReleaseCut(cut):
                 return ControlRequest(
                     PsControlMethods.Release, pb.ReleaseRequest(incarnation=self.incarnation, cut=cut)
@@ -122,15 +122,15 @@ class ControlRequestBuilder:
         raise TypeError(f"not a command for parameter servers: {command}")
 
     def _attach_request(self, command: AttachPs) -> ControlRequest:
-        restore = command.restore
+        restore = command.restore_cut
         request = pb.AttachRequest(
             incarnation=self.incarnation,
-            floor=command.floor,
-            revoked=command.revoked,
-            live=command.live,
-            cut=command.cut,
-            slots=initial_placement(self.count),
-            restore="" if restore is None else str(cut_directory(self.checkpoints, restore)),
+            floor=command.lowest_open_lease,
+            revoked=command.revoked_leases,
+            live=command.live_leases,
+            cut=command.passed_cut,
+            slots=initial_placement(self.ps_count),
+            restore="" if restore is None else str(cut_directory(self.checkpoint_directory, restore)),
             complete=command.complete,
         )
 
@@ -139,11 +139,11 @@ class ControlRequestBuilder:
 
         deadline = REQUEST_DEADLINE if restore is None else RESTORE_DEADLINE
         return ControlRequest(
-            PsControlMethods.Attach, request, event, deadline=deadline, is_required=True, restore=restore or 0
+            PsControlMethods.Attach, request, event, deadline=deadline, is_required=True, restore_cut=restore or 0
         )
 
-    def _revoke(self, command: RevokeLeases) -> ControlRequest:
-        request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)
+    def _revoke_request(self, command: RevokeLeases) -> ControlRequest:
+        request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.lowest_open_lease)
 
         def event(reply: pb.RevokeReply) -> CoreEvent:
             return LeasesRevoked(command.ps, _steps_by_lease(reply.applied), _steps_by_lease(reply.first))
@@ -152,32 +152,34 @@ class ControlRequestBuilder:
 
     def _prepare_request(self, cut: int, uid: str) -> ControlRequest:
         request = pb.PrepareRequest(incarnation=self.incarnation, cut=cut)
-        return ControlRequest(PsControlMethods.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
+        return ControlRequest(PsControlMethods.Prepare, request, lambda reply: CutPrepared(uid, cut), affected_cut=cut)
 
-    def _hold(self, cut: int, uid: str) -> ControlRequest:
+    def _hold_request(self, cut: int, uid: str) -> ControlRequest:
         def event(reply: pb.HoldReply) -> CoreEvent:
             return UpdatesHeld(uid, cut, _steps_by_lease(reply.applied))
 
         return ControlRequest(
-            PsControlMethods.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut
+            PsControlMethods.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, affected_cut=cut
         )
 
     def _snapshot_request(self, command: TakeSnapshot, uid: str) -> ControlRequest:
         request = pb.SnapshotRequest(
             incarnation=self.incarnation,
             cut=command.cut,
-            checkpoint=str(cut_directory(self.checkpoints, command.cut)) if command.checkpoint else "",
+            checkpoint=str(cut_directory(self.checkpoint_directory, command.cut)) if command.checkpoint else "",
             pin=command.pin,
-            floor=command.floor,
-            within=[pb.LeaseStep(lease=lease, through=through) for lease, through in command.within.items()],
-            keep=command.keep,
+            floor=command.lowest_open_lease,
+            within=[pb.LeaseStep(lease=lease, through=through) for lease, through in command.included_steps.items()],
+            keep=command.keep_paused,
         )
 
         def event(reply: pb.SnapshotReply) -> CoreEvent:
             entered = reply.entered if reply.HasField("entered") else None
             return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds, entered)
 
-        return ControlRequest(PsControlMethods.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
+        return ControlRequest(
+            PsControlMethods.Snapshot, request, event, lambda reply: reply.waits, affected_cut=command.cut
+        )
 
 
 def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
@@ -229,29 +231,29 @@ class PsConnection:
         self._channel = open_control_channel(control_address, token)
         self._answer_timeout, self._clock = answer_timeout, clock
         self._requests: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
-        self._gone = threading.Event()
+        self._closed = threading.Event()
 
-    def put(self, request: ControlRequest) -> None:
+    def put_request(self, request: ControlRequest) -> None:
         """Ask, after what was asked before."""
         self._requests.put(request)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The pod is gone: nothing is asked any more, and a call on its way ends."""
-        self._gone.set()
+        self._closed.set()
         self._requests.put(None)
         self._channel.close()
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the pod has ended."""
-        return self._gone.is_set()
+        return self._closed.is_set()
 
-    def next(self) -> ControlRequest | None:
+    def next_request(self) -> ControlRequest | None:
         """The next question, once there is one; None when the pod is gone."""
         question = self._requests.get()
-        return None if self.gone else question
+        return None if self.is_closed else question
 
-    def ask(self, request: ControlRequest, on_silence: Callable[[float], None]) -> object:
+    def send_until_answered(self, request: ControlRequest, on_silence: Callable[[float], None]) -> object:
         """The answer, however long it takes as long as the pod lives.
 
         Args:
@@ -265,15 +267,15 @@ class PsConnection:
         # Nobody but the cluster says that a PS is dead. Until then the question may be on its way or answered, and the
         # same one again does no harm: what a PS has done for a cut or a lease it does not do twice.
         since = self._clock()
-        while not self.gone:
+        while not self.is_closed:
             try:
                 return self._send_once(request)
             except RetryableError:
                 waited = self._clock() - since
-                if waited >= self._answer_timeout and not self.gone:
+                if waited >= self._answer_timeout and not self.is_closed:
                     on_silence(waited)
                     since = self._clock()
-            self._gone.wait(_PAUSE_SECONDS)
+            self._closed.wait(_PAUSE_SECONDS)
         raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
     def _send_once(self, request: ControlRequest) -> object:
@@ -281,7 +283,7 @@ class PsConnection:
             return self._channel.call(request.method, request.request, timeout=request.deadline)
         except RefusedError as error:
             # "Busy": it cannot do it now, and may when it is asked again.
-            if self.gone or refusal_kind(error) == "busy":
+            if self.is_closed or refusal_kind(error) == "busy":
                 raise RetryableError(str(error)) from error
             raise
 
@@ -323,7 +325,7 @@ class PsControlClient:
 
     # ------------------------------------------------------------------ who there is
 
-    def registered(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
+    def add_ps(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
         """Remember where a PS listens; whether it is to be attached (it is new here).
 
         Raises:
@@ -336,49 +338,55 @@ class PsControlClient:
                 uid, index, control_address, bulk_address, self._token, answer_timeout=self._answer_timeout
             )
             self._connections[uid] = link
-        guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._serve(link), self._on_failure)
+        guarded_threads.start_guarded_thread(f"ps-{index}", lambda: self._run_connection(link), self._on_failure)
         return True
 
-    def ended(self, uid: str) -> None:
+    def remove_ps(self, uid: str) -> None:
         """A PS is gone: nothing is asked of it any more."""
         with self._lock:
             link = self._connections.pop(uid, None)
         if link is not None:
-            link.end()
+            link.close()
 
-    def addresses(self) -> Mapping[str, PsConnection]:
+    def connections(self) -> Mapping[str, PsConnection]:
         """Links by uid."""
         with self._lock:
             return dict(self._connections)
 
     def close(self) -> None:
         """Forget all of them."""
-        for uid in self.addresses():
-            self.ended(uid)
+        for uid in self.connections():
+            self.remove_ps(uid)
 
     # ------------------------------------------------------------------ asking
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         """Queue what a command asks of one PS, or of all."""
         if isinstance(command, SaveCheckpoint):
-            guarded_threads.start_guarded_thread(f"save-{command.cut}", lambda: self._save(command), self._on_failure)
+            guarded_threads.start_guarded_thread(
+                f"save-{command.cut}", lambda: self._save_checkpoint(command), self._on_failure
+            )
             return
         if isinstance(command, CopyCheckpoint):
-            guarded_threads.start_guarded_thread(f"copy-{command.cut}", lambda: self._copy(command), self._on_failure)
+            guarded_threads.start_guarded_thread(
+                f"copy-{command.cut}", lambda: self._copy_checkpoint(command), self._on_failure
+            )
             return
-        links = self.addresses()
+        links = self.connections()
         match command:
             case AttachPs(uid=one) | RevokeLeases(ps=one):
                 asked = {one} & links.keys()  # else its pod has ended, and the core will hear of that
             case _:
                 asked = set(links)
         for uid in sorted(asked):
-            links[uid].put(self._request_builder.build_request(command, uid))
+            links[uid].put_request(self._request_builder.build_request(command, uid))
 
-    def _serve(self, connection: PsConnection) -> None:
-        while (question := connection.next()) is not None:
+    def _run_connection(self, connection: PsConnection) -> None:
+        while (question := connection.next_request()) is not None:
             try:
-                reply = connection.ask(question, lambda seconds: self._handle(PsSilent(connection.uid, seconds)))
+                reply = connection.send_until_answered(
+                    question, lambda seconds: self._handle(PsSilent(connection.uid, seconds))
+                )
             except PsGoneError:
                 return
             except RefusedError as error:
@@ -387,10 +395,10 @@ class PsControlClient:
                 self._handle_answer(connection, question, reply)
 
     def _handle_answer(self, link: PsConnection, request: ControlRequest, reply: Any) -> None:
-        if request.waits(reply):
-            link.put(request)
+        if request.must_repeat(reply):
+            link.put_request(request)
             return
-        event = request.event(reply)
+        event = request.to_event(reply)
         if event is not None:
             self._handle(event)
 
@@ -401,16 +409,16 @@ class PsControlClient:
         if kind == "incarnation":
             # The PS has heard of a newer master: this one must not decide anything any more.
             self._on_failure(error)
-        elif request.restore and kind == "storage":
-            self._handle(self._checkpoints.refused(link.uid, request.restore, what))
-        elif request.is_required or request.cut:
-            self._handle(PsRefused(link.uid, kind, what, request.cut))
+        elif request.restore_cut and kind == "storage":
+            self._handle(self._checkpoints.find_fallback(link.uid, request.restore_cut, what))
+        elif request.is_required or request.affected_cut:
+            self._handle(PsRefused(link.uid, kind, what, request.affected_cut))
 
-    def _copy(self, command: CopyCheckpoint) -> None:
+    def _copy_checkpoint(self, command: CopyCheckpoint) -> None:
         self._handle(self._checkpoints.copy(command))
 
-    def _save(self, command: SaveCheckpoint) -> None:
-        addresses = {link.index: link.control_address for link in self.addresses().values()}
+    def _save_checkpoint(self, command: SaveCheckpoint) -> None:
+        addresses = {link.index: link.control_address for link in self.connections().values()}
         channels = {index: open_control_channel(address, self._token) for index, address in addresses.items()}
         try:
             event = self._checkpoints.save(command, channels, self._count, self._incarnation)

@@ -23,40 +23,40 @@ _MAX_AGE_SECONDS = 5.0
 class PushTotals:
     """Of pushes, as the message has them."""
 
-    entered: int = 0
+    admitted: int = 0
     updates: int = 0
     refused: int = 0
     staleness: int = 0
-    stalest: int = 0
+    max_staleness: int = 0
 
     @classmethod
-    def of(cls, message: pb.PsFigures) -> PushTotals:
+    def from_message(cls, message: pb.PsFigures) -> PushTotals:
         """Those of a message; none is negative."""
         numbers = (message.entered, message.updates, message.refused, message.staleness, message.stalest)
         return cls(*(max(0, number) for number in numbers))
 
     def __add__(self, other: PushTotals) -> PushTotals:
         return PushTotals(
-            self.entered + other.entered,
+            self.admitted + other.admitted,
             self.updates + other.updates,
             self.refused + other.refused,
             self.staleness + other.staleness,
-            max(self.stalest, other.stalest),
+            max(self.max_staleness, other.max_staleness),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _PsReport:
-    """What the process ``uid`` said ``at`` that time, and what those before it in its place had counted."""
+    """What the process ``uid`` said ``reported_at`` that time, and what those before it in its place had counted."""
 
     uid: str
-    figures: pb.PsFigures
-    at: float
-    before: PushTotals
+    message: pb.PsFigures
+    reported_at: float
+    previous_totals: PushTotals
 
     @property
-    def counts(self) -> PushTotals:
-        return self.before + PushTotals.of(self.figures)
+    def totals(self) -> PushTotals:
+        return self.previous_totals + PushTotals.from_message(self.message)
 
 
 class PsMetrics:
@@ -72,39 +72,43 @@ class PsMetrics:
         self, strategy: Strategy, max_rows: int | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._strategy, self._max_rows, self._clock = strategy, max_rows, clock
-        self._told: Mapping[int, _PsReport] = {}
+        self._reports: Mapping[int, _PsReport] = {}
         self._lock = threading.Lock()
 
-    def heard(self, uid: str, index: int, message: pb.PsFigures) -> None:
+    def record_report(self, uid: str, index: int, message: pb.PsFigures) -> None:
         """The parameter server ``index`` told this; ``uid`` is its process."""
         with self._lock:
-            last = self._told.get(index)
-            before = PushTotals() if last is None else last.before if last.uid == uid else last.counts
-            self._told = {**self._told, index: _PsReport(uid, message, self._clock(), before)}
+            last = self._reports.get(index)
+            before = PushTotals() if last is None else last.previous_totals if last.uid == uid else last.totals
+            self._reports = {**self._reports, index: _PsReport(uid, message, self._clock(), before)}
 
-    def together(self) -> ParametersStatus:
+    def parameters_status(self) -> ParametersStatus:
         """What all of them told last."""
-        reports = self._told
-        counts = [one.counts for one in reports.values()]
-        most = max(counts, key=lambda each: each.entered, default=PushTotals())  # a step goes to all parameter servers
-        entered = sum(each.entered for each in counts)
-        tables = table_statuses([one.figures for one in reports.values()], self._max_rows)
+        reports = self._reports
+        counts = [one.totals for one in reports.values()]
+        most = max(counts, key=lambda each: each.admitted, default=PushTotals())  # a step goes to all parameter servers
+        entered = sum(each.admitted for each in counts)
+        tables = table_statuses([one.message for one in reports.values()], self._max_rows)
         return ParametersStatus(
             strategy=self._strategy,
-            pushes=most.entered,
+            pushes=most.admitted,
             updates=most.updates,
             refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
             staleness=sum(each.staleness for each in counts) / entered if entered else None,
-            stalest=max((each.stalest for each in counts), default=0),
+            stalest=max((each.max_staleness for each in counts), default=0),
             round=self._round_status(reports.get(0)),
             tables=tuple(tables[:TABLES_SHOWN]),
             tables_total=len(tables),
         )
 
     def _round_status(self, first: _PsReport | None) -> RoundStatus | None:
-        if first is None or not first.figures.HasField("forming") or self._clock() - first.at > _MAX_AGE_SECONDS:
+        if (
+            first is None
+            or not first.message.HasField("forming")
+            or self._clock() - first.reported_at > _MAX_AGE_SECONDS
+        ):
             return None
-        forming = first.figures.forming
+        forming = first.message.forming
         awaited = sorted(worker for worker in forming.awaited if worker >= 0)
         return RoundStatus(
             arrived=len(forming.arrived),

@@ -66,14 +66,14 @@ class CommandOutbox:
     """
 
     def __init__(self, wait_durable: Callable[[int], None], execute: Callable[[CoreCommand], None]) -> None:
-        self._durable, self._do = wait_durable, execute
+        self._wait_durable, self._execute = wait_durable, execute
         self._queue: queue.SimpleQueue[tuple[int, CoreCommand | threading.Event] | None] = queue.SimpleQueue()
 
     def put(self, lsn: int, command: CoreCommand) -> None:
         """Queue a command that rests on everything up to ``lsn``."""
         self._queue.put((lsn, command))
 
-    def settle(self, seconds: float) -> bool:
+    def wait_until_empty(self, seconds: float) -> bool:
         """Wait until what is queued now is carried out; whether it is."""
         done = threading.Event()
         self._queue.put((0, done))
@@ -92,11 +92,11 @@ class CommandOutbox:
         while (item := self._queue.get()) is not None:
             lsn, command = item
             if lsn:
-                self._durable(lsn)
+                self._wait_durable(lsn)
             if isinstance(command, threading.Event):
                 command.set()
             else:
-                self._do(command)
+                self._execute(command)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -117,26 +117,26 @@ class FencedClock:
     def __init__(self, clock: Callable[[], float], fence: MasterFence | None) -> None:
         self._clock, self._fence = clock, fence
         self._frozen_seconds = 0.0
-        self._since: float | None = None
+        self._frozen_since: float | None = None
         self._lock = threading.Lock()
 
     def now(self) -> float:
         """The core's time."""
         with self._lock:
-            return (self._clock() if self._since is None else self._since) - self._frozen_seconds
+            return (self._clock() if self._frozen_since is None else self._frozen_since) - self._frozen_seconds
 
-    def runs(self) -> bool:
+    def may_decide(self) -> bool:
         """Whether this master may decide now."""
         holds = self._fence is None or self._fence.holds()
         with self._lock:
-            if not holds and self._since is None:
-                self._since = self._clock()
-            elif holds and self._since is not None:
-                self._frozen_seconds += self._clock() - self._since
-                self._since = None
+            if not holds and self._frozen_since is None:
+                self._frozen_since = self._clock()
+            elif holds and self._frozen_since is not None:
+                self._frozen_seconds += self._clock() - self._frozen_since
+                self._frozen_since = None
         return holds
 
-    def over(self) -> bool:
+    def is_fence_lost(self) -> bool:
         """Whether it never will again: another master decides."""
         return self._fence is not None and self._fence.lost()
 
@@ -178,7 +178,7 @@ class MasterFrozenError(RetryableError):
 class CommandExecutor(Protocol):
     """Who carries out one kind of command; must not block."""
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         """Begin to carry it out; the outcome comes back as an event."""
 
 
@@ -215,18 +215,18 @@ class MasterShell:
         self.state = state
         self.journal = journal
         self.clock = clock
-        self.time = FencedClock(clock, fence)
-        self.ended: EndJob | None = None
+        self.core_clock = FencedClock(clock, fence)
+        self.job_end: EndJob | None = None
         self.failure: Exception | None = None
-        self._pods, self._ps_client, self._tell = pods, ps_client, emit_event
+        self._pods, self._ps_client, self._emit_event = pods, ps_client, emit_event
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
+        self._state_changed = threading.Condition(self.lock)
         self._deadline_changed = threading.Condition(self.lock)
         self._generation = 0
         self._stopping = False
         self._speaking_workers: Counter[str] = Counter()
         self._lsn = 0
-        self._outbox = CommandOutbox(journal.wait_until_durable, self._do)
+        self._outbox = CommandOutbox(journal.wait_until_durable, self._execute_command)
         guarded_threads.start_guarded_thread("outbox", self._outbox.run, self.fail)
 
     # ------------------------------------------------------------------ events
@@ -242,13 +242,13 @@ class MasterShell:
             self._check_fence()
         else:
             self.wait_for_fence()
-        return self._decide(lambda: self.state.handle(event, self.time.now()), event)
+        return self._decide_and_wait(lambda: self.state.handle(event, self.core_clock.now()), event)
 
-    async def ask(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
+    async def handle_async(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
         """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
         self._check_fence()
         with self._mark_speaking(event.worker):
-            answer, lsn = self._decide_now(lambda: self.state.handle(event, self.time.now()), event)
+            answer, lsn = self._decide_now(lambda: self.state.handle(event, self.core_clock.now()), event)
             assert answer is not None, event
             loop = asyncio.get_running_loop()
             synced: asyncio.Future[None] = loop.create_future()
@@ -272,7 +272,7 @@ class MasterShell:
                     del self._speaking_workers[worker]
 
     def _check_fence(self) -> None:
-        if not self.time.runs():
+        if not self.core_clock.may_decide():
             raise MasterFrozenError("this master waits for its Lease")
 
     def wait_for_fence(self) -> None:
@@ -281,22 +281,24 @@ class MasterShell:
         Raises:
             MasterEndsError: it never will again, or it ends.
         """
-        while not self.time.runs():
-            if self.time.over():
+        while not self.core_clock.may_decide():
+            if self.core_clock.is_fence_lost():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             if self._stopping:
                 raise MasterEndsError("this master ends while it waits for its Lease")
-            self.pause(_FROZEN_POLL_SECONDS)
+            self.wait_for_change(_FROZEN_POLL_SECONDS)
 
-    def begin(self, incarnation: int) -> None:
+    def begin_incarnation(self, incarnation: int) -> None:
         """Enter this master's number into the journal, before any event."""
-        self._decide(lambda: self.state.begin_incarnation(incarnation))
+        self._decide_and_wait(lambda: self.state.begin_incarnation(incarnation))
 
     def fail_job(self, reason: str, kind: str) -> None:
         """Fail the job for a reason that lies outside the core: its data cannot be read."""
-        self._decide(lambda: self.state.fail_job(reason, kind))
+        self._decide_and_wait(lambda: self.state.fail_job(reason, kind))
 
-    def _decide(self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None) -> RequestAnswer | None:
+    def _decide_and_wait(
+        self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
+    ) -> RequestAnswer | None:
         answer, lsn = self._decide_now(decide, event)
         if answer is not None:
             self._wait_durable(lsn)
@@ -308,7 +310,7 @@ class MasterShell:
         """Decide; the answer, and what must be durable before it leaves."""
         with self._fail_on_error(), self.lock:
             self._check_running()
-            answer, changed = self._enter(decide())
+            answer, changed = self._queue_commands(decide())
             self._notify_change(event, changed)
             return answer, self._lsn
 
@@ -331,7 +333,7 @@ class MasterShell:
         if self.failure is not None:
             raise MasterEndsError(f"this master ends: {self.failure}")
 
-    def _enter(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
+    def _queue_commands(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
         """Journal and queue what was decided; the answer, and whether the ledger changed."""
         answer: RequestAnswer | None = None
         before = self._lsn
@@ -346,23 +348,23 @@ class MasterShell:
         changed = self._lsn != before
         # With the lock held: a snapshot has to be of the state after exactly the entries that it replaces.
         if self.journal.size_bytes > COMPACT_BYTES:
-            self._lsn = self.journal.compact(self.state.snapshot())
+            self._lsn = self.journal.compact(self.state.to_snapshot())
         return answer, changed
 
-    def _do(self, command: CoreCommand) -> None:
+    def _execute_command(self, command: CoreCommand) -> None:
         if isinstance(command, EmitEvent):
-            self._tell(command)
+            self._emit_event(command)
         elif isinstance(command, StartPod | DeletePod):
-            self._pods.do(command)
+            self._pods.execute(command)
         elif isinstance(command, EndJob):
             self._record_job_end(command)
         else:
-            self._ps_client.do(command)
+            self._ps_client.execute(command)
 
     def _record_job_end(self, ended: EndJob) -> None:
         with self.lock:
-            self.ended = ended
-            self._wake()
+            self.job_end = ended
+            self._wake_waiting_workers()
             self._deadline_changed.notify()
 
     # ------------------------------------------------------------------ the end of this master
@@ -375,7 +377,7 @@ class MasterShell:
             # The first reason counts: what fails afterwards mostly fails because of it.
             self.failure = error
             self._stopping = True
-            self._wake()
+            self._wake_waiting_workers()
             self._deadline_changed.notify()
         if isinstance(error, EdlError):
             log.error("this master cannot go on: %s", error)
@@ -386,12 +388,12 @@ class MasterShell:
         """Answer every question that waits."""
         with self.lock:
             self._stopping = True
-            self._wake()
+            self._wake_waiting_workers()
             self._deadline_changed.notify()
 
-    def settle(self, seconds: float) -> bool:
+    def flush_commands(self, seconds: float) -> bool:
         """Wait until all that was decided so far is carried out and told; whether it is."""
-        return self._outbox.settle(seconds)
+        return self._outbox.wait_until_empty(seconds)
 
     def close(self) -> None:
         """End the thread that carries commands out, after what is queued."""
@@ -399,7 +401,7 @@ class MasterShell:
 
     # ------------------------------------------------------------------ waiting
 
-    def lease(self, worker: str, seconds: float, known_leases: frozenset[int] | None = None) -> RequestAnswer:
+    def wait_for_lease(self, worker: str, seconds: float, known_leases: frozenset[int] | None = None) -> RequestAnswer:
         """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
@@ -412,13 +414,13 @@ class MasterShell:
 
     def _notify_change(self, event: CoreEvent | None, changed: bool) -> None:
         if not isinstance(event, _ROUTINE_EVENTS) or (changed and not isinstance(event, _EVENTS_WITHOUT_WORK)):
-            self._wake()
+            self._wake_waiting_workers()
         if not isinstance(event, _ROUTINE_EVENTS):
             self._deadline_changed.notify()
 
-    def _wake(self) -> None:
+    def _wake_waiting_workers(self) -> None:
         self._generation += 1
-        self._changed.notify_all()
+        self._state_changed.notify_all()
 
     def _wait_for_generation(self, generation: int, until: float) -> bool:
         """Wait for a change after ``generation``; whether there was one before ``until``."""
@@ -427,13 +429,13 @@ class MasterShell:
                 left = until - self.clock()
                 if left <= 0:
                     return False
-                self._changed.wait(left)
+                self._state_changed.wait(left)
             return not self._stopping
 
-    def pause(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         """Wait for a change, or so many seconds."""
         with self.lock:
-            self._changed.wait(seconds)
+            self._state_changed.wait(seconds)
 
     def run(self, is_stopped: Callable[[], bool], max_wait: float = 0.2) -> None:
         """Let time pass for the core until the job has ended, this master failed or ``is_stopped`` says so.
@@ -442,29 +444,29 @@ class MasterShell:
             stopped: looked at every ``max_wait`` seconds, or more often.
             longest: seconds that pass without a look.
         """
-        due = self.time.now()
+        due = self.core_clock.now()
         while not (self._has_ended() or is_stopped()):
-            if self.time.over():
+            if self.core_clock.is_fence_lost():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
-            elif not self.time.runs():
-                self.pause(_FROZEN_POLL_SECONDS)
+            elif not self.core_clock.may_decide():
+                self.wait_for_change(_FROZEN_POLL_SECONDS)
                 continue
-            late = max(0.0, self.time.now() - due)  # since the last look; a master that is stopped hears nobody
+            late = max(0.0, self.core_clock.now() - due)  # since the last look; a master that is stopped hears nobody
             with self.lock:
-                now = self.time.now()
-                wait = min(max(self.state.deadline(now) - now, 0.001), max_wait)
+                now = self.core_clock.now()
+                wait = min(max(self.state.next_deadline(now) - now, 0.001), max_wait)
                 due = now + wait
                 if not self._has_ended():
                     self._deadline_changed.wait(wait)
-                late += max(0.0, self.time.now() - due)
-                due = max(due, self.time.now())
+                late += max(0.0, self.core_clock.now() - due)
+                due = max(due, self.core_clock.now())
                 speaking = frozenset(self._speaking_workers)
             if not self._has_ended():
                 with suppress(MasterEndsError):  # ``failure`` says why
                     self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
     def _has_ended(self) -> bool:
-        return self.ended is not None or self.failure is not None
+        return self.job_end is not None or self.failure is not None
 
 
 def _set_future(future: asyncio.Future[None]) -> None:

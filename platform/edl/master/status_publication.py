@@ -54,16 +54,16 @@ class RunPublisher:
         self._events: deque[JobEvent] = deque(maxlen=MAX_EVENTS)
         self._losses = DisruptionCounter()
         for event in _earlier_events(run):
-            self.hear(event)
+            self.add_event(event)
         self._timeline = _load_timeline(run.path / TIMELINE_KEY)
 
-    def hear(self, event: JobEvent) -> None:
+    def add_event(self, event: JobEvent) -> None:
         """Show an event, from the next publication on."""
         with self._lock:
             self._events.append(event)
-            self._losses.hear(event)
+            self._losses.count_event(event)
 
-    def tell(self, status: Status) -> None:
+    def publish_status(self, status: Status) -> None:
         """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``publish_end``.
 
         With what belongs to it.
@@ -71,7 +71,7 @@ class RunPublisher:
         if status.phase not in ENDED:
             self._publish(self._build_publication(status))
 
-    def keep(self) -> None:
+    def save_timeline(self) -> None:
         """Keep the timeline in the run directory; may take as long as the disk takes."""
         with self._lock:
             timeline = self._timeline
@@ -83,7 +83,7 @@ class RunPublisher:
     def publish_end(self, status: Status) -> None:
         """Publish for the last time, with what stands in the run directory now."""
         publication = self._build_publication(status)
-        self.keep()
+        self.save_timeline()
         summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
         self._publish(
             replace(
@@ -96,7 +96,7 @@ class RunPublisher:
     def _build_publication(self, status: Status) -> PublishedStatus:
         with self._lock:
             self._timeline = extend_timeline(self._timeline, timeline_point(status))
-            return PublishedStatus(status, tuple(self._events), self._timeline, losses=self._losses.losses)
+            return PublishedStatus(status, tuple(self._events), self._timeline, losses=self._losses.report)
 
     def _publish(self, publication: PublishedStatus) -> None:
         self._status_publisher.publish(publication.to_configmap_data())
@@ -161,16 +161,16 @@ class PeriodicReports:
 
     def start(self) -> None:
         """Begin to tell."""
-        self._begin("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
-        self._begin("progress", progress_log.PERIOD_SECONDS, ProgressLogger().tell)
-        self._begin(
+        self._start_loop("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
+        self._start_loop("progress", progress_log.PERIOD_SECONDS, ProgressLogger().log_status)
+        self._start_loop(
             "history",
             training_history.HISTORY_PERIOD_SECONDS,
             training_history.TrainingHistory(self._run).record_status,
         )
         if (publisher := self._publisher) is not None:
-            self._begin("board", PERIOD_SECONDS, publisher.tell)
-            self._begin("timeline", KEEP_SECONDS, lambda status: publisher.keep())
+            self._start_loop("board", PERIOD_SECONDS, publisher.publish_status)
+            self._start_loop("timeline", KEEP_SECONDS, lambda status: publisher.save_timeline())
 
     def close(self) -> None:
         """Tell nothing more."""
@@ -178,12 +178,12 @@ class PeriodicReports:
         for thread in self._threads:
             thread.join()
 
-    def now(self) -> Status:
+    def current_status(self) -> Status:
         """The job as it is."""
         with self._shell.lock:
-            return self._reporter.status()
+            return self._reporter.build_status()
 
-    def _begin(self, name: str, period: float, report: Callable[[Status], None]) -> None:
+    def _start_loop(self, name: str, period: float, report: Callable[[Status], None]) -> None:
         self._threads.append(
             guarded_threads.start_guarded_thread(name, partial(self._run_loop, period, report), self._shell.fail)
         )
@@ -191,5 +191,5 @@ class PeriodicReports:
     def _run_loop(self, period: float, report: Callable[[Status], None]) -> None:
         """A master that may not decide knows nothing that another one does not know better."""
         while not self._closing.wait(period):
-            if self._shell.time.runs():
-                report(self.now())
+            if self._shell.core_clock.may_decide():
+                report(self.current_status())

@@ -52,20 +52,20 @@ class ThroughputMeter:
 
     def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
         self.records, self.seconds = records, seconds
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._counted_until: float | None = None
 
     def observe(self, now: float, done: int) -> None:
         """So many records are done now; fewer than before after a rollback."""
-        if self._seen:
-            self._count(now, done, *self._seen[-1])
-        if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > WINDOW_SECONDS:
-            self._seen.popleft()
+        if self._samples:
+            self._add_interval(now, done, *self._samples[-1])
+        if self._samples and done < self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((now, done))
+        while now - self._samples[0][0] > WINDOW_SECONDS:
+            self._samples.popleft()
 
-    def _count(self, now: float, done: int, before: float, done_before: int) -> None:
+    def _add_interval(self, now: float, done: int, before: float, done_before: int) -> None:
         if done > done_before:
             self.records += done - done_before
             self.seconds += now - (before if self._counted_until is None else self._counted_until)
@@ -74,7 +74,7 @@ class ThroughputMeter:
     @property
     def recent_rate(self) -> float:
         """Over the last seconds."""
-        return _rate_between(self._seen[0], self._seen[-1]) if self._seen else 0.0
+        return _rate_between(self._samples[0], self._samples[-1]) if self._samples else 0.0
 
     @property
     def overall_rate(self) -> float:
@@ -120,25 +120,25 @@ class StatusReporter:
         self._parameters_status, self._now = parameters_status, now
         self._run, self._job, self._state, self._on_event = run, job, state, on_event
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._began = find_run_start(run)
-        self._rate = restore_throughput(run, self._began)
+        self._start_time = find_run_start(run)
+        self._throughput = restore_throughput(run, self._start_time)
         self._worker_throughput: dict[str, ThroughputMeter] = {}
         self._writing = threading.Lock()
         self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, on_failure)
 
     # ------------------------------------------------------------------ events
 
-    def tell(self, told: EmitEvent) -> None:
+    def emit_core_event(self, told: EmitEvent) -> None:
         """Queue an event of the core, with the time of day; what is not for people goes to the log."""
-        event = told.event
+        event = told.event_name
         if isinstance(event, PhaseEntered):
             log.info("%s %s", event.kind, asdict(event))
             return
         if isinstance(event, TrainingStalled):
             event = StallBegan(describe_stall(event.missing, event.unsaved))
-        self.put(replace(event, time=time.time()))
+        self.emit_event(replace(event, time=time.time()))
 
-    def put(self, event: JobEvent) -> None:
+    def emit_event(self, event: JobEvent) -> None:
         """Queue an event of the master's own."""
         self._on_event(event)
         progress_log.log_event(event)
@@ -166,12 +166,12 @@ class StatusReporter:
         except StorageError as error:
             log.error("%s", error)
 
-    def status(self) -> Status:
+    def build_status(self) -> Status:
         """The job as it is now. Call with the shell's lock held."""
-        state, main = self._state, self._state.main
+        state, main = self._state, self._state.main_ledger
         done, total = (main.done_records, count_total_records(state)) if main else (0, 0)
-        self._rate.observe(time.monotonic(), done)
-        rate = self._rate.recent_rate
+        self._throughput.observe(time.monotonic(), done)
+        rate = self._throughput.recent_rate
         self._worker_throughput = {uid: pace for uid, pace in self._worker_throughput.items() if uid in state.holders}
         waits = describe_stall(find_missing_ps(state, self._now()), unsaved_checkpoint_reason(state))
         return Status(
@@ -190,11 +190,11 @@ class StatusReporter:
             loss=state.counters.loss,
             metrics=state.counters.metrics,
             samples_per_second=rate,
-            records_worked=self._rate.records,
-            seconds_worked=self._rate.seconds,
+            records_worked=self._throughput.records,
+            seconds_worked=self._throughput.seconds,
             seconds_left=(total - done) / rate if rate > 0 else None,
-            workers=tuple(self._role_status(pod) for pod in state.pods.live(Role.WORKER)),
-            ps=tuple(self._role_status(pod) for pod in state.pods.live(Role.PS)),
+            workers=tuple(self._role_status(pod) for pod in state.pods.live_pods(Role.WORKER)),
+            ps=tuple(self._role_status(pod) for pod in state.pods.live_pods(Role.PS)),
             workers_wanted=state.workers_max,
             workers_min=state.workers_min,
             starved=is_starved(state),
@@ -208,16 +208,16 @@ class StatusReporter:
         if doing == PENDING:
             reason = pod.message or pod.reason
         elif doing == LEAVING:
-            reason = pod.why()
-        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._pace(pod))
+            reason = pod.describe_end()
+        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._worker_rate(pod))
 
-    def _pace(self, pod: JobPod) -> float | None:
+    def _worker_rate(self, pod: JobPod) -> float | None:
         """Records a second of a worker, as whole minibatches; the last one of a range may be smaller."""
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
         rate = self._worker_throughput.setdefault(pod.uid, ThroughputMeter())
-        rate.observe(time.monotonic(), holder.steps * self._state.settings.minibatch)
+        rate.observe(time.monotonic(), holder.step_count * self._state.settings.minibatch)
         return rate.recent_rate
 
     def _shown_refusals(self) -> dict[str, str]:
@@ -225,11 +225,11 @@ class StatusReporter:
         refused = sorted(self._state.pods.refusals.items())[:_REFUSALS_SHOWN]
         return {f"{role}-{index}": reason for (role, index), reason in refused}
 
-    def summary(self) -> Summary:
+    def build_summary(self) -> Summary:
         """What the run has come to. Call with the shell's lock held."""
-        state, main, counters = self._state, self._state.main, self._state.counters
-        quarantined = sum(work.records for work in main.quarantined) if main else 0
-        lost = main.total - main.done_records - quarantined - main.count_remaining_records() if main else 0
+        state, main, counters = self._state, self._state.main_ledger, self._state.counters
+        quarantined = sum(work.records for work in main.quarantined_ranges) if main else 0
+        lost = main.total_records - main.done_records - quarantined - main.count_remaining_records() if main else 0
         return Summary(
             records_total=count_total_records(state),
             records_done=main.done_records if main else 0,
@@ -240,8 +240,8 @@ class StatusReporter:
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
             updates_rolled_back_of=self._updates_by_variable(),
-            samples_per_second=self._rate.overall_rate,
-            seconds=max(0.0, time.time() - self._began),
+            samples_per_second=self._throughput.overall_rate,
+            seconds=max(0.0, time.time() - self._start_time),
             workers_lost=counters.workers_lost,
             metrics=counters.metrics,
             export=counters.exported[0] if counters.exported else None,
@@ -278,12 +278,12 @@ def count_total_records(state: JobStateMachine) -> int:
 
     A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
     """
-    main, limit = state.main, state.settings.max_steps
+    main, limit = state.main_ledger, state.settings.max_steps
     if main is None:
         return 0
     if limit is None or state.settings.predict:
-        return main.total
-    return min(main.total, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
+        return main.total_records
+    return min(main.total_records, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
 
 
 def current_epoch(ledger: Ledger) -> int:

@@ -77,7 +77,7 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
         else f"`edl logs {evidence.command_target}` says more."
     )
     yield JobFinding(
-        job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.publication.detail
+        job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.publication.failure_detail
     )
 
 

@@ -139,7 +139,9 @@ class JobFollower:
             time.time(), ""
         )
         return decide_outcome(
-            JobEnded(phase, reason, summary, time=time.time()), RunFailure(detail=self._publication.detail), None
+            JobEnded(phase, reason, summary, time=time.time()),
+            RunFailure(detail=self._publication.failure_detail),
+            None,
         )
 
 

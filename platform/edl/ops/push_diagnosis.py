@@ -162,7 +162,7 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
     told = job.publication
-    yield from _find_losses(job.name, told.losses or DisruptionCounter.of(told.events).losses, command_target)
+    yield from _find_losses(job.name, told.losses or DisruptionCounter.from_events(told.events).report, command_target)
     for message in dict.fromkeys(event.message for event in job.publication.events if isinstance(event, WarningRaised)):
         yield JobFinding(job.name, message)
 

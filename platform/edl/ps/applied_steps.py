@@ -70,11 +70,11 @@ class AppliedSteps:
         self._surviving_leases: frozenset[int] = frozenset()
 
     @property
-    def attached(self) -> bool:
+    def has_master(self) -> bool:
         """A master has attached."""
         return self._incarnation > 0
 
-    def check(self, incarnation: int) -> None:
+    def check_master(self, incarnation: int) -> None:
         """Refuse a message of another master than the one that is attached.
 
         Raises:
@@ -86,7 +86,7 @@ class AppliedSteps:
         if incarnation > self._incarnation:
             raise NotAttachedError(f"master incarnation {incarnation} has not attached, {self._incarnation} has")
 
-    def heard(self, incarnation: int) -> None:
+    def record_incarnation(self, incarnation: int) -> None:
         """The master that this server registers with says which one it is."""
         self._last_known_incarnation = max(self._last_known_incarnation, incarnation)
 
@@ -105,7 +105,7 @@ class AppliedSteps:
                 f"master incarnation {incarnation} attaches, and {last_known} is the last one heard of here"
             )
 
-    def attach(
+    def attach_master(
         self, incarnation: int, lowest_open_lease: int, revoked_leases: Iterable[int], live_leases: Iterable[int]
     ) -> None:
         """A master takes over, or the same one comes back.
@@ -148,7 +148,7 @@ class AppliedSteps:
             self._admitted_count += 1
         return admission
 
-    def revoke(self, leases: Iterable[int], lowest_open_lease: int) -> dict[int, int]:
+    def revoke_leases(self, leases: Iterable[int], lowest_open_lease: int) -> dict[int, int]:
         """Close leases for good.
 
         Returns:
@@ -159,38 +159,38 @@ class AppliedSteps:
         self.close_leases_below(lowest_open_lease)
         return steps_by_lease
 
-    def applied(self) -> dict[int, int]:
+    def steps_by_lease(self) -> dict[int, int]:
         """``through`` of every lease at or above the floor that is not revoked."""
         return {lease: through for lease, through in self._steps.items() if lease not in self._revoked_leases}
 
-    def met(self) -> dict[int, int]:
-        """As ``applied``, of those only that a push has come of since the parameters went back to a checkpoint.
+    def steps_of_pushed_leases(self) -> dict[int, int]:
+        """As ``steps_by_lease``, of those only that a push has come of since the parameters went back to a checkpoint.
 
         Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
         """
-        return {lease: through for lease, through in self.applied().items() if lease in self._first_steps}
+        return {lease: through for lease, through in self.steps_by_lease().items() if lease in self._first_steps}
 
     @property
-    def entered(self) -> int:
+    def admitted_count(self) -> int:
         """Steps let in since the parameters were made, or went back to a checkpoint."""
         return self._admitted_count
 
-    def first(self, leases: Iterable[int]) -> dict[int, int]:
+    def first_steps(self, leases: Iterable[int]) -> dict[int, int]:
         """The first of these steps, of those of these leases that have any.
 
         Steps between what a checkpoint had of a lease and this one went back, and do not come again.
         """
         return {lease: self._first_steps[lease] for lease in leases if lease in self._first_steps}
 
-    def reached(self, included_steps: Mapping[int, int]) -> bool:
+    def has_reached(self, included_steps: Mapping[int, int]) -> bool:
         """Whether so many steps of each lease are in."""
         return all(self._steps.get(lease, 0) >= steps for lease, steps in included_steps.items())
 
-    def beyond(self, included_steps: Mapping[int, int]) -> dict[int, int]:
+    def steps_beyond(self, included_steps: Mapping[int, int]) -> dict[int, int]:
         """``through`` of those of these leases of which more steps are in than so many."""
         return {n: self._steps[n] for n, steps in included_steps.items() if self._steps.get(n, 0) > steps}
 
-    def restore(self, applied_steps: Mapping[int, int], *, covers_all_steps: bool = False) -> None:
+    def restore_steps(self, applied_steps: Mapping[int, int], *, covers_all_steps: bool = False) -> None:
         """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
 
         ``covers_all_steps``: nothing was applied since that checkpoint, so that these are all steps of each lease.

@@ -51,34 +51,34 @@ class BodyReader:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._used = 0
+        self._offset = 0
 
     def read_floats(self, count: int, describe: Callable[[], str]) -> Floats:
         """The next float32 values, without a copy; ``describe`` names them in errors."""
         start = self._advance(4 * count, describe)
         return np.frombuffer(self._data, np.float32, count, start)
 
-    def ids(self, count: int, describe: Callable[[], str]) -> Ids:
+    def read_ids(self, count: int, describe: Callable[[], str]) -> Ids:
         """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
         start = self._advance(8 * count, describe)
         values = np.frombuffer(self._data, np.int64, count, start)
         return values if count and values.flags.aligned else values.copy()
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Refuse a body that goes on."""
-        if self._used != self._data.nbytes:
+        if self._offset != self._data.nbytes:
             raise PeerRefusedError(
-                f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
+                f"the body has {self._data.nbytes} bytes, the head and the model say {self._offset}", kind="bad"
             )
 
     def _advance(self, size: int, describe: Callable[[], str]) -> int:
-        start = self._used
+        start = self._offset
         if size < 0 or start + size > self._data.nbytes:
             left = self._data.nbytes - start
             raise PeerRefusedError(
                 f"{describe()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
             )
-        self._used = start + size
+        self._offset = start + size
         return start
 
 
@@ -99,7 +99,7 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
     initial_values = reader.read_floats(
         model_declaration.flat_size, lambda: f"the values of {_describe_variables(model_declaration)}"
     )
-    reader.end()
+    reader.check_end()
     return model_declaration, initial_values
 
 
@@ -111,7 +111,7 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
     """
     reader = BodyReader(body)
     if head.empty:
-        reader.end()
+        reader.check_end()
         return None
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
         raise PeerRefusedError(
@@ -127,7 +127,7 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
         ids = _read_table_ids(reader, table, count)
         values = reader.read_floats(count * table.dim, partial(_describe_rows, count, "gradients (float32)", table))
         rows[table.name] = RowBatch(ids, values.reshape(-1, table.dim))
-    reader.end()
+    reader.check_end()
     return PushGradients(flat_gradients, rows, head.learning_rate, head.weight)
 
 
@@ -142,7 +142,7 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
     for part in tables:
         table = _next_table(declaration, part.name, ids)
         ids[table.name] = _read_table_ids(reader, table, part.count)
-    reader.end()
+    reader.check_end()
     return ids
 
 
@@ -170,7 +170,7 @@ def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Itera
 def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
     """The next ids, which are of this table."""
     # An id outside of its table would be a row that no worker can mean: it is refused before it costs memory
-    ids = reader.ids(count, partial(_describe_rows, count, "ids (int64)", table))
+    ids = reader.read_ids(count, partial(_describe_rows, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise PeerRefusedError(
             f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
@@ -207,7 +207,7 @@ class BulkRequestHandler:
             FrameKind.PULL: self._handle_pull,
             FrameKind.PULL_ROWS: self._handle_pull_rows,
             FrameKind.SCAN_ROWS: self._handle_scan_rows,
-            FrameKind.DECLARE: self._declare,
+            FrameKind.DECLARE: self._handle_declare,
         }
 
     def __call__(self, frame: ReceivedFrame) -> OutgoingFrame:
@@ -226,10 +226,10 @@ class BulkRequestHandler:
         except MemoryError as error:
             raise out_of_memory_error(f"a {frame.kind.name} of {len(frame.meta) + frame.body.nbytes} bytes") from error
 
-    def parted(self) -> None:
+    def handle_disconnect(self) -> None:
         """A connection has ended; called in its thread."""
         if self._connection.worker is not None:
-            self._server.parted(self._connection.worker, threading.get_ident())
+            self._server.handle_disconnect(self._connection.worker, threading.get_ident())
 
     def _handle_push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
@@ -242,7 +242,7 @@ class BulkRequestHandler:
                     f"step {named.step} of lease {named.lease}: a lease has the steps 0 to {self._max_lease_steps - 1}"
                 )
                 raise PeerRefusedError(what, kind="bad")
-        declaration = self._server.declaration()
+        declaration = self._server.require_declaration()
         push = PendingPush(
             PushId(head.lease, head.step),
             declaration,
@@ -266,13 +266,13 @@ class BulkRequestHandler:
     def _handle_pull(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Pull, frame.meta)
         if head.pin:
-            cut = self._server.pinned(head.pin)
+            cut = self._server.pinned_cut(head.pin)
             return OutgoingFrame(
                 FrameKind.PULLED,
                 pb.Pulled(version=cut.version).SerializeToString(),
                 _memory_views(cut.snapshot.flat_values),
             )
-        declaration = self._server.declaration()
+        declaration = self._server.require_declaration()
         flat_values = self._reply_buffer.values_of_size(declaration.flat_size)
         version = self._server.pull(declaration, flat_values)
         return OutgoingFrame(
@@ -281,8 +281,8 @@ class BulkRequestHandler:
 
     def _handle_pull_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.PullRows, frame.meta)
-        pinned_snapshot = self._server.pinned(head.pin).snapshot if head.pin else None
-        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.declaration()
+        pinned_snapshot = self._server.pinned_cut(head.pin).snapshot if head.pin else None
+        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.require_declaration()
         ids = parse_row_ids(declaration, head.tables, frame.body)
         if pinned_snapshot:
             rows = [pinned_snapshot.read_rows(table, wanted) for table, wanted in ids.items()]
@@ -294,8 +294,8 @@ class BulkRequestHandler:
         head = parse_message(pb.ScanRows, frame.meta)
         if head.cursor < 0 or head.limit < 1:
             raise PeerRefusedError(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
-        pinned_snapshot = self._server.pinned(head.pin).snapshot if head.pin else None
-        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.declaration()
+        pinned_snapshot = self._server.pinned_cut(head.pin).snapshot if head.pin else None
+        declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.require_declaration()
         table = declaration.get_table(head.table).name
         rows = (pinned_snapshot or self._server).scan_rows(table, head.cursor, head.limit)
         next_cursor = head.cursor + head.limit
@@ -303,9 +303,9 @@ class BulkRequestHandler:
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
         return OutgoingFrame(FrameKind.SCANNED, meta.SerializeToString(), _memory_views(rows.ids, rows.values))
 
-    def _declare(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_declare(self, frame: ReceivedFrame) -> OutgoingFrame:
         declaration, dense = parse_declaration(parse_message(pb.Declare, frame.meta), frame.body)
-        version, first = self._server.declare(declaration, dense)
+        version, first = self._server.declare_model(declaration, dense)
         return OutgoingFrame(FrameKind.DECLARED, pb.Declared(version=version, first=first).SerializeToString())
 
 
@@ -325,10 +325,10 @@ class _ReplyBuffer(threading.local):
     """
 
     def __init__(self) -> None:
-        self._slab: Floats = np.empty(0, np.float32)
+        self._values: Floats = np.empty(0, np.float32)
 
     def values_of_size(self, size: int) -> Floats:
         """An array of ``size`` values, whatever they are."""
-        if len(self._slab) != size:
-            self._slab = np.empty(size, np.float32)
-        return self._slab
+        if len(self._values) != size:
+            self._values = np.empty(size, np.float32)
+        return self._values

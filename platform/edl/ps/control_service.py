@@ -57,31 +57,31 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
             request.complete,
         )
         try:
-            state = self._server.attach(attachment)
+            state = self._server.attach_master(attachment)
         except StorageError as error:
             raise PeerRefusedError(str(error), kind="storage") from error
         return pb.AttachReply(
             initialized=state.initialized,
             version=state.version,
             uid=self._uid,
-            applied=_lease_steps(state.applied),
-            pins=state.pins,
+            applied=_lease_steps(state.applied_steps),
+            pins=state.pinned_cuts,
         )
 
     def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
         """Close leases for good."""
         _check_lowest_open_lease(request.floor, request.incarnation)
-        through, first = self._server.revoke(request.incarnation, request.leases, request.floor)
+        through, first = self._server.revoke_leases(request.incarnation, request.leases, request.floor)
         return pb.RevokeReply(applied=_lease_steps(through), first=_lease_steps(first))
 
     def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
         """Make room for the copy of a cut."""
-        self._server.prepare(request.incarnation)
+        self._server.prepare_cut(request.incarnation)
         return pb.PrepareReply()
 
     def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:  # noqa: N802
         """Let no further step in."""
-        return pb.HoldReply(applied=_lease_steps(self._server.hold(request.incarnation, request.cut)))
+        return pb.HoldReply(applied=_lease_steps(self._server.pause_pushes(request.incarnation, request.cut)))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
         """Take a cut."""
@@ -92,7 +92,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         _check_lowest_open_lease(request.floor, request.incarnation)
         checkpoint = self._checkpoint_directory(request.checkpoint)
         within = {step.lease: step.through for step in request.within}
-        taken = self._server.snapshot(
+        taken = self._server.take_snapshot(
             request.incarnation,
             request.cut,
             checkpoint,
@@ -103,23 +103,23 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         )
         if taken is None:
             return pb.SnapshotReply(waits=True)
-        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause, entered=taken.entered)
+        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause_seconds, entered=taken.admitted_steps)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """Call a cut off, or hold updates after it no longer."""
-        self._server.release(request.incarnation, request.cut)
+        self._server.release_cut(request.incarnation, request.cut)
         return pb.ReleaseReply()
 
     def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
         """Forget a pinned copy."""
-        self._server.unpin(request.incarnation, request.cut)
+        self._server.unpin_cut(request.incarnation, request.cut)
         return pb.UnpinReply()
 
     def Saved(self, request: pb.SavedRequest, context: Any) -> pb.SavedReply:  # noqa: N802
         """Wait for a shard, no longer than the caller does."""
         remaining = context.time_remaining()
         timeout = _MAX_WAIT_SECONDS if remaining is None else max(0.0, remaining - _DEADLINE_MARGIN)
-        saved = self._server.saved(request.incarnation, request.cut, timeout)
+        saved = self._server.wait_until_saved(request.incarnation, request.cut, timeout)
         return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
 
     def _checkpoint_directory(self, path: str) -> Path | None:

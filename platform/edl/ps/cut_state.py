@@ -31,14 +31,14 @@ class CutState(Generic[CopyT]):
     """The cuts of one PS; ``CopyT`` is what a snapshot is. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._passed = 0
-        self._held = 0
+        self._last_finished_cut = 0
+        self._paused_cut = 0
         self._copied_cut = 0
-        self._since = 0.0
+        self._paused_since = 0.0
         self._included_steps: Mapping[int, int] = {}
         self._pinned_copies: dict[int, CopyT] = {}
 
-    def hold(self, cut: int, now: float) -> None:
+    def pause_pushes(self, cut: int, now: float) -> None:
         """Keep every step out from now on; once more for the same cut changes nothing.
 
         Raises:
@@ -46,47 +46,47 @@ class CutState(Generic[CopyT]):
         """
         self.check_open(cut)
         # The question may be repeated. A later cut takes the place of one whose master is gone.
-        if cut > self._held:
-            self._held, self._since, self._included_steps, self._copied_cut = cut, now, {}, 0
+        if cut > self._paused_cut:
+            self._paused_cut, self._paused_since, self._included_steps, self._copied_cut = cut, now, {}, 0
 
-    def let_in(self, cut: int, included_steps: Mapping[int, int]) -> None:
+    def include_steps(self, cut: int, included_steps: Mapping[int, int]) -> None:
         """Steps below ``included_steps`` of a lease belong to the cut."""
-        if cut == self._held:
+        if cut == self._paused_cut:
             self._included_steps = included_steps
 
-    def keeps_out(self, lease: int, step: int) -> bool:
+    def must_wait(self, lease: int, step: int) -> bool:
         """A step must wait."""
         # Steps below belong to the cut: another server has them already, so that this one needs them in its copy.
-        return self._held > 0 and step >= self._included_steps.get(lease, 0)
+        return self._paused_cut > 0 and step >= self._included_steps.get(lease, 0)
 
     @property
-    def held(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether steps are kept out."""
-        return self._held > 0
+        return self._paused_cut > 0
 
     @property
-    def until(self) -> float:
+    def pause_deadline(self) -> float:
         """When the cut that is held will have been for too long; never if there is none, or its copy was made.
 
         After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
         when it is there.
         """
-        return self._since + MAX_PAUSE_SECONDS if self._held and not self._copied_cut else float("inf")
+        return self._paused_since + MAX_PAUSE_SECONDS if self._paused_cut and not self._copied_cut else float("inf")
 
     def expire_pause(self, now: float) -> bool:
         """Give up a cut that was held for too long; whether there was one."""
-        if now < self.until:
+        if now < self.pause_deadline:
             return False
-        self.passed(self._held)
+        self.finish_cut(self._paused_cut)
         return True
 
     def paused_seconds(self, now: float) -> float:
         """Seconds since steps were kept out first; 0 if they are not."""
-        return now - self._since if self._held else 0.0
+        return now - self._paused_since if self._paused_cut else 0.0
 
     def is_open(self, cut: int) -> bool:
         """Whether it can still be taken."""
-        return cut > self._passed
+        return cut > self._last_finished_cut
 
     def check_open(self, cut: int) -> None:
         """Refuse a cut that is over.
@@ -95,7 +95,7 @@ class CutState(Generic[CopyT]):
             CutError: steps were let in already, or no master can have got so far.
         """
         if not self.is_open(cut):
-            raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
+            raise CutError(f"cut {cut} is over: updates go on since cut {self._last_finished_cut}")
         self.check_reachable(cut)
 
     def check_reachable(self, cut: int) -> None:
@@ -104,42 +104,45 @@ class CutState(Generic[CopyT]):
         Raises:
             CutError: it is one.
         """
-        last = max(self._passed, self._held)
+        last = max(self._last_finished_cut, self._paused_cut)
         if cut > last + MAX_CUTS_AHEAD:
             raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut {last}, the last one asked for here")
 
-    def taken(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
-        """The state was copied: let all steps in; ``keep_paused``: not before ``release``. ``pin`` keeps the copy."""
+    def record_copy(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
+        """The state was copied: let all steps in; ``keep_paused``: not before ``release_cut``.
+
+        ``pin`` keeps the copy.
+        """
         if keep_paused:
             # Pushes that came in now would be in no copy, and be lost with the server that is about to end
             self._copied_cut = cut
         else:
-            self.passed(cut)
+            self.finish_cut(cut)
         if pin:
             self._pinned_copies[cut] = copy
 
-    def passed(self, cut: int) -> None:
+    def finish_cut(self, cut: int) -> None:
         """The cut is complete, or off: nothing waits for it any more."""
         # A late message about an older cut must not open it again
-        self._passed = max(self._passed, cut)
-        if self._held <= self._passed:
-            self._held, self._included_steps, self._copied_cut = 0, {}, 0
+        self._last_finished_cut = max(self._last_finished_cut, cut)
+        if self._paused_cut <= self._last_finished_cut:
+            self._paused_cut, self._included_steps, self._copied_cut = 0, {}, 0
 
-    def release(self, cut: int) -> CopyT | None:
+    def release_cut(self, cut: int) -> CopyT | None:
         """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
-        self.passed(cut)
+        self.finish_cut(cut)
         return self._pinned_copies.pop(cut, None)
 
-    def pinned(self, cut: int) -> CopyT:
+    def pinned_copy(self, cut: int) -> CopyT:
         """The copy of a pinned cut; raises PinError if it is not kept."""
         if cut not in self._pinned_copies:
             raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pinned_copies)}")
         return self._pinned_copies[cut]
 
-    def unpin(self, cut: int) -> CopyT | None:
+    def unpin_cut(self, cut: int) -> CopyT | None:
         """Forget the copy and return it; None if it is not kept."""
         return self._pinned_copies.pop(cut, None)
 
-    def pins(self) -> Iterator[int]:
+    def pinned_cuts(self) -> Iterator[int]:
         """The pinned cuts, in increasing order."""
         return iter(sorted(self._pinned_copies))

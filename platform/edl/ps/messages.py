@@ -17,23 +17,23 @@ class MasterAttachment:
 
     Attributes:
         incarnation: of the master.
-        floor: leases below are closed.
-        revoked: revoked leases at or above the floor.
-        live: leases of lower incarnations that live on.
-        restore: directory of the checkpoint to go back to; None keeps what is here.
-        cut: the newest cut that is complete or off.
-        slots: ``slots[i]`` is the index of the PS that owns slot i.
-        complete: nothing was applied after the checkpoint.
+        lowest_open_lease: leases below are closed.
+        revoked_leases: revoked leases at or above the floor.
+        live_leases: leases of lower incarnations that live on.
+        restore_directory: directory of the checkpoint to go back to; None keeps what is here.
+        last_finished_cut: the newest cut that is complete or off.
+        slot_owners: ``slots[i]`` is the index of the PS that owns slot i.
+        covers_all_steps: nothing was applied after the checkpoint.
     """
 
     incarnation: int
-    floor: int
-    revoked: Sequence[int] = ()
-    live: Sequence[int] = ()
-    restore: Path | None = None
-    cut: int = 0
-    slots: Sequence[int] = ()
-    complete: bool = False
+    lowest_open_lease: int
+    revoked_leases: Sequence[int] = ()
+    live_leases: Sequence[int] = ()
+    restore_directory: Path | None = None
+    last_finished_cut: int = 0
+    slot_owners: Sequence[int] = ()
+    covers_all_steps: bool = False
 
     def is_same_restore(self, other: MasterAttachment | None) -> bool:
         """Whether ``other`` asked for the very restore that this one asks for: its answer was lost."""
@@ -41,17 +41,20 @@ class MasterAttachment:
 
     @property
     def _restore_key(self) -> tuple[int, int, Path | None]:
-        return self.incarnation, self.floor, self.restore
+        return self.incarnation, self.lowest_open_lease, self.restore_directory
 
 
 @dataclass(frozen=True, slots=True)
 class AttachResult:
-    """What a master learns when it attaches: ``applied`` is ``through`` by lease, ``pins`` the cuts that are kept."""
+    """What a master learns when it attaches.
+
+    ``applied_steps`` is ``through`` by lease, ``pinned_cuts`` the cuts that are kept.
+    """
 
     initialized: bool
     version: int
-    applied: Mapping[int, int]
-    pins: Sequence[int]
+    applied_steps: Mapping[int, int]
+    pinned_cuts: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,14 @@ class SnapshotResult:
     """A snapshot that was taken.
 
     Attributes:
-        pause: for so many seconds no step was let in.
-        entered: steps let in since the parameters were made, or went back to a checkpoint.
+        pause_seconds: for so many seconds no step was let in.
+        admitted_steps: steps let in since the parameters were made, or went back to a checkpoint.
     """
 
     cut: int
     version: int
-    pause: float
-    entered: int = 0
+    pause_seconds: float
+    admitted_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,12 @@ class PsStatistics:
 
     Attributes:
         version: updates that are in its values.
-        counts: of its pushes.
-        forming: the update that waits for more pushes; None while none does, and in asynchronous mode.
+        push_counts: of its pushes.
+        pending_round: the update that waits for more pushes; None while none does, and in asynchronous mode.
         tables: by name.
     """
 
     version: int
-    counts: PushCounts
-    forming: PendingRound | None
+    push_counts: PushCounts
+    pending_round: PendingRound | None
     tables: Mapping[str, EmbeddingTable]

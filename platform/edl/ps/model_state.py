@@ -81,22 +81,22 @@ class StoreFactory:
     """Makes the stores of one parameter server.
 
     Attributes:
-        wanted: what the job's ``ps.store`` says: ``auto``, ``native`` or ``numpy``.
-        threads: that share a large batch of one native table.
+        requested_store: what the job's ``ps.store`` says: ``auto``, ``native`` or ``numpy``.
+        table_threads: that share a large batch of one native table.
         retention: which rows tables keep.
-        found: the extension.
+        native_extension: the extension.
     """
 
-    wanted: str = "auto"
-    threads: int = 1
+    requested_store: str = "auto"
+    table_threads: int = 1
     retention: RowRetention = field(default_factory=RowRetention)
-    found: NativeExtension = field(default_factory=find_extension)
+    native_extension: NativeExtension = field(default_factory=find_extension)
 
     def choose_store_kind(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
         """See the function of this name."""
-        return choose_store(self.wanted, self.found, optimizer)
+        return choose_store(self.requested_store, self.native_extension, optimizer)
 
-    def make(self, declaration: ModelDeclaration, initial_values: Floats) -> TableParameterStore:
+    def make_store(self, declaration: ModelDeclaration, initial_values: Floats) -> TableParameterStore:
         """A store with this slab and empty tables.
 
         Raises:
@@ -108,16 +108,16 @@ class StoreFactory:
         if decision.value == NATIVE_STORE:
             from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
 
-            return NativeParameterStore(declaration, initial_values, self.retention, threads=self.threads)
-        if self.wanted == NATIVE_STORE:
+            return NativeParameterStore(declaration, initial_values, self.retention, threads=self.table_threads)
+        if self.requested_store == NATIVE_STORE:
             raise PeerRefusedError(
                 f"ps.store is native, but {decision.reason}", kind="model", hint=self._native_store_hint
             )
         return NumpyParameterStore(declaration, initial_values, self.retention)
 
-    def restored(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
-        """A store that holds what a snapshot of this version holds; raises what :meth:`make` does."""
-        store = self.make(snapshot.declaration, snapshot.flat_values)
+    def restore_store(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
+        """A store that holds what a snapshot of this version holds; raises what :meth:`make_store` does."""
+        store = self.make_store(snapshot.declaration, snapshot.flat_values)
         store.load_snapshot(snapshot, version)
         return store
 
@@ -126,7 +126,7 @@ class StoreFactory:
         with_numpy = "Without ps.store the parameter servers use NumPy."
         return (
             f"{with_numpy} `make native` builds the extension; EDL's image has it."
-            if self.found.problem
+            if self.native_extension.problem
             else with_numpy
         )
 
@@ -166,7 +166,7 @@ class ModelState:
         """By name; none before there are parameters."""
         return {} if self._store is None else self._store.tables
 
-    def declare(self, declaration: ModelDeclaration, initial_values: Floats) -> bool:
+    def declare_model(self, declaration: ModelDeclaration, initial_values: Floats) -> bool:
         """Make the parameters, unless they are there; whether they were made.
 
         Raises:
@@ -174,17 +174,19 @@ class ModelState:
             OutOfMemoryError: for this one; nothing is held.
         """
         if self._store is None:
-            self._hold(self._store_factory.make(declaration, initial_values))
+            self._replace_store(self._store_factory.make_store(declaration, initial_values))
             return True
         # Values restored for another number of servers get their order by the first declaration
         if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declaration):
             with self._store.take_snapshot() as unordered:
-                self._hold(self._store_factory.restored(unordered.rearrange(declaration.variables), self.version))
+                self._replace_store(
+                    self._store_factory.restore_store(unordered.rearrange(declaration.variables), self.version)
+                )
         if difference := self._store.declaration.describe_difference(declaration):
             raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
 
-    def store(self) -> ParameterStore:
+    def require_store(self) -> ParameterStore:
         """The parameters.
 
         Raises:
@@ -203,12 +205,12 @@ class ModelState:
         Raises:
             Refused: kind ``busy`` if they were replaced since then.
         """
-        store = self.store()
+        store = self.require_store()
         if store.declaration is not declaration:
             raise PeerRefusedError("the parameters were replaced while the request waited", kind="busy")
         return store
 
-    def apply(self, gradients: PushGradients | None) -> None:
+    def apply_push(self, gradients: PushGradients | None) -> None:
         """Apply what a push brings, and count it.
 
         Raises:
@@ -218,29 +220,31 @@ class ModelState:
         """
         if gradients is not None:
             try:
-                self.store().apply_gradients(gradients, self.version + 1)
+                self.require_store().apply_gradients(gradients, self.version + 1)
             except PartialUpdateError as error:
                 self._partial_update_error = error
                 raise
         # Counted without gradients, too: the version is what workers take for the global step
         self.version += 1
 
-    def make_room(self) -> None:
+    def preallocate_copy(self) -> None:
         """Prepare memory for the next copy; without the server's lock, because that takes a while."""
         if self._store is not None:
             self._store.preallocate_copy()
 
-    def copy(self, cut: int, applied_steps: AppliedSteps) -> CutSnapshot:
+    def copy_at_cut(self, cut: int, applied_steps: AppliedSteps) -> CutSnapshot:
         """The state at a cut; who takes it releases its snapshot."""
-        return CutSnapshot(cut, self.store().take_snapshot(), self.version, applied_steps.applied())
+        return CutSnapshot(cut, self.require_store().take_snapshot(), self.version, applied_steps.steps_by_lease())
 
-    def restore(self, cut: CutSnapshot) -> None:
+    def restore_cut(self, cut: CutSnapshot) -> None:
         """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may.
 
         OutOfMemoryError.
         """
-        self._hold(self._store_factory.restored(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order)
+        self._replace_store(
+            self._store_factory.restore_store(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order
+        )
         self.version = cut.version
 
-    def _hold(self, store: ParameterStore, *, has_slab_order: bool = True) -> None:
+    def _replace_store(self, store: ParameterStore, *, has_slab_order: bool = True) -> None:
         self._store, self._has_slab_order, self._partial_update_error = store, has_slab_order, None

@@ -62,21 +62,21 @@ class ParameterServer:
         self._ps_index = ps_index
         self._shard_writer = writer
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._condition = threading.Condition(threading.Lock())
         self._attach_lock = threading.Lock()
-        self._leases = AppliedSteps()
-        self._cuts: CutState[CutSnapshot] = CutState()
+        self._applied_steps = AppliedSteps()
+        self._cut_state: CutState[CutSnapshot] = CutState()
         self._model_state = ModelState(store_factory)
-        self._updater = _make_updater(strategy or Strategy(), self._leases, self._model_state, self._cuts)
+        self._updater = _make_updater(strategy or Strategy(), self._applied_steps, self._model_state, self._cut_state)
         self._push_timeout = push_timeout
         self._paused_pushes = 0
         self._is_closed = False
-        self._last_taken: SnapshotResult | None = None
+        self._last_snapshot: SnapshotResult | None = None
         self._last_restore: MasterAttachment | None = None
 
     # ------------------------------------------------------------ workers
 
-    def declare(self, declaration: ModelDeclaration, initial_values: Floats) -> tuple[int, bool]:
+    def declare_model(self, declaration: ModelDeclaration, initial_values: Floats) -> tuple[int, bool]:
         """Make the parameters, unless they are there.
 
         Returns:
@@ -85,45 +85,45 @@ class ParameterServer:
         Raises:
             Refused: kind ``busy`` before a master has attached; ``bad`` if another model or optimizer is here.
         """
-        with self._changed:
-            if not self._leases.attached:
+        with self._condition:
+            if not self._applied_steps.has_master:
                 raise PeerRefusedError("no master has attached to this PS yet", kind="busy")
-            first = self._model_state.declare(declaration, initial_values)
+            first = self._model_state.declare_model(declaration, initial_values)
             if first:
                 log.info("holds %d dense values and %d tables", declaration.flat_size, len(declaration.tables))
             return self._model_state.version, first
 
-    def declaration(self) -> ModelDeclaration:
+    def require_declaration(self) -> ModelDeclaration:
         """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
-        with self._changed:
-            return self._model_state.store().declaration
+        with self._condition:
+            return self._model_state.require_store().declaration
 
     def pull(self, declaration: ModelDeclaration, out: Floats) -> int:
-        """Copy the slab to ``out``, which was made for ``declaration``; returns its version."""
-        with self._changed:
+        """Copy the slab to ``out``, which was made for ``require_declaration``; returns its version."""
+        with self._condition:
             self._model_state.require_unchanged_store(declaration).read_flat(out)
             return self._model_state.version
 
     def pull_rows(self, ids: Mapping[str, Ids]) -> list[Floats]:
         """Rows of each table, all of one version."""
-        with self._changed:
-            store = self._model_state.store()
+        with self._condition:
+            store = self._model_state.require_store()
             return [store.read_rows(table, wanted) for table, wanted in ids.items()]
 
     def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """Some of the stored rows, without slot variables."""
-        with self._changed:
-            return self._model_state.store().scan_rows(table, start, limit)
+        with self._condition:
+            return self._model_state.require_store().scan_rows(table, start, limit)
 
     def position_limit(self, table: str) -> int:
         """Rows are at positions below this."""
-        with self._changed:
-            return self._model_state.store().position_limit(table)
+        with self._condition:
+            return self._model_state.require_store().position_limit(table)
 
-    def pinned(self, cut: int) -> CutSnapshot:
+    def pinned_cut(self, cut: int) -> CutSnapshot:
         """The state at a pinned cut; raises PinError if it is not kept."""
-        with self._changed:
-            return self._cuts.pinned(cut)
+        with self._condition:
+            return self._cut_state.pinned_copy(cut)
 
     def push(self, push: PendingPush, out: Floats | None = None) -> tuple[AdmissionOutcome, int]:
         """Admit a push, or refuse it: it is applied once, after a cut that keeps it out, with the others of its round.
@@ -144,11 +144,11 @@ class ParameterServer:
             TableFullError, OutOfMemoryError: nothing was changed, and the step has not entered.
         """
         deadline = self._clock() + self._push_timeout
-        with self._changed:
+        with self._condition:
             # While a cut is held, every server keeps the steps out that are not part of it: so all copy the same ones.
             if self._must_wait_for_cut(push.push_id):
                 self._paused_pushes += 1
-                self._changed.notify_all()
+                self._condition.notify_all()
                 try:
                     if not self._wait_until(lambda: not self._must_wait_for_cut(push.push_id), deadline):
                         raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
@@ -161,15 +161,15 @@ class ParameterServer:
             # In asynchronous mode the outcome is known when this returns, in synchronous mode when the round closes:
             # another push may close it, a revoked lease, or a worker that ends. Until then nothing has changed.
             self._updater.offer_push(push)
-            self._changed.notify_all()
+            self._condition.notify_all()
             self._wait_until(lambda: push.outcome is not None or self._is_closed, deadline)
             if push.outcome is None:
                 reason = self._updater.withdraw_push(push)
-                self._changed.notify_all()
+                self._condition.notify_all()
                 self._check_running()
                 raise PeerRefusedError(f"{reason} for {self._push_timeout:g} s", kind="busy")
 
-            admission = push.admission()
+            admission = push.require_admission()
             if admission is AdmissionOutcome.UNKNOWN_MASTER:
                 raise PeerRefusedError(
                     f"the master that granted lease {push.push_id.lease} has not attached yet", kind="incarnation"
@@ -179,15 +179,15 @@ class ParameterServer:
                 self._model_state.require_unchanged_store(push.declaration).read_flat(out)
             return admission, self._model_state.version
 
-    def parted(self, worker: int, connection: int) -> None:
+    def handle_disconnect(self, worker: int, connection: int) -> None:
         """A worker's connection closed: no round waits for what would have come through it."""
-        with self._changed:
-            self._updater.parted(worker, connection)
-            self._changed.notify_all()
+        with self._condition:
+            self._updater.handle_disconnect(worker, connection)
+            self._condition.notify_all()
 
     # ------------------------------------------------------------ the master
 
-    def attach(self, attachment: MasterAttachment) -> AttachResult:
+    def attach_master(self, attachment: MasterAttachment) -> AttachResult:
         """A master takes over; with ``restore`` the parameters become those of a checkpoint.
 
         The same attachment again (its answer was lost) does not restore again.
@@ -199,48 +199,53 @@ class ParameterServer:
             StorageError: the checkpoint cannot be read; what was here stays.
         """
         with self._attach_lock:
-            with self._changed:
-                self._leases.check_may_attach(attachment.incarnation)
-                if self._leases.attached:
-                    self._cuts.check_reachable(attachment.cut)
+            with self._condition:
+                self._applied_steps.check_may_attach(attachment.incarnation)
+                if self._applied_steps.has_master:
+                    self._cut_state.check_reachable(attachment.last_finished_cut)
             restored_cut = self._load_restored_cut(attachment)
-            with self._changed:
-                self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
+            with self._condition:
+                self._applied_steps.attach_master(
+                    attachment.incarnation,
+                    attachment.lowest_open_lease,
+                    attachment.revoked_leases,
+                    attachment.live_leases,
+                )
                 if restored_cut is not None:
-                    self._restore_cut(restored_cut, covers_all_steps=attachment.complete)
+                    self._restore_cut(restored_cut, covers_all_steps=attachment.covers_all_steps)
                     self._last_restore = attachment
-                self._cuts.passed(attachment.cut)
+                self._cut_state.finish_cut(attachment.last_finished_cut)
                 self._reevaluate_pushes()
                 return AttachResult(
                     self._model_state.initialized,
                     self._model_state.version,
-                    self._leases.applied(),
-                    tuple(self._cuts.pins()),
+                    self._applied_steps.steps_by_lease(),
+                    tuple(self._cut_state.pinned_cuts()),
                 )
 
-    def heard_of_master(self, incarnation: int) -> None:
+    def record_incarnation(self, incarnation: int) -> None:
         """The master that this server registers with says which one it is."""
-        with self._changed:
-            self._leases.heard(incarnation)
+        with self._condition:
+            self._applied_steps.record_incarnation(incarnation)
 
-    def revoke(
+    def revoke_leases(
         self, incarnation: int, leases: Sequence[int], lowest_open_lease: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """Close leases; returns ``steps_by_lease`` of each, and what ``applied_steps.Leases.first`` says of them."""
-        with self._changed:
-            self._leases.check(incarnation)
-            first_steps = self._leases.first(leases)
-            steps_by_lease = self._leases.revoke(leases, lowest_open_lease)
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+            first_steps = self._applied_steps.first_steps(leases)
+            steps_by_lease = self._applied_steps.revoke_leases(leases, lowest_open_lease)
             self._reevaluate_pushes()
             return steps_by_lease, first_steps
 
-    def prepare(self, incarnation: int) -> None:
+    def prepare_cut(self, incarnation: int) -> None:
         """Make room for the copy of a cut, while pushes go on."""
-        with self._changed:
-            self._leases.check(incarnation)
-        self._model_state.make_room()
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+        self._model_state.preallocate_copy()
 
-    def hold(self, incarnation: int, cut: int) -> Mapping[int, int]:
+    def pause_pushes(self, incarnation: int, cut: int) -> Mapping[int, int]:
         """Let no further step in until the cut is taken, is off, or was held for too long.
 
         Returns:
@@ -249,13 +254,13 @@ class ParameterServer:
         Raises:
             Refused: the master is stale, or the cut is over.
         """
-        with self._changed:
-            self._leases.check(incarnation)
-            self._cuts.hold(cut, self._clock())
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+            self._cut_state.pause_pushes(cut, self._clock())
             self._reevaluate_pushes()
-            return self._leases.met()
+            return self._applied_steps.steps_of_pushed_leases()
 
-    def snapshot(
+    def take_snapshot(
         self,
         incarnation: int,
         cut: int,
@@ -286,53 +291,53 @@ class ParameterServer:
             Refused: the master is stale, nothing is declared, or the cut is over.
         """
         steps = included_steps or {}
-        with self._changed:
-            self._leases.check(incarnation)
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
             if not self._has_copied(cut):
-                self._cuts.check_open(cut)
-                self._leases.close_leases_below(lowest_open_lease)
-                if not self._wait_for_steps(cut, steps, STEP_ARRIVAL_SECONDS) and self._cuts.is_open(cut):
+                self._cut_state.check_open(cut)
+                self._applied_steps.close_leases_below(lowest_open_lease)
+                if not self._wait_for_steps(cut, steps, STEP_ARRIVAL_SECONDS) and self._cut_state.is_open(cut):
                     return None
-                self._leases.check(incarnation)
+                self._applied_steps.check_master(incarnation)
             if not self._has_copied(cut):  # by a second try of the same question, meanwhile
-                self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
+                self._last_snapshot = self._copy_state(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
             self._reevaluate_pushes()
-            return self._last_taken
+            return self._last_snapshot
 
-    def release(self, incarnation: int, cut: int) -> None:
+    def release_cut(self, incarnation: int, cut: int) -> None:
         """The cut is off, or held no longer: let waiting pushes in."""
-        with self._changed:
-            self._leases.check(incarnation)
-            self._cuts.check_reachable(cut)
-            pinned_copy = self._cuts.release(cut)
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+            self._cut_state.check_reachable(cut)
+            pinned_copy = self._cut_state.release_cut(cut)
             self._reevaluate_pushes()
         _release_copy(pinned_copy)
 
-    def unpin(self, incarnation: int, cut: int) -> None:
+    def unpin_cut(self, incarnation: int, cut: int) -> None:
         """Forget the copy of a pinned cut."""
-        with self._changed:
-            self._leases.check(incarnation)
-            pinned_copy = self._cuts.unpin(cut)
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+            pinned_copy = self._cut_state.unpin_cut(cut)
         _release_copy(pinned_copy)
 
-    def saved(self, incarnation: int, cut: int, timeout: float) -> SavedShard:
+    def wait_until_saved(self, incarnation: int, cut: int, timeout: float) -> SavedShard:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
-        with self._changed:
-            self._leases.check(incarnation)
-        return self._shard_writer.wait(cut, timeout)
+        with self._condition:
+            self._applied_steps.check_master(incarnation)
+        return self._shard_writer.wait_until_saved(cut, timeout)
 
-    def account(self) -> PsStatistics:
+    def collect_statistics(self) -> PsStatistics:
         """What it has done and holds, for people; costs no more than a small pull."""
-        with self._changed:
+        with self._condition:
             model_state, updater = self._model_state, self._updater
-            return PsStatistics(model_state.version, updater.counts, updater.forming, model_state.tables)
+            return PsStatistics(model_state.version, updater.push_counts, updater.pending_round, model_state.tables)
 
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
-        with self._changed:
+        with self._condition:
             if not self._is_closed:
                 self._is_closed = True
-                self._changed.notify_all()
+                self._condition.notify_all()
                 log.info("%s", self._updater.summary())
 
     # ------------------------------------------------------------ under the lock
@@ -340,7 +345,10 @@ class ParameterServer:
     def _must_wait_for_cut(self, push_id: PushId) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         self._check_running()
-        return self._cuts.keeps_out(*push_id) and self._leases.decide_push(*push_id) is AdmissionOutcome.APPLIED
+        return (
+            self._cut_state.must_wait(*push_id)
+            and self._applied_steps.decide_push(*push_id) is AdmissionOutcome.APPLIED
+        )
 
     def _wait_until(self, is_over: Callable[[], bool], deadline: float) -> bool:
         """Let the lock go until it is over; False if it is not by then.
@@ -349,12 +357,12 @@ class ParameterServer:
         """
         while not is_over():
             now = self._clock()
-            if self._cuts.expire_pause(now):
+            if self._cut_state.expire_pause(now):
                 self._reevaluate_pushes()
             elif now >= deadline:
                 return False
             else:
-                self._changed.wait(min(deadline, self._cuts.until) - now)
+                self._condition.wait(min(deadline, self._cut_state.pause_deadline) - now)
         return True
 
     def _wait_for_steps(self, cut: int, included_steps: Mapping[int, int], timeout: float) -> bool:
@@ -363,28 +371,30 @@ class ParameterServer:
         Raises:
             Refused: kind ``busy``: the process ends.
         """
-        self._cuts.let_in(cut, included_steps)
+        self._cut_state.include_steps(cut, included_steps)
         self._reevaluate_pushes()
-        if not self._leases.reached(included_steps):
-            self._changed.wait_for(lambda: self._leases.reached(included_steps) or self._is_closed, timeout)
+        if not self._applied_steps.has_reached(included_steps):
+            self._condition.wait_for(
+                lambda: self._applied_steps.has_reached(included_steps) or self._is_closed, timeout
+            )
         self._check_running()
-        if self._cuts.expire_pause(self._clock()):
+        if self._cut_state.expire_pause(self._clock()):
             self._reevaluate_pushes()
-        return self._leases.reached(included_steps)
+        return self._applied_steps.has_reached(included_steps)
 
     def _reevaluate_pushes(self) -> None:
         """Leases or cuts changed: pushes that wait may have their outcome now, or their turn."""
-        self._updater.settle()
-        self._changed.notify_all()
+        self._updater.reevaluate()
+        self._condition.notify_all()
 
     def _check_running(self) -> None:
         if self._is_closed:
             raise PeerRefusedError("this PS ends", kind="busy")
 
     def _has_copied(self, cut: int) -> bool:
-        return self._last_taken is not None and self._last_taken.cut == cut
+        return self._last_snapshot is not None and self._last_snapshot.cut == cut
 
-    def _take(
+    def _copy_state(
         self,
         cut: int,
         checkpoint: Path | None,
@@ -393,40 +403,40 @@ class ParameterServer:
         pin: bool,
         keep_paused: bool = False,
     ) -> SnapshotResult:
-        self._cuts.check_open(cut)
-        if excess_steps := self._leases.beyond(included_steps):
+        self._cut_state.check_open(cut)
+        if excess_steps := self._applied_steps.steps_beyond(included_steps):
             raise PeerRefusedError(
                 f"leases are through {excess_steps} where cut {cut} has {dict(included_steps)}", kind="cut"
             )
         started_at = self._clock()
-        paused_seconds = self._cuts.paused_seconds(started_at)
-        cut_snapshot = self._model_state.copy(cut, self._leases)
+        paused_seconds = self._cut_state.paused_seconds(started_at)
+        cut_snapshot = self._model_state.copy_at_cut(cut, self._applied_steps)
         result = SnapshotResult(
-            cut, cut_snapshot.version, paused_seconds + self._clock() - started_at, self._leases.entered
+            cut, cut_snapshot.version, paused_seconds + self._clock() - started_at, self._applied_steps.admitted_count
         )
         with cut_snapshot.snapshot:
-            self._cuts.taken(cut, cut_snapshot, pin=pin, keep_paused=keep_paused)
+            self._cut_state.record_copy(cut, cut_snapshot, pin=pin, keep_paused=keep_paused)
             if pin:
                 cut_snapshot.snapshot.retain()
             if checkpoint is not None:
-                self._shard_writer.begin(checkpoint, cut_snapshot)
+                self._shard_writer.start_writing(checkpoint, cut_snapshot)
         return result
 
     def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | None:
         """What an attachment restores, read without holding up pushes."""
-        if attachment.restore is None or attachment.is_same_restore(self._last_restore):
+        if attachment.restore_directory is None or attachment.is_same_restore(self._last_restore):
             return None
         try:
-            return shard_restore.load_owned_part(attachment.restore, self._ps_index, attachment.slots)
+            return shard_restore.load_owned_part(attachment.restore_directory, self._ps_index, attachment.slot_owners)
         except MemoryError as error:
-            raise out_of_memory_error(f"its part of the checkpoint {attachment.restore}") from error
+            raise out_of_memory_error(f"its part of the checkpoint {attachment.restore_directory}") from error
 
     def _restore_cut(self, restored_cut: CutSnapshot, *, covers_all_steps: bool) -> None:
-        self._updater.replaced()
-        self._model_state.restore(restored_cut)
-        self._leases.restore(restored_cut.applied, covers_all_steps=covers_all_steps)
-        self._cuts.passed(restored_cut.number)
-        log.info("restored cut %d at version %d", restored_cut.number, restored_cut.version)
+        self._updater.reject_pending()
+        self._model_state.restore_cut(restored_cut)
+        self._applied_steps.restore_steps(restored_cut.applied_steps, covers_all_steps=covers_all_steps)
+        self._cut_state.finish_cut(restored_cut.cut_number)
+        log.info("restored cut %d at version %d", restored_cut.cut_number, restored_cut.version)
 
 
 def _make_updater(
@@ -434,7 +444,7 @@ def _make_updater(
 ) -> PushUpdater:
     if strategy.mode == "sync":
         return SyncUpdater(
-            applied_steps, model_state, strategy.grads_to_wait, strategy.version_tolerance, lambda: cut_state.held
+            applied_steps, model_state, strategy.grads_to_wait, strategy.version_tolerance, lambda: cut_state.is_paused
         )
     return AsyncUpdater(applied_steps, model_state, staleness_aware=strategy.staleness_aware)
 

@@ -25,18 +25,18 @@ class PushCounts:
     """Pushes that brought a gradient, since this process began; what was rolled back since counts, too.
 
     Attributes:
-        entered: those that are in an update.
-        updates: that they became.
-        refused: those that were refused as too old; their minibatches were computed again.
-        staleness: of those that entered, summed: updates between the values of the gradient and the one it is in.
-        stalest: the largest of these.
+        applied_pushes: those that are in an update.
+        update_count: that they became.
+        stale_pushes: those that were refused as too old; their minibatches were computed again.
+        total_staleness: of those that entered, summed: updates between the values of the gradient and the one it is in.
+        max_staleness: the largest of these.
     """
 
-    entered: int = 0
-    updates: int = 0
-    refused: int = 0
-    staleness: int = 0
-    stalest: int = 0
+    applied_pushes: int = 0
+    update_count: int = 0
+    stale_pushes: int = 0
+    total_staleness: int = 0
+    max_staleness: int = 0
 
 
 class PushCounter:
@@ -45,19 +45,19 @@ class PushCounter:
     def __init__(self) -> None:
         self._applied_pushes = self._update_count = self._stale_pushes = self._total_staleness = self._max_staleness = 0
 
-    def update(self, staleness: Sequence[int]) -> None:
+    def count_update(self, staleness: Sequence[int]) -> None:
         """An update was made of gradients that miss so many others each; of none, it is not worth counting."""
         self._applied_pushes += len(staleness)
         self._update_count += bool(staleness)
         self._total_staleness += sum(staleness)
         self._max_staleness = max(self._max_staleness, *staleness, 0)
 
-    def refuse(self) -> None:
+    def count_stale_push(self) -> None:
         """A push was too old."""
         self._stale_pushes += 1
 
     @property
-    def counts(self) -> PushCounts:
+    def push_counts(self) -> PushCounts:
         """So far."""
         return PushCounts(
             self._applied_pushes, self._update_count, self._stale_pushes, self._total_staleness, self._max_staleness
@@ -94,11 +94,11 @@ class PendingPush:
     outcome: AdmissionOutcome | Exception | None = None
     round_pushes: tuple[PushId, ...] = ()
 
-    def staleness(self, version: int) -> int:
+    def staleness_at(self, version: int) -> int:
         """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
         return max(0, version - self.gradient_version)
 
-    def admission(self) -> AdmissionOutcome:
+    def require_admission(self) -> AdmissionOutcome:
         """The outcome; raises what went wrong instead."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -115,24 +115,24 @@ class PushUpdater(Protocol):
     def withdraw_push(self, push: PendingPush) -> str:
         """A push waited for too long and will be sent again; says for what."""
 
-    def settle(self) -> None:
+    def reevaluate(self) -> None:
         """Leases or cuts changed."""
 
-    def parted(self, worker: int, connection: Hashable) -> None:
+    def handle_disconnect(self, worker: int, connection: Hashable) -> None:
         """A worker's connection closed."""
 
-    def replaced(self) -> None:
+    def reject_pending(self) -> None:
         """The parameters were replaced: what waits is to be sent again."""
 
     def summary(self) -> str:
         """What was done, for the log."""
 
     @property
-    def counts(self) -> PushCounts:
+    def push_counts(self) -> PushCounts:
         """What became of the pushes so far."""
 
     @property
-    def forming(self) -> PendingRound | None:
+    def pending_round(self) -> PendingRound | None:
         """The update that waits for more pushes, if one does."""
 
 
@@ -147,36 +147,36 @@ class AsyncUpdater:
     """
 
     def __init__(self, applied_steps: AppliedSteps, model_state: ModelState, *, staleness_aware: bool) -> None:
-        self._leases = applied_steps
+        self._applied_steps = applied_steps
         self._model_state = model_state
         self._staleness_aware = staleness_aware
         self._push_counter = PushCounter()
 
     def offer_push(self, push: PendingPush) -> None:
         """Applied before this returns, or refused."""
-        push.outcome = self._leases.decide_push(*push.push_id)
+        push.outcome = self._applied_steps.decide_push(*push.push_id)
         if push.outcome is not AdmissionOutcome.APPLIED:
             return
-        gradients, staleness = push.gradients, push.staleness(self._model_state.version)
+        gradients, staleness = push.gradients, push.staleness_at(self._model_state.version)
         if gradients is not None and self._staleness_aware:
             gradients = replace(gradients, learning_rate=gradients.learning_rate / max(1, staleness))
         # First the values, then the step: a push that there is no memory for is refused here, and has not entered.
         # Nobody sees one without the other, because the lock is held.
-        self._model_state.apply(gradients)
-        self._leases.admit_push(*push.push_id)
-        self._push_counter.update([] if gradients is None else [staleness])
+        self._model_state.apply_push(gradients)
+        self._applied_steps.admit_push(*push.push_id)
+        self._push_counter.count_update([] if gradients is None else [staleness])
 
     def withdraw_push(self, push: PendingPush) -> str:
         """Nothing waits here."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 
-    def settle(self) -> None:
+    def reevaluate(self) -> None:
         """Nothing waits here."""
 
-    def parted(self, worker: int, connection: Hashable) -> None:
+    def handle_disconnect(self, worker: int, connection: Hashable) -> None:
         """Nobody is waited for."""
 
-    def replaced(self) -> None:
+    def reject_pending(self) -> None:
         """Nothing waits here."""
 
     def summary(self) -> str:
@@ -184,11 +184,11 @@ class AsyncUpdater:
         return f"{self._model_state.version} updates"
 
     @property
-    def counts(self) -> PushCounts:
+    def push_counts(self) -> PushCounts:
         """See the protocol."""
-        return self._push_counter.counts
+        return self._push_counter.push_counts
 
     @property
-    def forming(self) -> None:
+    def pending_round(self) -> None:
         """No update waits for anything."""
         return

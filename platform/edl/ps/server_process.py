@@ -177,7 +177,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
         retention,
     )
     chosen = store_factory.choose_store_kind()
-    log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, store_factory.threads)
+    log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, store_factory.table_threads)
     server = ParameterServer(
         identity.index, ShardWriter(identity.index), store_factory=store_factory, strategy=spec.strategy
     )
@@ -186,7 +186,11 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
         resources.callback(server.close)
         handler = BulkRequestHandler(server, max_lease_steps=spec.train.minibatches_per_task)
         bulk = BulkServer(
-            bulk_address, identity.token, handler, max_body_bytes=MAX_REQUEST_BYTES, on_disconnect=handler.parted
+            bulk_address,
+            identity.token,
+            handler,
+            max_body_bytes=MAX_REQUEST_BYTES,
+            on_disconnect=handler.handle_disconnect,
         )
         bulk.start()
         resources.callback(bulk.stop)
@@ -207,8 +211,8 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
             registration,
             stop_requested,
             lost_timeout=spec.master.lost_timeout,
-            collect_figures=PsStatisticsCollector(server).now,
-            record_incarnation=server.heard_of_master,
+            collect_figures=PsStatisticsCollector(server).collect_message,
+            record_incarnation=server.record_incarnation,
         )
     log.info("ends")
 

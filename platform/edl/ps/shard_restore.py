@@ -29,17 +29,17 @@ class CutSnapshot:
     """The state of one PS at a cut.
 
     Attributes:
-        number: of the cut.
+        cut_number: of the cut.
         snapshot: its values.
         version: pushes applied.
-        applied: ``through`` of every live lease.
+        applied_steps: ``through`` of every live lease.
         has_slab_order: the slab is in the order that a worker declared; a cut put together from other shards is not.
     """
 
-    number: int
+    cut_number: int
     snapshot: ParameterSnapshot
     version: int
-    applied: Mapping[int, int]
+    applied_steps: Mapping[int, int]
     has_slab_order: bool = True
 
 
@@ -119,9 +119,11 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
         {table.name: join_rows([s.tables[table.name].read_all() for s in snapshots]) for table in declaration.tables},
     )
     ordered = sum(bool(s.declaration.variables) for s in snapshots) <= 1
-    applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
+    applied = {
+        lease: max(part.applied_steps.get(lease, 0) for part in parts) for part in parts for lease in part.applied_steps
+    }
     version = max(part.version for part in parts)
-    return replace(parts[0], snapshot=merged_snapshot, version=version, applied=applied, has_slab_order=ordered)
+    return replace(parts[0], snapshot=merged_snapshot, version=version, applied_steps=applied, has_slab_order=ordered)
 
 
 def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclaration:

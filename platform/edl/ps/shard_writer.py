@@ -33,14 +33,14 @@ class ShardContent:
 
     Attributes:
         array_shapes: name, dtype and shape of each, in the file's order.
-        parts: name and the next values of that array, in the order of the rows; for one use, each before the next one
-            is asked for. Variables are views of the snapshot, rows come in pieces.
-        meta: strings beside them.
+        array_chunks: name and the next values of that array, in the order of the rows; for one use, each before the
+            next one is asked for. Variables are views of the snapshot, rows come in pieces.
+        metadata: strings beside them.
     """
 
     array_shapes: Sequence[tuple[str, str, tuple[int, ...]]]
-    parts: Iterator[tuple[str, Any]]
-    meta: Mapping[str, str]
+    array_chunks: Iterator[tuple[str, Any]]
+    metadata: Mapping[str, str]
 
 
 def make_shard_content(cut: CutSnapshot) -> ShardContent:
@@ -51,9 +51,9 @@ def make_shard_content(cut: CutSnapshot) -> ShardContent:
     for table, rows in snapshot.tables.items():
         array_shapes += _row_array_shapes(snapshot.declaration, table, rows)
     meta = {
-        "cut": str(cut.number),
+        "cut": str(cut.cut_number),
         "version": str(cut.version),
-        "applied": json.dumps(dict(cut.applied)),
+        "applied": json.dumps(dict(cut.applied_steps)),
         "declaration": snapshot.declaration.to_json(),
     }
     return ShardContent(array_shapes, chain(dense.items(), _row_chunks(snapshot)), meta)
@@ -118,17 +118,19 @@ class ShardWriter:
         self._results: dict[int, Future[SavedShard]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, directory: Path, cut: CutSnapshot) -> None:
+    def start_writing(self, directory: Path, cut: CutSnapshot) -> None:
         """Start to write a cut, whose snapshot is held until that is done."""
         cut.snapshot.retain()
         result: Future[SavedShard] = Future()
         with self._lock:
-            self._results[cut.number] = result
+            self._results[cut.cut_number] = result
             for number in sorted(self._results)[:-_KEPT_RESULTS]:
                 del self._results[number]
-        threading.Thread(target=self._run, args=(directory, cut, result), name="shard-writer", daemon=True).start()
+        threading.Thread(
+            target=self._write_shard, args=(directory, cut, result), name="shard-writer", daemon=True
+        ).start()
 
-    def wait(self, cut: int, timeout: float) -> SavedShard:
+    def wait_until_saved(self, cut: int, timeout: float) -> SavedShard:
         """Wait until the shard is on disk, or is known not to be.
 
         Raises:
@@ -144,7 +146,7 @@ class ShardWriter:
         except TimeoutError as error:
             raise RetryableError(f"the shard of cut {cut} is still being written after {timeout:.0f} s") from error
 
-    def _run(self, directory: Path, cut: CutSnapshot, result: Future[SavedShard]) -> None:
+    def _write_shard(self, directory: Path, cut: CutSnapshot, result: Future[SavedShard]) -> None:
         try:
             with cut.snapshot:
                 saved = self._write_cut(directory, self._ps_index, cut)
@@ -162,5 +164,5 @@ def write_cut_shard(directory: Path, ps_index: int, cut: CutSnapshot) -> SavedSh
 
     content = make_shard_content(cut)
     arrays = [checkpoint_shards.ArrayShape(*array) for array in content.array_shapes]
-    shard = checkpoint_shards.write_shard_parts(directory, ps_index, arrays, content.parts, content.meta)
+    shard = checkpoint_shards.write_shard_parts(directory, ps_index, arrays, content.array_chunks, content.metadata)
     return SavedShard(shard.file, shard.size, f"{shard.crc32:08x}")

@@ -27,19 +27,19 @@ class PsStatisticsCollector:
         self._server = server
         self._clock = clock
         self._table_sizes = TableSizes(clock)
-        self._waiting: tuple[int, float] | None = None
+        self._round_start: tuple[int, float] | None = None
 
-    def now(self) -> pb.PsFigures:
+    def collect_message(self) -> pb.PsFigures:
         """As they are now; bytes of tables may be a little older."""
-        statistics = self._server.account()
-        counts = statistics.counts
+        statistics = self._server.collect_statistics()
+        counts = statistics.push_counts
         return pb.PsFigures(
-            entered=counts.entered,
-            updates=counts.updates,
-            refused=counts.refused,
-            staleness=counts.staleness,
-            stalest=counts.stalest,
-            forming=self._pending_round_message(statistics.forming, statistics.version),
+            entered=counts.applied_pushes,
+            updates=counts.update_count,
+            refused=counts.stale_pushes,
+            staleness=counts.total_staleness,
+            stalest=counts.max_staleness,
+            forming=self._pending_round_message(statistics.pending_round, statistics.version),
             tables=self._table_messages(statistics.tables),
         )
 
@@ -47,12 +47,12 @@ class PsStatisticsCollector:
         """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
         if pending_round is None:
             return None
-        if self._waiting is None or self._waiting[0] != version:
-            self._waiting = version, self._clock()
-        seconds = self._clock() - self._waiting[1]
+        if self._round_start is None or self._round_start[0] != version:
+            self._round_start = version, self._clock()
+        seconds = self._clock() - self._round_start[1]
         return pb.Forming(
-            wanted=pending_round.wanted,
-            arrived=pending_round.arrived,
+            wanted=pending_round.required_pushes,
+            arrived=pending_round.arrived_workers,
             awaited=pending_round.awaited_workers,
             seconds=seconds,
         )

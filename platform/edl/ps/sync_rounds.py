@@ -22,11 +22,11 @@ from edl.ps.applied_steps import PushId
 
 @dataclass(frozen=True, slots=True)
 class WaitingPush:
-    """A push that waits for its round; ``following`` is the lease of the worker's next one, 0 if there is none."""
+    """A push that waits for its round; ``next_lease`` is the lease of the worker's next one, 0 if there is none."""
 
     worker: int
-    share: PushId
-    following: int
+    push_id: PushId
+    next_lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class PendingRound:
     """A round that waits for more pushes, as people are told of it.
 
     Attributes:
-        wanted: pushes that it waits for, if so many can come.
-        arrived: workers whose pushes sit.
+        required_pushes: pushes that it waits for, if so many can come.
+        arrived_workers: workers whose pushes sit.
         awaited_workers: workers whose pushes may come; nobody else is waited for.
     """
 
-    wanted: int
-    arrived: tuple[int, ...]
+    required_pushes: int
+    arrived_workers: tuple[int, ...]
     awaited_workers: tuple[int, ...]
 
 
@@ -52,7 +52,7 @@ class SyncRounds:
     """
 
     def __init__(self, required_pushes: int) -> None:
-        self._wanted = required_pushes
+        self._required_pushes = required_pushes
         self._waiting_pushes: dict[int, WaitingPush] = {}
         self._expected_leases: dict[int, int] = {}
         self._guaranteed_workers: set[int] = set()
@@ -61,25 +61,27 @@ class SyncRounds:
     @property
     def waiting_pushes(self) -> tuple[WaitingPush, ...]:
         """Who waits, in the order of leases."""
-        return tuple(sorted(self._waiting_pushes.values(), key=lambda seat: seat.share))
+        return tuple(sorted(self._waiting_pushes.values(), key=lambda seat: seat.push_id))
 
     @property
-    def expected(self) -> dict[int, int]:
+    def expected_leases(self) -> dict[int, int]:
         """Lease of the next push by worker, for those that are waited for."""
         return dict(self._expected_leases)
 
     @property
-    def forming(self) -> PendingRound | None:
+    def pending_round(self) -> PendingRound | None:
         """Who waits for whom; None while nobody does."""
         if not self._waiting_pushes:
             return None
-        return PendingRound(self._wanted, tuple(sorted(self._waiting_pushes)), tuple(sorted(self._expected_leases)))
+        return PendingRound(
+            self._required_pushes, tuple(sorted(self._waiting_pushes)), tuple(sorted(self._expected_leases))
+        )
 
     def bind_connection(self, worker: int, connection: Hashable) -> None:
         """A worker speaks through this connection from now on."""
         self._connections[worker] = connection
 
-    def parted(self, worker: int, connection: Hashable) -> None:
+    def handle_disconnect(self, worker: int, connection: Hashable) -> None:
         """A connection closed: nothing comes from a worker that had no other."""
         if self._connections.get(worker) == connection:
             del self._connections[worker]
@@ -96,7 +98,7 @@ class SyncRounds:
         """A push is taken back; the worker will send it again."""
         push = self._waiting_pushes.pop(worker, None)
         if push is not None:  # the round goes on waiting for it
-            self._expected_leases[worker] = push.share.lease
+            self._expected_leases[worker] = push.push_id.lease
 
     def expect_push(self, worker: int, lease: int) -> None:
         """A worker's next push will be of this lease; 0: none will come."""
@@ -105,7 +107,7 @@ class SyncRounds:
         else:
             self.stop_expecting(worker)
 
-    def refuse(self, worker: int, lease: int) -> None:
+    def guarantee_next_round(self, worker: int, lease: int) -> None:
         """A push was stale: the round waits for the worker's next try."""
         self._expected_leases[worker] = lease
         self._guaranteed_workers.add(worker)
@@ -115,7 +117,7 @@ class SyncRounds:
         self._expected_leases.pop(worker, None)
         self._guaranteed_workers.discard(worker)
 
-    def drop(self, is_refused: Callable[[int], bool]) -> None:
+    def stop_expecting_refused(self, is_refused: Callable[[int], bool]) -> None:
         """Wait for nobody whose lease is refused."""
         for worker, lease in list(self._expected_leases.items()):
             if is_refused(lease):
@@ -124,24 +126,24 @@ class SyncRounds:
     def remove_push(self, push_id: PushId) -> None:
         """A push that sits is answered without a round."""
         for worker, seat in list(self._waiting_pushes.items()):
-            if seat.share == push_id:
+            if seat.push_id == push_id:
                 del self._waiting_pushes[worker]
 
-    def close(self) -> tuple[WaitingPush, ...]:
+    def close_round(self) -> tuple[WaitingPush, ...]:
         """Everyone who sits, if the round is complete; the next one begins with those that said what follows."""
         # Complete are as many pushes as the job asks for, or as many as can come at all: fewer workers than that train
         # on. A worker that was refused as stale is waited for in any case, or it might be refused again and again.
         can_come = len(self._waiting_pushes) + len(self._expected_leases)
         if (
             not self._waiting_pushes
-            or len(self._waiting_pushes) < min(self._wanted, can_come)
+            or len(self._waiting_pushes) < min(self._required_pushes, can_come)
             or self._guaranteed_workers & self._expected_leases.keys()
         ):
             return ()
         pushes, self._waiting_pushes = self.waiting_pushes, {}
         for seat in pushes:
             self._guaranteed_workers.discard(seat.worker)
-            self.expect_push(seat.worker, seat.following)
+            self.expect_push(seat.worker, seat.next_lease)
         return pushes
 
 
@@ -158,15 +160,15 @@ class FollowerPush:
     """A push that waits for the others of its round.
 
     Attributes:
-        share: which one it is.
-        round: all pushes of its round.
-        again: it was sent before, so that the others may have been answered by a process that is gone: they are not
+        push_id: which one it is.
+        round_pushes: all pushes of its round.
+        is_retry: it was sent before, so that the others may have been answered by a process that is gone: they are not
             waited for.
     """
 
-    share: PushId
-    round: frozenset[PushId]
-    again: bool
+    push_id: PushId
+    round_pushes: frozenset[PushId]
+    is_retry: bool
 
 
 class FollowerRounds:
@@ -177,13 +179,13 @@ class FollowerRounds:
 
     def join(self, follower: FollowerPush) -> None:
         """A push waits; one that was sent again takes the place of the first try."""
-        self._waiting[follower.share] = follower
+        self._waiting[follower.push_id] = follower
 
     def remove_push(self, push_id: PushId) -> None:
         """A push does not wait any more."""
         self._waiting.pop(push_id, None)
 
-    def close(self, may_come: Callable[[PushId], bool]) -> tuple[PushId, ...]:
+    def close_round(self, may_come: Callable[[PushId], bool]) -> tuple[PushId, ...]:
         """The pushes of a round, in order of leases, if none is missing that may come; the largest such round.
 
         Args:
@@ -191,9 +193,9 @@ class FollowerRounds:
         """
         # A push names itself alone if the first server has forgotten its round. Larger rounds come first, so that it
         # goes with those that name it.
-        for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round), one.share)):
-            present_pushes = {follower.share} | (follower.round & self._waiting.keys())
-            if follower.again or not any(may_come(share) for share in follower.round - present_pushes):
+        for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round_pushes), one.push_id)):
+            present_pushes = {follower.push_id} | (follower.round_pushes & self._waiting.keys())
+            if follower.is_retry or not any(may_come(share) for share in follower.round_pushes - present_pushes):
                 for share in present_pushes:
                     del self._waiting[share]
                 return tuple(sorted(present_pushes))

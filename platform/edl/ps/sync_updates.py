@@ -41,50 +41,50 @@ class SyncUpdater:
         version_tolerance: int,
         is_paused: Callable[[], bool],
     ) -> None:
-        self._leases = applied_steps
+        self._applied_steps = applied_steps
         self._model_state = model_state
         self._version_tolerance = version_tolerance
-        self._held = is_paused
-        self._rounds = SyncRounds(required_pushes)
+        self._is_paused = is_paused
+        self._sync_rounds = SyncRounds(required_pushes)
         self._follower_rounds = FollowerRounds()
-        self._waiting: dict[PushId, PendingPush] = {}
-        self._made: dict[int, tuple[PushId, ...]] = {}
+        self._pending_pushes: dict[PushId, PendingPush] = {}
+        self._last_rounds: dict[int, tuple[PushId, ...]] = {}
         self._push_counter = PushCounter()
 
     def offer_push(self, push: PendingPush) -> None:
         """Decided at once only if it enters nothing, or completes its round."""
-        push.outcome = self._leases.decide_push(*push.push_id)
+        push.outcome = self._applied_steps.decide_push(*push.push_id)
         is_leader = not push.leader_round  # this is the first PS, which puts rounds together
         if is_leader:
-            self._rounds.bind_connection(push.worker, push.connection)
+            self._sync_rounds.bind_connection(push.worker, push.connection)
 
         if push.outcome is not AdmissionOutcome.APPLIED:
             # It enters nothing. If its answer was lost, the worker needs its round for the other servers, and goes on
             # with what it said that follows. Otherwise nothing follows: its lease is refused.
             is_duplicate = push.outcome is AdmissionOutcome.DUPLICATE
             if is_duplicate:
-                last_round = self._made.get(push.push_id.lease, ())
+                last_round = self._last_rounds.get(push.push_id.lease, ())
                 push.round_pushes = last_round if push.push_id in last_round else ()
             if is_leader:
-                self._rounds.expect_push(push.worker, push.next_lease if is_duplicate else 0)
+                self._sync_rounds.expect_push(push.worker, push.next_lease if is_duplicate else 0)
         elif is_leader and self._is_stale(push):
             # The other servers never refuse for staleness: what the first one has admitted is in on all of them.
             push.outcome = AdmissionOutcome.STALE
-            self._push_counter.refuse()
-            self._rounds.refuse(push.worker, push.push_id.lease)
+            self._push_counter.count_stale_push()
+            self._sync_rounds.guarantee_next_round(push.worker, push.push_id.lease)
         else:
             # It waits for its round. Whoever waits for the same step, or at the first PS for another one of the same
             # worker, has lost its connection: nobody would read that answer.
             self._reject_pushes((push.push_id,), _resent_error())
             push.outcome = None
-            self._waiting[push.push_id] = push
+            self._pending_pushes[push.push_id] = push
             if is_leader:
-                previous_push = self._rounds.join(WaitingPush(push.worker, push.push_id, push.next_lease))
+                previous_push = self._sync_rounds.join(WaitingPush(push.worker, push.push_id, push.next_lease))
                 if previous_push is not None:
-                    self._reject_pushes((previous_push.share,), _resent_error())
+                    self._reject_pushes((previous_push.push_id,), _resent_error())
             else:
                 self._follower_rounds.join(FollowerPush(push.push_id, frozenset(push.leader_round), push.is_retry))
-        self._close()
+        self._apply_complete_rounds()
 
     def _is_stale(self, push: PendingPush) -> bool:
         """Values of a later version than this one's are of before it went back to a checkpoint: good enough."""
@@ -94,89 +94,96 @@ class SyncUpdater:
 
     def withdraw_push(self, push: PendingPush) -> str:
         """It does not sit any more."""
-        del self._waiting[push.push_id]
+        del self._pending_pushes[push.push_id]
         if push.leader_round:
             self._follower_rounds.remove_push(push.push_id)
             return "the other pushes of its update have not come"
-        missing = sorted(self._rounds.expected.values())
-        self._rounds.withdraw_push(push.worker)
+        missing = sorted(self._sync_rounds.expected_leases.values())
+        self._sync_rounds.withdraw_push(push.worker)
         return f"a round waits for pushes of leases {missing}"
 
-    def settle(self) -> None:
+    def reevaluate(self) -> None:
         """What was revoked leaves; a round may be complete without it, or not be held any more."""
-        for share, push in list(self._waiting.items()):
-            admission = self._leases.decide_push(*share)
+        for share, push in list(self._pending_pushes.items()):
+            admission = self._applied_steps.decide_push(*share)
             if admission is not AdmissionOutcome.APPLIED:
                 self._remove_pending(share)
                 push.outcome = admission
-        self._rounds.drop(lambda lease: self._leases.decide_push(lease, 0) is AdmissionOutcome.REVOKED)
-        self._made = {
-            n: made for n, made in self._made.items() if self._leases.decide_push(n, 0) is not AdmissionOutcome.REVOKED
+        self._sync_rounds.stop_expecting_refused(
+            lambda lease: self._applied_steps.decide_push(lease, 0) is AdmissionOutcome.REVOKED
+        )
+        self._last_rounds = {
+            n: made
+            for n, made in self._last_rounds.items()
+            if self._applied_steps.decide_push(n, 0) is not AdmissionOutcome.REVOKED
         }
-        self._close()
+        self._apply_complete_rounds()
 
-    def parted(self, worker: int, connection: Hashable) -> None:
+    def handle_disconnect(self, worker: int, connection: Hashable) -> None:
         """A process that ended is not waited for."""
-        self._rounds.parted(worker, connection)
-        self._close()
+        self._sync_rounds.handle_disconnect(worker, connection)
+        self._apply_complete_rounds()
 
-    def replaced(self) -> None:
+    def reject_pending(self) -> None:
         """Gradients of other values than those that are here now."""
         error = PeerRefusedError("the parameters were replaced while the push waited", kind="busy")
-        self._reject_pushes(tuple(self._waiting), error)
+        self._reject_pushes(tuple(self._pending_pushes), error)
 
     def summary(self) -> str:
         """See the protocol."""
-        counts = self.counts
+        counts = self.push_counts
         return (
-            f"{self._model_state.version} updates, {counts.entered} pushes in them, {counts.refused} refused as stale"
+            f"{self._model_state.version} updates, {counts.applied_pushes} pushes in them, "
+            f"{counts.stale_pushes} refused as stale"
         )
 
     @property
-    def counts(self) -> PushCounts:
+    def push_counts(self) -> PushCounts:
         """See the protocol."""
-        return self._push_counter.counts
+        return self._push_counter.push_counts
 
     @property
-    def forming(self) -> PendingRound | None:
+    def pending_round(self) -> PendingRound | None:
         """See the protocol; where rounds are followed, none forms."""
-        return self._rounds.forming
+        return self._sync_rounds.pending_round
 
     # ------------------------------------------------------------ closing
 
-    def _close(self) -> None:
+    def _apply_complete_rounds(self) -> None:
         """Apply every round that is complete: one update, and then all of its pushes are in."""
         while push_ids := self._next_complete_round():
-            pushes = [self._waiting.pop(push_id) for push_id in push_ids]
-            staleness = [push.staleness(self._model_state.version) for push in pushes if push.gradients is not None]
+            pushes = [self._pending_pushes.pop(push_id) for push_id in push_ids]
+            staleness = [push.staleness_at(self._model_state.version) for push in pushes if push.gradients is not None]
             try:
-                self._model_state.apply(_merge_pushes(pushes))
+                self._model_state.apply_push(_merge_pushes(pushes))
             except Exception as error:  # noqa: BLE001  raised again where each of them is answered
                 for push in pushes:
                     push.outcome = error
                 continue
-            self._push_counter.update(staleness)
+            self._push_counter.count_update(staleness)
             for push in pushes:
-                push.outcome, push.round_pushes = self._leases.admit_push(*push.push_id), push_ids
-                self._made[push.push_id.lease] = push_ids
+                push.outcome, push.round_pushes = self._applied_steps.admit_push(*push.push_id), push_ids
+                self._last_rounds[push.push_id.lease] = push_ids
 
     def _next_complete_round(self) -> tuple[PushId, ...]:
         # While a cut is held the first PS makes no update. The others make those that it has made before: all servers
         # copy the same ones.
-        waiting_pushes = () if self._held() else self._rounds.close()
+        waiting_pushes = () if self._is_paused() else self._sync_rounds.close_round()
         if waiting_pushes:
-            return tuple(waiting.share for waiting in waiting_pushes)
-        return self._follower_rounds.close(lambda push_id: self._leases.decide_push(*push_id) in _MAY_ENTER)
+            return tuple(waiting.push_id for waiting in waiting_pushes)
+        return self._follower_rounds.close_round(
+            lambda push_id: self._applied_steps.decide_push(*push_id) in _MAY_ENTER
+        )
 
     def _reject_pushes(self, push_ids: Iterable[PushId], error: RefusedError) -> None:
         for share in push_ids:
-            if share in self._waiting:
-                self._waiting[share].outcome = error
+            if share in self._pending_pushes:
+                self._pending_pushes[share].outcome = error
                 self._remove_pending(share)
 
     def _remove_pending(self, push_id: PushId) -> None:
-        del self._waiting[push_id]
-        self._rounds.remove_push(push_id)
+        del self._pending_pushes[push_id]
+        self._sync_rounds.remove_push(push_id)
         self._follower_rounds.remove_push(push_id)
 
 

@@ -32,8 +32,8 @@ def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Se
 
 def no_more_than_wanted(master: JobStateMachine) -> None:
     """Never more workers that stay than are wanted."""
-    staying = len(master.pods.staying(Role.WORKER))
-    if master.synced and not master.ended and staying > master.workers_max:
+    staying = len(master.pods.staying_pods(Role.WORKER))
+    if master.pods_synced and not master.has_ended and staying > master.workers_max:
         raise BrokenPromiseError(f"{staying} workers stay, {master.workers_max} are wanted")
 
 
@@ -57,7 +57,7 @@ def cut_agrees(
 ) -> None:
     """Every PS holds exactly what the ledger position of the cut says is done."""
     position = training.empty_copy()
-    position.restore(json.loads(json.dumps(command.ledger)))
+    position.restore_snapshot(json.loads(json.dumps(command.ledger)))
     done = set(done_minibatches(position))
     for index, copy in shards.items():
         applied_once(f"ps-{index} at cut {command.cut}", copy.applied, done, lacking=copy.lacking, twice=twice)
@@ -90,11 +90,11 @@ def applied_once(
 def all_is_done(master: JobStateMachine) -> None:
     """No training record is left, but for those set aside."""
     training = master.ledgers[TRAINING]
-    aside = sum(work.records for work in training.quarantined)
-    whole = training.done_records + aside == training.total
+    aside = sum(work.records for work in training.quarantined_ranges)
+    whole = training.done_records + aside == training.total_records
     if master.settings.max_steps is None and (training.count_remaining_records() or not whole):
         raise BrokenPromiseError(
-            f"{training.done_records} of {training.total} done, {training.count_remaining_records()} left"
+            f"{training.done_records} of {training.total_records} done, {training.count_remaining_records()} left"
         )
 
 
@@ -133,7 +133,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
         for start in range(work.start, work.end, ledger.minibatch)
     }
     for epoch in range(min(ledger.epoch + 1, ledger.epochs)):
-        for index in range(ledger.plan.count if epoch < ledger.epoch else ledger.index):
+        for index in range(ledger.plan.shard_count if epoch < ledger.epoch else ledger.shard_index):
             shard = ledger.plan.shard(epoch, index)
             for start in range(shard.start, shard.end, ledger.minibatch):
                 if (epoch, shard.source, start) not in todo:
@@ -142,7 +142,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
 
 def _essence(state: JobStateMachine) -> dict[str, Any]:
     """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
-    snapshot: dict[str, Any] = json.loads(json.dumps(state.snapshot()))
+    snapshot: dict[str, Any] = json.loads(json.dumps(state.to_snapshot()))
     for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL):
         ledger = snapshot["ledgers"].get(kind)
         if ledger and not ledger["leases"] and not ledger["done_records"]:

@@ -17,7 +17,7 @@ Minibatch = tuple[int, str, int]
 
 def minibatch_of(lease: Lease, step: int) -> Minibatch:
     """What a step of a lease applies."""
-    return lease.work.epoch, lease.work.source, lease.position(step)
+    return lease.record_range.epoch, lease.record_range.source, lease.record_after_steps(step)
 
 
 class Answer(Enum):
@@ -71,7 +71,7 @@ class SimulatedPs:
             return Answer.LATER
         decided = self.leases.decide_push(lease, step)
         if decided is AdmissionOutcome.UNKNOWN_MASTER or (
-            decided is AdmissionOutcome.APPLIED and self.cuts.keeps_out(lease, step)
+            decided is AdmissionOutcome.APPLIED and self.cuts.must_wait(lease, step)
         ):
             return Answer.LATER
         if self.leases.admit_push(lease, step) is AdmissionOutcome.APPLIED:
@@ -84,8 +84,10 @@ class SimulatedPs:
         """Copy the state and let all pushes in, unless they are to be kept out."""
         self.cuts.check_open(cut)
         self.leases.close_leases_below(floor)
-        copy = Copy(Counter(self.applied), frozenset(self.steps), self.leases.applied(), self.lacking, self.version)
-        self.cuts.taken(cut, copy, pin=pin, keep_paused=keep)
+        copy = Copy(
+            Counter(self.applied), frozenset(self.steps), self.leases.steps_by_lease(), self.lacking, self.version
+        )
+        self.cuts.record_copy(cut, copy, pin=pin, keep_paused=keep)
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
@@ -93,5 +95,5 @@ class SimulatedPs:
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
         self.steps = set(copy.steps)
         self.lacking = frozenset(everything) - self.applied.keys()
-        self.leases.restore(copy.through, covers_all_steps=complete)
-        self.cuts.passed(cut)
+        self.leases.restore_steps(copy.through, covers_all_steps=complete)
+        self.cuts.finish_cut(cut)

@@ -129,7 +129,7 @@ class SimulatedWorker:
 
     def _granted(self, answer: Any) -> None:
         if isinstance(answer, LeaseReply):
-            lease = Lease(answer.lease, answer.work, answer.minibatch, self.uid)
+            lease = Lease(answer.lease, answer.record_range, answer.minibatch, self.uid)
             self.held.setdefault(answer.lease, Held(answer, lease))
         elif isinstance(answer, StopWork):
             self.world.end(self.uid, 0)
@@ -156,7 +156,7 @@ class SimulatedWorker:
         steps = tuple(LeaseProgress(number, held.through, 1.0, 1) for number, held in self.held.items())
 
         def answered(answer: Acknowledged) -> None:
-            for number in answer.lost:
+            for number in answer.lost_leases:
                 self.held.pop(number, None)
 
         self.say(ProgressReported(self.uid, steps), answered)
@@ -167,7 +167,7 @@ class SimulatedWorker:
         held = self.held[min(self.held)]
         if held.granted.kind != TRAINING:
             self.later(self.pace, lambda: self._other_step(held))
-        elif held.through == held.lease.steps:
+        elif held.through == held.lease.step_count:
             self._report(held, None)
         elif minibatch_of(held.lease, held.through) in self.world.lethal or self._feeds_lethal():
             self.later(self.pace, lambda: self.world.end(self.uid, self.world.rng.choice((0, 137))))
@@ -180,7 +180,7 @@ class SimulatedWorker:
     def _feeds_lethal(self) -> bool:
         """Whether a minibatch that ends this worker is among those that it has read or fed by now."""
         steps = [
-            (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.steps)
+            (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.step_count)
         ]
         steps = [(held, step) for held, step in steps if held.granted.kind == TRAINING]
         ahead = [(held, step) for held, step in steps[1 : 1 + MAX_FED_AHEAD] if not held.granted.one_by_one]
@@ -228,7 +228,7 @@ class SimulatedWorker:
 
     def _report(self, held: Held, result: Any) -> None:
         self.held.pop(held.granted.lease, None)
-        last = LeaseProgress(held.granted.lease, held.lease.steps)
+        last = LeaseProgress(held.granted.lease, held.lease.step_count)
         self.say(TaskReported(self.uid, held.granted.lease, last, result), lambda _: None)
         self.next()
 
@@ -237,7 +237,7 @@ class SimulatedWorker:
         granted = held.granted
         if granted.lease not in self.held:
             self.next()
-        elif held.through < held.lease.steps:
+        elif held.through < held.lease.step_count:
             self.next() if self.leaving else self._work()
         elif granted.kind in (EVALUATION, EXPORT) and not self.world.readable(granted.pin):
             self.held.pop(granted.lease)
@@ -246,7 +246,7 @@ class SimulatedWorker:
             self._report(held, self._result(granted))
 
     def _result(self, granted: LeaseReply) -> Any:
-        work = granted.work
+        work = granted.record_range
         if granted.kind == EVALUATION:
             seen = {"additive": False, "states": [work.source, work.start, work.end]}
             return {"count": {"additive": True, "states": [work.records]}, "seen": seen}

@@ -138,7 +138,7 @@ class World:
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay_journal(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
-        if master.ended:  # the one before wrote so, and died before it could say so
+        if master.has_ended:  # the one before wrote so, and died before it could say so
             self.ended = ev.EndJob(master.phase, master.reason)
             return
         self.links = {}
@@ -214,7 +214,7 @@ class World:
     def compact(self) -> None:
         """The journal begins anew with a snapshot."""
         if self.master is not None:
-            self.base, self.journal = json.dumps(self.master.snapshot()), []
+            self.base, self.journal = json.dumps(self.master.to_snapshot()), []
 
     # ------------------------------------------------------------------ what the master wants
 
@@ -246,14 +246,17 @@ class World:
             self.gone.clear()
         if isinstance(entry, LeaseReturned):
             self.settled.append(entry)
-            found = self.shadow.find(entry.lease)
+            found = self.shadow.find_lease(entry.lease)
             if found and entry.partial:
                 lease = found[1]
                 steps = range(entry.through, entry.through + entry.partial)
-                self.twice |= {(lease.work.epoch, lease.work.source, lease.position(step)) for step in steps}
+                self.twice |= {
+                    (lease.record_range.epoch, lease.record_range.source, lease.record_after_steps(step))
+                    for step in steps
+                }
         self.journal.append(line)
         self.history.append(json.loads(line))
-        self.shadow.apply(JournalEntry.from_json(json.loads(line)))
+        self.shadow.apply_entry(JournalEntry.from_json(json.loads(line)))
 
     def _ask_ps(self, uid: str, command: ev.CoreCommand) -> None:
         """One PS carries out one command after the other, also those of a master that has died since."""
@@ -279,35 +282,35 @@ class World:
         match command:
             case ev.AttachPs(uid, low, revoked, live, cut, restore, complete):
                 ps.incarnation = incarnation
-                ps.leases.attach(incarnation, low, revoked, live)
+                ps.leases.attach_master(incarnation, low, revoked, live)
                 if restore is not None:
                     copy = self.checkpoints[restore][ps.index]
                     ps.restore(restore, copy, self.everything(ps.index), complete=complete)
                 elif not self.settings.durable and not ps.initialized:
                     ps.lacking = frozenset(self.everything(ps.index))
-                ps.cuts.passed(cut)
-                return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
+                ps.cuts.finish_cut(cut)
+                return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pinned_cuts()))
             case ev.RevokeLeases(uid, leases, low):
-                first = ps.leases.first(leases)
-                return ev.LeasesRevoked(uid, ps.leases.revoke(leases, low), first)
+                first = ps.leases.first_steps(leases)
+                return ev.LeasesRevoked(uid, ps.leases.revoke_leases(leases, low), first)
             case ev.PrepareCut(cut):
                 return ev.CutPrepared(ps.uid, cut)
             case ev.HoldUpdates(cut):
                 return self._hold(ps, cut)
             case ev.ReleaseCut(cut):
-                ps.cuts.release(cut)
+                ps.cuts.release_cut(cut)
             case ev.Unpin(cut):
-                ps.cuts.unpin(cut)
+                ps.cuts.unpin_cut(cut)
             case ev.TakeSnapshot():
                 return self._take(ps, command)
         return None
 
     def _hold(self, ps: SimulatedPs, cut: int) -> ev.CoreEvent:
         try:
-            ps.cuts.hold(cut, self.clock.now())
+            ps.cuts.pause_pushes(cut, self.clock.now())
         except CutError as error:
             return ev.PsRefused(ps.uid, error.kind, error.message, cut)
-        return ev.UpdatesHeld(ps.uid, cut, ps.leases.met())
+        return ev.UpdatesHeld(ps.uid, cut, ps.leases.steps_of_pushed_leases())
 
     def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.CoreEvent | None:
         """None while a step of the cut has not come."""
@@ -316,15 +319,15 @@ class World:
             ps.cuts.check_open(command.cut)
         except CutError as error:
             return ev.PsRefused(ps.uid, error.kind, error.message, command.cut)
-        ps.cuts.let_in(command.cut, command.within)
-        if not ps.leases.reached(command.within):
+        ps.cuts.include_steps(command.cut, command.included_steps)
+        if not ps.leases.has_reached(command.included_steps):
             return None
-        if ps.leases.beyond(command.within):
+        if ps.leases.steps_beyond(command.included_steps):
             raise BrokenPromiseError(f"{ps.uid} has steps that cut {command.cut} is not to have")
-        copy = ps.snapshot(command.cut, pin=command.pin, floor=command.floor, keep=command.keep)
+        copy = ps.snapshot(command.cut, pin=command.pin, floor=command.lowest_open_lease, keep=command.keep_paused)
         if command.checkpoint:
             self.copies.setdefault(command.cut, {})[ps.index] = copy
-        return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0, ps.leases.entered)
+        return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0, ps.leases.admitted_count)
 
     def _save(self, command: ev.SaveCheckpoint) -> None:
         incarnation, uids = self.incarnation, [ps.uid for ps in self.alive_servers()]
@@ -396,7 +399,7 @@ class World:
         """A PS says that it is there until the master listens to it."""
         if not ps.alive:
             return
-        pod = self.master.pods.pods.get(ps.uid) if self.master is not None else None
+        pod = self.master.pods.by_uid.get(ps.uid) if self.master is not None else None
         if self.master is not None and (ps.uid not in self.links or pod is None or not pod.attached):
             self.links[ps.uid] = ps.index
             self.post(ev.PsRegistered(ps.uid))
@@ -421,7 +424,7 @@ class World:
         if self.master is None:
             return [ps for ps in self.placement if ps.alive]
         restored = self.master.checkpoint is not None
-        pods = [p for p in self.master.pods.live(Role.PS) if p.attached and (p.initialized or not restored)]
+        pods = [p for p in self.master.pods.live_pods(Role.PS) if p.attached and (p.initialized or not restored)]
         self.placement = [self.servers[pod.uid] for pod in pods]
         return [ps for ps in self.placement if ps.alive]
 
@@ -432,7 +435,7 @@ class World:
     def readable(self, pin: int) -> bool:
         """Whether every PS still keeps a pinned version."""
         servers = self.placed()
-        return len(servers) == self.settings.ps and all(pin in ps.cuts.pins() for ps in servers)
+        return len(servers) == self.settings.ps and all(pin in ps.cuts.pinned_cuts() for ps in servers)
 
     def ask(self, worker: SimulatedWorker, event: ev.CoreEvent, then: Callable[[Any], None]) -> None:
         """Send a request until it is answered; requests and answers may be late, repeated or lost."""

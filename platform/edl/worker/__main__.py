@@ -39,7 +39,7 @@ def _run_worker() -> int:
     from edl.worker.graceful_shutdown import GracefulShutdown, ShutdownGate, on_sigterm
 
     shutdown = GracefulShutdown(ShutdownGate(), end_process)
-    on_sigterm(shutdown.go)
+    on_sigterm(shutdown.shut_down)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     from edl.transport.process_identity import ProcessIdentity
     from edl.worker.worker_process import run_worker
@@ -56,17 +56,17 @@ class ProcessExit:
     """
 
     def __init__(self) -> None:
-        self.code = 1
-        atexit.register(self._end)
+        self.exit_code = 1
+        atexit.register(self._flush_and_exit)
 
-    def _end(self) -> None:
+    def _flush_and_exit(self) -> None:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        end_process(self.code)
+        end_process(self.exit_code)
 
 
 if __name__ == "__main__":
     ending = ProcessExit()
-    ending.code = main()
-    sys.exit(ending.code)
+    ending.exit_code = main()
+    sys.exit(ending.exit_code)

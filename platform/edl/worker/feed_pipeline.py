@@ -114,7 +114,7 @@ def _feed_windows(
         for tag, window in windows:
             if closed.is_set():
                 return
-            minibatch = feed_function.minibatch(tag, window)
+            minibatch = feed_function.make_minibatch(tag, window)
             _put_unless_closed(ready, minibatch or Minibatch(tag, None, None), closed)
     except BaseException as error:  # noqa: BLE001  raised again by the consumer
         end = error
@@ -151,7 +151,7 @@ class FeedFunction:
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._traced_feed: Callable[[Any], Any] | None = None
 
-    def minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
+    def make_minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
 
         Raises:
@@ -160,11 +160,13 @@ class FeedFunction:
         if not len(window.records):
             return None
         try:
-            outputs = self._call(window.records)
+            outputs = self._call_feed(window.records)
         except FeedError as error:
             error.tag = tag
             if self._traced_feed is not None:  # it was traced: this is about these records
-                error.message = f"{error.message.removesuffix('.')}, at {window.place(self._find_bad_record(window))}"
+                error.message = (
+                    f"{error.message.removesuffix('.')}, at {window.describe_location(self._find_bad_record(window))}"
+                )
             raise
         if outputs is None:
             return None
@@ -174,12 +176,12 @@ class FeedFunction:
         """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
         for index in range(len(window.records)):
             try:
-                self._call(window.records[index : index + 1])
+                self._call_feed(window.records[index : index + 1])
             except FeedError:
                 return index
         return None
 
-    def _call(self, window: Sequence[Record]) -> Any:
+    def _call_feed(self, window: Sequence[Record]) -> Any:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
                 records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
@@ -268,7 +270,7 @@ def find_first_minibatch(
     for source in reader.sources():
         for start in range(0, min(source.records, _TRIES_PER_SOURCE * size), size):
             end = min(source.records, start + size)
-            minibatch = feeder.minibatch(0, corrupt.read(reader, source.name, start, end))
+            minibatch = feeder.make_minibatch(0, corrupt.read(reader, source.name, start, end))
             if minibatch is not None:
                 return LeasedTask(0, feeder.mode, source.name, start, end, size), minibatch
     return None

@@ -75,15 +75,15 @@ class GracefulShutdown:
 
     def __init__(self, gate: ShutdownGate, end_process: Callable[[int], None]) -> None:
         self.gate = gate
-        self._end = end_process
+        self._end_process = end_process
         self._return_leases: Callable[[float], None] | None = None
-        self._gone = threading.Event()
+        self._finished = threading.Event()
 
-    def prepare(self, return_leases: Callable[[float], None]) -> None:
+    def set_lease_return(self, return_leases: Callable[[float], None]) -> None:
         """From now on there is a master to say goodbye to; ``return_leases`` takes a deadline in seconds."""
         self._return_leases = return_leases
 
-    def go(self) -> None:
+    def shut_down(self) -> None:
         """Leave: called on the thread that noticed the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
             _LOG.info("told to go while a push is on its way: leaving it to the master to find out")
@@ -93,12 +93,12 @@ class GracefulShutdown:
             except EdlError as error:
                 _LOG.info("left without a goodbye: %s", error)
         _LOG.info("gone")
-        self._end(0)
-        self._gone.set()
+        self._end_process(0)
+        self._finished.set()
 
-    def wait(self) -> int:
+    def wait_for_exit(self) -> int:
         """For the main thread, once it noticed that it was told to go: returns the exit code."""
-        self._gone.wait()
+        self._finished.wait()
         return 0
 
 

@@ -36,49 +36,50 @@ PLACEMENT_CHECK_KIND = "placement"
 class LeasedTask:
     """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
 
-    With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint ``order``;
-    ``named`` says which records they are, by epoch, start and end. ``one_by_one``: a minibatch is read and fed after
-    the one before it is in, so that an end of this worker names the one that was at work.
+    With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint
+    ``order_fingerprint``; ``position_describer`` says which records they are, by epoch, start and end. ``one_by_one``:
+    a minibatch is read and fed after the one before it is in, so that an end of this worker names the one that was at
+    work.
     """
 
-    lease: int
+    lease_id: int
     kind: str
     source: str = ""
     start: int = 0
     end: int = 0
-    minibatch: int = 1
+    minibatch_size: int = 1
     epoch: int = 0
     pin: int = 0
     step: int = 0
     expires_seconds: float = 60.0
     payload: bytes = b""
     shuffle_window: int = 0
-    order: str = ""
+    order_fingerprint: str = ""
     one_by_one: bool = False
-    named: PositionDescriber | None = field(default=None, compare=False)
+    position_describer: PositionDescriber | None = field(default=None, compare=False)
 
     @classmethod
     def from_message(cls, task: pb.Task, position_describer: PositionDescriber | None = None) -> LeasedTask:
         """The task of a lease reply."""
         return cls(
-            lease=task.lease,
+            lease_id=task.lease,
             kind=task.kind,
             source=task.source,
             start=task.start,
             end=task.end,
-            minibatch=max(1, task.minibatch),
+            minibatch_size=max(1, task.minibatch),
             epoch=task.epoch,
             pin=task.pin,
             step=task.step,
             expires_seconds=task.expires_seconds,
             payload=task.payload,
             shuffle_window=task.window,
-            order=task.order,
+            order_fingerprint=task.order,
             one_by_one=task.one_by_one,
-            named=position_describer if task.window else None,
+            position_describer=position_describer if task.window else None,
         )
 
-    def told(self) -> Any:
+    def decode_payload(self) -> Any:
         """What the master says of the task beside its range.
 
         Raises:
@@ -90,21 +91,21 @@ class LeasedTask:
             raise RefusedError(f"what the master says of the task '{self.kind}' is not JSON: {error}") from error
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Minibatches in the range."""
-        return -(-(self.end - self.start) // self.minibatch)
+        return -(-(self.end - self.start) // self.minibatch_size)
 
-    def window(self, step: int) -> tuple[int, int]:
+    def step_range(self, step: int) -> tuple[int, int]:
         """The records, or positions, ``[start, end)`` of one step."""
-        first = self.start + step * self.minibatch
-        return first, min(self.end, first + self.minibatch)
+        first = self.start + step * self.minibatch_size
+        return first, min(self.end, first + self.minibatch_size)
 
-    def records(self, step: int) -> tuple[str | None, str]:
+    def describe_records(self, step: int) -> tuple[str | None, str]:
         """For people: the source of the records of one step, None if they are of several, and which they are."""
-        start, end = self.window(step)
-        if self.named is None:
+        start, end = self.step_range(step)
+        if self.position_describer is None:
             return self.source, f"records {start} to {end - 1}"
-        return None, self.named(self.epoch, start, end)
+        return None, self.position_describer(self.epoch, start, end)
 
 
 class LeaseClient:
@@ -128,43 +129,46 @@ class LeaseClient:
         position_describer: PositionDescriber | None = None,
     ) -> None:
         self._session = session
-        self._held = on_granted
+        self._on_granted = on_granted
         self._known_leases = known_leases
         self._wait_seconds = wait_seconds
         self._position_describer = position_describer
-        self._room = threading.Semaphore(1 + LEASES_AHEAD)
+        self._free_slots = threading.Semaphore(1 + LEASES_AHEAD)
         self._task_queue: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
         self._queued_tasks: deque[LeasedTask] = deque()
-        self._lost: set[int] = set()
+        self._lost_leases: set[int] = set()
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Ask until there is no more work, the master is lost, or ``stop``; what went wrong comes out of ``take``."""
+        """Ask until there is no more work, the master is lost, or ``stop``.
+
+        What went wrong comes out of ``next_task``.
+        """
         try:
             while not self._stopped.is_set():
-                self._room.acquire()
-                if not self._stopped.is_set() and not self._ask():
+                self._free_slots.acquire()
+                if not self._stopped.is_set() and not self._request_lease():
                     return
         except EdlError as error:
-            self.fail(error)
+            self.set_error(error)
 
-    def _ask(self) -> bool:
+    def _request_lease(self) -> bool:
         """Ask once; False after Stop."""
-        reply = self._session.lease(self._wait_seconds, self._known_leases)
+        reply = self._session.request_lease(self._wait_seconds, self._known_leases)
         answer = reply.WhichOneof("answer")
         if answer == "task":
             task = LeasedTask.from_message(reply.task, self._position_describer)
-            self._held(task)
+            self._on_granted(task)
             self._enqueue_task(task)
             return True
-        self._room.release()
+        self._free_slots.release()
         if answer == "stop":
             _LOG.info("no more work: %s", reply.stop.reason)
             self._task_queue.put(None)
         return bool(answer != "stop")
 
-    def fail(self, error: EdlError) -> None:
-        """There will be no task: ``take`` raises this."""
+    def set_error(self, error: EdlError) -> None:
+        """There will be no task: ``next_task`` raises this."""
         self._task_queue.put(error)
 
     def schedule_placement_check(self) -> None:
@@ -176,14 +180,14 @@ class LeaseClient:
         self._task_queue.put(task)
 
     def next_training_lease(self) -> int:
-        """The lease that ``take`` would give now, if it is one to train on; 0: none."""
+        """The lease that ``next_task`` would give now, if it is one to train on; 0: none."""
         try:
             task = self._queued_tasks[0]
         except IndexError:
             return 0
-        return task.lease if task.kind == TRAINING_KIND and self.alive(task.lease) else 0
+        return task.lease_id if task.kind == TRAINING_KIND and self.is_held(task.lease_id) else 0
 
-    def take(self) -> LeasedTask | None:
+    def next_task(self) -> LeasedTask | None:
         """The next task, in the order of leasing; blocks. None: no more will come.
 
         Raises:
@@ -196,24 +200,24 @@ class LeaseClient:
             self._queued_tasks.popleft()
         return item
 
-    def release(self, task: LeasedTask) -> None:
+    def release_slot(self, task: LeasedTask) -> None:
         """A taken task is finished or dropped: there is room for the next question."""
-        self._lost.discard(task.lease)
+        self._lost_leases.discard(task.lease_id)
         if task.kind != PLACEMENT_CHECK_KIND:
-            self._room.release()
+            self._free_slots.release()
 
-    def lose(self, lease_ids: Iterable[int]) -> None:
+    def mark_lost(self, lease_ids: Iterable[int]) -> None:
         """These leases are not this worker's any more."""
-        self._lost.update(lease_ids)
+        self._lost_leases.update(lease_ids)
 
-    def alive(self, lease_id: int) -> bool:
+    def is_held(self, lease_id: int) -> bool:
         """Whether a lease is still this worker's, as far as it knows."""
-        return lease_id not in self._lost
+        return lease_id not in self._lost_leases
 
     def stop(self) -> None:
         """Ask no more."""
         self._stopped.set()
-        self._room.release()
+        self._free_slots.release()
         self._task_queue.put(None)
 
 
@@ -226,26 +230,26 @@ class ProgressBuffer:
     """What is known of one lease; sums are of the steps since the last message."""
 
     expires_seconds: float
-    through: int = 0
-    told: int = 0
+    applied_steps: int = 0
+    sent_steps: int = 0
     loss_sum: float = 0.0
     loss_steps: int = 0
-    skipped: int = 0
+    skipped_records: int = 0
 
-    def message(self, lease: int) -> pb.LeaseProgress:
+    def to_message(self, lease: int) -> pb.LeaseProgress:
         """What is known, as the master is told it."""
         return pb.LeaseProgress(
             lease=lease,
-            through=self.through,
+            through=self.applied_steps,
             loss_sum=self.loss_sum,
             loss_steps=self.loss_steps,
-            skipped_records=self.skipped,
+            skipped_records=self.skipped_records,
         )
 
-    def take(self, lease: int) -> pb.LeaseProgress:
+    def take_message(self, lease: int) -> pb.LeaseProgress:
         """The message, and begin the next sums: the session asks until the master has it."""
-        message = self.message(lease)
-        self.loss_sum, self.loss_steps, self.skipped, self.told = 0.0, 0, 0, self.through
+        message = self.to_message(lease)
+        self.loss_sum, self.loss_steps, self.skipped_records, self.sent_steps = 0.0, 0, 0, self.applied_steps
         return message
 
 
@@ -253,7 +257,7 @@ class ProgressBuffer:
 class TaskReport:
     """The end of a task: how far it got, and its result."""
 
-    last: pb.LeaseProgress
+    last_progress: pb.LeaseProgress
     result: bytes
 
 
@@ -288,24 +292,24 @@ class ProgressReporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._lost = on_lost
+        self._on_lost = on_lost
         self._interval = interval
         self._clock = clock
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
-        self._held: dict[int, ProgressBuffer] = {}
+        self._buffers: dict[int, ProgressBuffer] = {}
         self._report_queue: deque[TaskReport] = deque()
         self._last_sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
 
-    def hold(self, task: LeasedTask) -> None:
+    def track_lease(self, task: LeasedTask) -> None:
         """A lease was granted: keep it alive."""
         with self._changed:
-            self._held[task.lease] = ProgressBuffer(task.expires_seconds)
+            self._buffers[task.lease_id] = ProgressBuffer(task.expires_seconds)
             self._changed.notify_all()
 
-    def stepped(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
+    def record_step(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
         """Steps ``0 .. through - 1`` of a lease are in, on all PS.
 
         Args:
@@ -315,49 +319,49 @@ class ProgressReporter:
             skipped: corrupt records of the newest step that were left out.
         """
         with self._changed:
-            buffer = self._held.get(lease_id)
+            buffer = self._buffers.get(lease_id)
             if buffer is None:
                 return
             if (
-                buffer.through == buffer.told
+                buffer.applied_steps == buffer.sent_steps
             ):  # else there is news already, and the sending thread waits for its time only
                 self._changed.notify_all()
-            buffer.through = applied_steps
-            buffer.skipped += skipped_records
+            buffer.applied_steps = applied_steps
+            buffer.skipped_records += skipped_records
             if loss is not None:
                 buffer.loss_sum += loss
                 buffer.loss_steps += 1
 
-    def finish(self, lease_id: int, result: bytes = b"") -> None:
+    def finish_task(self, lease_id: int, result: bytes = b"") -> None:
         """A task is done: report it, after everything that was said before."""
         with self._changed:
-            buffer = self._held.pop(lease_id, None)
+            buffer = self._buffers.pop(lease_id, None)
             if buffer is not None:
-                self._report_queue.append(TaskReport(buffer.message(lease_id), result))
+                self._report_queue.append(TaskReport(buffer.to_message(lease_id), result))
             self._changed.notify_all()
 
-    def drop(self, lease_id: int) -> None:
+    def drop_lease(self, lease_id: int) -> None:
         """Say no more about a lease."""
         with self._changed:
-            self._held.pop(lease_id, None)
+            self._buffers.pop(lease_id, None)
 
-    def leases(self) -> list[pb.LeaseProgress]:
+    def unreported_progress(self) -> list[pb.LeaseProgress]:
         """Everything that is in and not reported yet, for ``Leave``."""
         with self._changed:
-            held = [held.message(lease) for lease, held in self._held.items()]
-            return held + [report.last for report in self._report_queue]
+            held = [held.to_message(lease) for lease, held in self._buffers.items()]
+            return held + [report.last_progress for report in self._report_queue]
 
-    def known(self) -> list[int]:
+    def known_leases(self) -> list[int]:
         """The leases that the master may believe to be this worker's."""
         with self._changed:
-            return [*self._held, *(report.last.lease for report in self._report_queue)]
+            return [*self._buffers, *(report.last_progress.lease for report in self._report_queue)]
 
     def count_pending_reports(self) -> int:
         """Reports that the master has not answered yet."""
         with self._changed:
             return len(self._report_queue)
 
-    def send(self) -> None:
+    def send_all(self) -> None:
         """Tell everything now: progress of the held leases first, then reports, in order."""
         with self._send_lock:
             self._send_progress()
@@ -369,20 +373,20 @@ class ProgressReporter:
 
     def _send_progress(self) -> None:
         with self._changed:
-            sent = [held.take(lease) for lease, held in self._held.items()]
+            sent = [held.take_message(lease) for lease, held in self._buffers.items()]
         if not sent:
             return
-        reply = self._session.progress(sent)
-        self._told()
+        reply = self._session.report_progress(sent)
+        self._note_sent()
         self._drop_lost(reply.lost)
 
     def _send_report(self, report: TaskReport) -> None:
-        reply = self._session.report(report.last, report.result)
-        self._told()
+        reply = self._session.report_result(report.last_progress, report.result)
+        self._note_sent()
         if not reply.accepted:
-            _LOG.info("lease %d: the report was not taken: %s", report.last.lease, reply.reason)
+            _LOG.info("lease %d: the report was not taken: %s", report.last_progress.lease, reply.reason)
 
-    def _told(self) -> None:
+    def _note_sent(self) -> None:
         with self._changed:
             self._last_sent_at = self._clock()
 
@@ -392,14 +396,14 @@ class ProgressReporter:
             return
         _LOG.info("leases lost: %s", ", ".join(map(str, lease_ids)))
         for lease_id in lease_ids:
-            self.drop(lease_id)
-        self._lost(lease_ids)
+            self.drop_lease(lease_id)
+        self._on_lost(lease_ids)
 
     def run(self) -> None:
         """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""
         try:
             while self._wait_until_due():
-                self.send()
+                self.send_all()
         except EdlError as error:
             with self._changed:
                 self._failure = error
@@ -409,17 +413,17 @@ class ProgressReporter:
         with self._changed:
             while not self._stopped:
                 since = self._clock() - self._last_sent_at
-                due = self._interval if self._news() else self._heartbeat_seconds()
+                due = self._interval if self._has_unsent() else self._heartbeat_seconds()
                 if since >= due:
                     return True
                 self._changed.wait(min(due - since, _MAX_WAIT_SECONDS))
             return False
 
-    def _news(self) -> bool:
-        return bool(self._report_queue) or any(held.through > held.told for held in self._held.values())
+    def _has_unsent(self) -> bool:
+        return bool(self._report_queue) or any(held.applied_steps > held.sent_steps for held in self._buffers.values())
 
     def _heartbeat_seconds(self) -> float:
-        return min((held.expires_seconds / 4 for held in self._held.values()), default=float("inf"))
+        return min((held.expires_seconds / 4 for held in self._buffers.values()), default=float("inf"))
 
     def flush(self, timeout: float) -> None:
         """Wait until the master has answered every report.

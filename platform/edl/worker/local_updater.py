@@ -43,7 +43,7 @@ class LocalUpdater:
                 hint="leave it out, or choose another optimizer",
             )
         self._steps_between_pulls = steps_between_pulls
-        self._since = 0
+        self._steps_since_pull = 0
         self._ps_slices = [
             _PsSlice(layout.variables_of_ps(part), layout.ps_slices[part].start, optimizer)
             for part in layout.ps_indices
@@ -53,19 +53,19 @@ class LocalUpdater:
     @property
     def next_push_is_local(self) -> bool:
         """Whether the next push brings no values back."""
-        return self._since + 1 < self._steps_between_pulls
+        return self._steps_since_pull + 1 < self._steps_between_pulls
 
-    def pulled(self) -> None:
+    def reset_pull_count(self) -> None:
         """The values are those of the parameter servers."""
-        self._since = 0
+        self._steps_since_pull = 0
 
-    def see(self, values: Floats, gradients: PushGradients | None) -> None:
+    def update_slots(self, values: Floats, gradients: PushGradients | None) -> None:
         """A push is in that brings values back: only the slot variables are moved, from ``values``."""
         self.apply_push(values, self._discarded_values, gradients)
 
     def apply_push(self, old_values: Floats, new_values: Floats, gradients: PushGradients | None) -> None:
         """Write to ``new_values`` what ``old_values`` becomes by a push that is in; they may be the same."""
-        self._since += 1
+        self._steps_since_pull += 1
         if new_values is not old_values:
             np.copyto(new_values, old_values)
         if gradients is not None:
@@ -88,7 +88,7 @@ class _PsSlice:
             slice(start + trained, start + size),
         )
         self._blocks = [(block, make_rule(optimizer, block.weight_decay)) for block in make_blocks(optimizer, places)]
-        self._slots = [np.full(trained, value, np.float32) for value in optimizer.slot_starts.values()]
+        self._slot_variables = [np.full(trained, value, np.float32) for value in optimizer.slot_starts.values()]
         self._scratch = ScratchArrays.allocate_like(np.empty(trained, np.float32))
         self._step_count = 0
 
@@ -96,7 +96,7 @@ class _PsSlice:
         self._step_count += 1
         update = ParameterUpdate(gradients.flat[self._trained_slice], gradients.learning_rate, self._step_count)
         for block, block_rule in self._blocks:
-            block.apply_rule(block_rule, values[self._trained_slice], self._slots, update, self._scratch)
+            block.apply_rule(block_rule, values[self._trained_slice], self._slot_variables, update, self._scratch)
         values[self._statistics_slice] += gradients.flat[self._statistics_slice] * np.float32(gradients.record_weight)
 
 
@@ -122,7 +122,7 @@ class GradientCompensation:
         is_exact = not optimizer.slot_starts and not staleness_aware
         self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
-    def add(self, values: Floats, gradients: PushGradients | None) -> bool:
+    def add_pending_push(self, values: Floats, gradients: PushGradients | None) -> bool:
         """Change ``values`` in place as a push will change them; False, and no change, if that cannot be told."""
         if self._local_updater is None:
             return False

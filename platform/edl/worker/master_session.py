@@ -49,17 +49,17 @@ class PsPlacement:
             slots=tuple(message.slots),
         )
 
-    def newer(self, other: PsPlacement) -> PsPlacement:
+    def pick_newer(self, other: PsPlacement) -> PsPlacement:
         """The one with the higher version; ``other`` if equal."""
         return other if other.version >= self.version else self
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every slot has an owner that listens."""
         return bool(self.slots) and all(self.addresses.get(index) for index in set(self.slots))
 
     @property
-    def parts(self) -> int:
+    def ps_count(self) -> int:
         """Number of parameter servers."""
         return max(self.slots, default=-1) + 1
 
@@ -158,10 +158,10 @@ class MasterSession:
         """
         self._callbacks = callbacks or self._callbacks
         self._is_ready = self._is_ready or ready
-        self._ask("Register", self._make_registration)
+        self._call_with_retry("Register", self._make_registration)
         return self._placement
 
-    def lease(self, wait_seconds: float, known_leases: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
+    def request_lease(self, wait_seconds: float, known_leases: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
         """Ask for a task; the master may keep the question for ``wait_seconds``.
 
         Args:
@@ -176,22 +176,22 @@ class MasterSession:
                 held=known_leases(),
             )
 
-        reply: pb.LeaseReply = self._ask("Lease", request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds)
+        reply: pb.LeaseReply = self._call_with_retry("Lease", request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds)
         return reply
 
-    def progress(self, lease_progress: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
+    def report_progress(self, lease_progress: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
         """Tell which steps are in; also the heartbeat."""
         message = pb.ProgressRequest(member=self._member, leases=lease_progress)
-        reply: pb.ProgressReply = self._ask("Progress", lambda: message)
+        reply: pb.ProgressReply = self._call_with_retry("Progress", lambda: message)
         return reply
 
-    def report(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
+    def report_result(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
         """Report the end of a task. Repeating it is harmless: the master knows the lease."""
         message = pb.ReportRequest(member=self._member, lease=last_progress.lease, last=last_progress, result=result)
-        reply: pb.ReportReply = self._ask("Report", lambda: message)
+        reply: pb.ReportReply = self._call_with_retry("Report", lambda: message)
         return reply
 
-    def fail(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
+    def report_failure(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
         """Tell why this worker cannot go on; True if it should end."""
         safe_message, safe_detail = (
             escape_surrogates(message),
@@ -200,7 +200,7 @@ class MasterSession:
         request = pb.FailRequest(
             member=self._member, kind=kind, message=safe_message, detail=safe_detail, lease=lease_id
         )
-        reply: pb.FailReply = self._ask("Fail", lambda: request)
+        reply: pb.FailReply = self._call_with_retry("Fail", lambda: request)
         return reply.fatal
 
     def leave(self, reason: str, lease_progress: Sequence[pb.LeaseProgress], *, deadline: float) -> None:
@@ -221,7 +221,9 @@ class MasterSession:
             callbacks=self._callbacks if self._is_ready else b"",
         )
 
-    def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS) -> Any:
+    def _call_with_retry(
+        self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS
+    ) -> Any:
         pause, disconnected = _FIRST_PAUSE, False
         while True:
             try:
@@ -256,7 +258,7 @@ class MasterSession:
             if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
-                self._placement = self._placement.newer(PsPlacement.from_message(reply.placement))
+                self._placement = self._placement.pick_newer(PsPlacement.from_message(reply.placement))
             moved = self._newest_version > known_version
         if moved:
             self.on_new_placement()

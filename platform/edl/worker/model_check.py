@@ -47,7 +47,7 @@ def main(spec_file: Path, result_file: Path) -> int:
     log.addHandler(warnings)
     try:
         import_tensorflow()
-        for line in _JobCheck(load_job_file(spec_file)).lines():
+        for line in _JobCheck(load_job_file(spec_file)).run_checks():
             result["lines"].append(line)
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
         failure = task_loop.describe_failure(error)
@@ -98,9 +98,9 @@ class _JobCheck:
             reader = open_data_set(spec.data, DATA_SET_BY_MODE[kind], self.module.custom_data_reader, self.module.zoo)
             return reader, FeedFunction(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
 
-        self._feeder = feeder
+        self._open_feed = feeder
 
-    def lines(self) -> Iterator[str]:
+    def run_checks(self) -> Iterator[str]:
         """What is found, as it is found.
 
         Raises:
@@ -108,7 +108,7 @@ class _JobCheck:
         """
         data = self._spec.data
         if data.training:
-            self._order(self._feeder("training")[0])
+            self._check_order(self._open_feed("training")[0])
         training_minibatch = self._find_first("training") if data.training else None
         prediction_minibatch = self._find_first("prediction") if data.prediction else None
         first = training_minibatch or prediction_minibatch
@@ -116,17 +116,17 @@ class _JobCheck:
         if data.training and self._spec.strategy.name == "Local":
             yield from self._check_local(training_minibatch, sample)
             return
-        network = self._network(sample)
+        network = self._build_network(sample)
         yield _describe_network(network)
         if data.training:
-            yield from self._training(network, training_minibatch)
+            yield from self._check_training(network, training_minibatch)
             yield from self._check_evaluation(network)
         if prediction_minibatch is not None:
             yield from self._check_prediction(network, *prediction_minibatch)
         if data.training and self._spec.export:
             self._check_same_model(network, sample)
 
-    def _order(self, reader: Reader) -> None:
+    def _check_order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())
         if why := minibatch_size_error(train.minibatch_size, records):
             raise BadInputError(why)
@@ -135,17 +135,17 @@ class _JobCheck:
     def _find_first(self, kind: str) -> TaskMinibatch | None:
         from edl.worker.feed_pipeline import find_first_minibatch
 
-        reader, feeder = self._feeder(kind)
+        reader, feeder = self._open_feed(kind)
         return find_first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
 
     def _callback_params(self) -> Mapping[str, Any]:
         from edl.keras.user_callbacks import build_callback_params
 
-        return build_callback_params(self._spec.train, self._feeder("training")[0])
+        return build_callback_params(self._spec.train, self._open_feed("training")[0])
 
     # ------------------------------------------------------------------ with parameter servers
 
-    def _network(self, sample: Any) -> KerasNetwork:
+    def _build_network(self, sample: Any) -> KerasNetwork:
         from edl.keras.network import KerasNetwork
         from edl.worker.training_setup import make_layout, make_local_updater
 
@@ -162,7 +162,7 @@ class _JobCheck:
         make_local_updater(spec.strategy, make_layout(network), network.optimizer.spec)
         return network
 
-    def _training(self, network: KerasNetwork, first: TaskMinibatch | None) -> Iterator[str]:
+    def _check_training(self, network: KerasNetwork, first: TaskMinibatch | None) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
@@ -186,7 +186,7 @@ class _JobCheck:
         with add_record_range(task, 0):
             step = network.train(
                 network.initial_values(),
-                self._rows(network, minibatch),
+                self._initial_rows(network, minibatch),
                 minibatch.features,
                 minibatch.labels,
                 minibatch.weights,
@@ -209,7 +209,7 @@ class _JobCheck:
         with add_record_range(task, 0):
             network.evaluate(
                 network.initial_values(),
-                self._rows(network, minibatch),
+                self._initial_rows(network, minibatch),
                 minibatch.features,
                 minibatch.labels,
                 minibatch.weights,
@@ -224,10 +224,10 @@ class _JobCheck:
         from edl.worker.trainer import add_record_range
 
         with add_record_range(task, 0):
-            network.predict(network.initial_values(), self._rows(network, minibatch), minibatch.features)
+            network.predict(network.initial_values(), self._initial_rows(network, minibatch), minibatch.features)
         yield f"prediction of {_describe_records(task)}: ok"
 
-    def _rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
+    def _initial_rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
         from edl.numerics.array_types import RowBatch
         from edl.numerics.initializers import initial_rows
@@ -243,7 +243,7 @@ class _JobCheck:
     def _check_same_model(self, network: KerasNetwork, sample: Any) -> None:
         from edl.keras.model_building import check_same_model
 
-        again = self._network(sample)
+        again = self._build_network(sample)
         first, second = (
             {spec.name: spec.shape for spec in each.variables} | {t.name: (t.rows, t.dim) for t in each.tables}
             for each in (network, again)

@@ -39,7 +39,7 @@ class GradientPush:
         lease_id: the lease's number.
         step: index in the lease, from 0.
         gradients: None for a step that applies nothing.
-        value_versions: by PS, of the values that it was computed at (``ParameterClient.versions``).
+        value_versions: by PS, of the values that it was computed at (``ParameterClient.value_versions``).
         next_lease_id: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
     """
 
@@ -92,7 +92,7 @@ class ParameterClient:
 
     Attributes:
         version: the highest that a PS last spoke of: the global step.
-        versions: by PS, of the values that ``slab`` gives, with this worker's own steps since.
+        versions: by PS, of the values that ``latest_values`` gives, with this worker's own steps since.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class ParameterClient:
         self._received_at = clock()
         self._local_updater = local_updater
         self._compensation = compensation
-        self.version = 0
-        self.versions = (0,) * len(layout.ps_indices)
+        self.global_step = 0
+        self.value_versions = (0,) * len(layout.ps_indices)
 
-    def declare(self) -> None:
+    def declare_model(self) -> None:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
         self._connections({part: self._declare_request(part) for part in self._layout.ps_indices})
 
@@ -139,7 +139,7 @@ class ParameterClient:
         self._connections({part: self._declare_request(part) for part in sorted(replaced)})
         return bool(replaced)
 
-    def slab(self, pending_push: GradientPush | None = None) -> Floats:
+    def latest_values(self, pending_push: GradientPush | None = None) -> Floats:
         """The newest dense values; nothing is written there until values that were pulled later are asked for.
 
         Args:
@@ -154,12 +154,12 @@ class ParameterClient:
     def _pull_compensated(self, compensation: GradientCompensation, pending_push: GradientPush) -> Floats:
         self._pull_latest()
         flat_values = self._double_buffer.lend()
-        if compensation.add(flat_values, pending_push.gradients):
-            self.versions = tuple(version + 1 for version in self.versions)
+        if compensation.add_pending_push(flat_values, pending_push.gradients):
+            self.value_versions = tuple(version + 1 for version in self.value_versions)
         self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
         return flat_values
 
-    def pull(self, pin: int) -> Floats:
+    def pull_pinned(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""
         flat_values = aligned_memory.allocate_aligned(self._layout.size)
         self._pull_into(flat_values, pin)
@@ -171,10 +171,10 @@ class ParameterClient:
     def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
         """The next values came from the PS, all of them or not."""
         # Pushes of several workers are on their way to servers: the one that is ahead has applied most of them
-        self.version = max(versions.values())
-        self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
+        self.global_step = max(versions.values())
+        self.value_versions = tuple(versions.get(part, known) for part, known in enumerate(self.value_versions))
         if self._local_updater is not None:
-            self._local_updater.pulled()
+            self._local_updater.reset_pull_count()
         self._swap_buffers(complete=complete)
 
     def _swap_buffers(self, *, complete: bool) -> None:
@@ -259,10 +259,10 @@ class ParameterClient:
         if pulls_values:
             # The worker's own slot variables have to see every push that is in, also those that bring values back.
             if self._local_updater is not None and outcome.is_applied:
-                self._local_updater.see(self._double_buffer.newest_values, push.gradients)
+                self._local_updater.update_slots(self._double_buffer.newest_values, push.gradients)
             self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.ps_indices))
         else:
-            self.version = outcome.global_step
+            self.global_step = outcome.global_step
             if not moves_locally or not outcome.is_applied:
                 self._double_buffer.is_fresh = False
             elif self._double_buffer.is_fresh:
@@ -273,7 +273,7 @@ class ParameterClient:
         """A push was answered without values: make them of the newest ones, as the PS did."""
         assert self._local_updater is not None
         self._local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next_values(), gradients)
-        self.versions = tuple(version + 1 for version in self.versions)
+        self.value_versions = tuple(version + 1 for version in self.value_versions)
         self._swap_buffers(complete=True)
 
     def _push_request(
@@ -323,7 +323,7 @@ class ParameterClient:
                     positions.setdefault(ps_index, {})[table] = index
         return positions
 
-    def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
+    def scan_table(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
         dim = self._layout.dim_by_table[table]
         limit = max(1, _SCAN_CHUNK_BYTES // (4 * dim + 8))

@@ -45,13 +45,13 @@ class PredictionProcessor(Protocol):
 class PredictionOutput(Protocol):
     """Where predictions go."""
 
-    def begin(self, task: LeasedTask) -> None:
+    def begin_range(self, task: LeasedTask) -> None:
         """A range begins."""
 
-    def add(self, predictions: Any) -> bool:
+    def add_minibatch(self, predictions: Any) -> bool:
         """Take one minibatch; True if its records are done for good with that."""
 
-    def end(self, task: LeasedTask) -> None:
+    def end_range(self, task: LeasedTask) -> None:
         """The range is complete."""
 
 
@@ -70,8 +70,8 @@ class Predictor:
         gate: ShutdownGate,
     ) -> None:
         self._network = network
-        self._slab = flat_values
-        self._rows = row_source
+        self._flat_values = flat_values
+        self._row_source = row_source
         self._output = output
         self._stream = stream
         self._leases = leases
@@ -80,27 +80,27 @@ class Predictor:
 
     def run(self, task: LeasedTask) -> None:
         """Predict every record of the range."""
-        self._output.begin(task)
+        self._output.begin_range(task)
         steps_done = 0
         for loaded in self._stream.load_steps(task):
-            if not self._leases.alive(task.lease):
-                self._progress.drop(task.lease)
+            if not self._leases.is_held(task.lease_id):
+                self._progress.drop_lease(task.lease_id)
                 return
             predictions = None
             if loaded.minibatch is not None:
                 features = loaded.minibatch.features
                 with add_record_range(task, loaded.step):
-                    rows = pull_needed_rows(self._network, self._rows, features)
-                    predictions = self._network.predict(self._slab, rows, features)
+                    rows = pull_needed_rows(self._network, self._row_source, features)
+                    predictions = self._network.predict(self._flat_values, rows, features)
             with self._gate.critical_section():
-                if predictions is not None and self._output.add(predictions):
+                if predictions is not None and self._output.add_minibatch(predictions):
                     steps_done = loaded.step + 1
-                self._progress.stepped(task.lease, steps_done, loss=None, skipped_records=loaded.skipped)
+                self._progress.record_step(task.lease_id, steps_done, loss=None, skipped_records=loaded.skipped_records)
                 if steps_done:
-                    self._progress.send()
+                    self._progress.send_all()
         with self._gate.critical_section():
-            self._output.end(task)
-        self._progress.finish(task.lease)
+            self._output.end_range(task)
+        self._progress.finish_task(task.lease_id)
 
 
 class NpzOutput:
@@ -118,17 +118,17 @@ class NpzOutput:
         self._file_stems = _file_stems(sources)
         self._minibatch_outputs: list[dict[str, OutputArray]] = []
 
-    def begin(self, task: LeasedTask) -> None:
+    def begin_range(self, task: LeasedTask) -> None:
         """A range begins."""
         del task
         self._minibatch_outputs = []
 
-    def add(self, predictions: Any) -> bool:
+    def add_minibatch(self, predictions: Any) -> bool:
         """Keep one minibatch's outputs until the range ends."""
         self._minibatch_outputs.append(outputs_by_name(predictions))
         return False
 
-    def end(self, task: LeasedTask) -> None:
+    def end_range(self, task: LeasedTask) -> None:
         """Write the file and rename it into place.
 
         Raises:
@@ -138,7 +138,7 @@ class NpzOutput:
             name: np.concatenate([part[name] for part in self._minibatch_outputs])
             for name in _output_names(self._minibatch_outputs)
         }
-        path = self.path(task)
+        path = self.file_path(task)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with translate_os_errors(path, "write predictions"):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class NpzOutput:
                 os.fsync(file.fileno())
             temporary.replace(path)
 
-    def path(self, task: LeasedTask) -> Path:
+    def file_path(self, task: LeasedTask) -> Path:
         """The file of a range."""
         stem = self._file_stems.get(task.source) or _stem_with_checksum(task.source)
         return self._directory / f"{stem}-{task.start}-{task.end}.npz"
@@ -177,10 +177,10 @@ class ProcessorOutput:
         self._worker_index = worker_index
         self._zoo = zoo
 
-    def begin(self, task: LeasedTask) -> None:
+    def begin_range(self, task: LeasedTask) -> None:
         """Nothing to do."""
 
-    def add(self, predictions: Any) -> bool:
+    def add_minibatch(self, predictions: Any) -> bool:
         """Call the user's code; what it has taken is done.
 
         Raises:
@@ -190,7 +190,7 @@ class ProcessorOutput:
             self._processor.process(predictions, self._worker_index)
         return True
 
-    def end(self, task: LeasedTask) -> None:
+    def end_range(self, task: LeasedTask) -> None:
         """Nothing to do."""
 
 
@@ -248,17 +248,17 @@ def prepare_prediction(
         embedding_threshold=threshold,
         ps_of_variable=lambda name: 0,
         ps_count=1,
-        sample=runtime.sample("prediction"),
+        sample=runtime.first_features("prediction"),
     )
     weights = (
-        StoredWeights.read(prediction_run.weights, network.tables)
+        StoredWeights.from_checkpoint(prediction_run.weights_path, network.tables)
         if prediction_run.is_checkpoint
-        else StoredWeights.nothing()
+        else StoredWeights.empty()
     )
     flat_values = (
-        weights.slab(network.variables)
+        weights.flat_values(network.variables)
         if prediction_run.is_checkpoint
-        else network.load_weights_file(prediction_run.weights)
+        else network.load_weights_file(prediction_run.weights_path)
     )
     handlers["prediction"] = Predictor(
         network,
@@ -276,6 +276,8 @@ def prepare_prediction(
 
 def _make_output(runtime: WorkerRuntime, module: ModelModule, prediction_run: PredictionRun) -> PredictionOutput:
     if module.prediction_outputs_processor is None:
-        return NpzOutput(prediction_run.output, [source.name for source in runtime.reader("prediction").sources()])
+        return NpzOutput(
+            prediction_run.output_directory, [source.name for source in runtime.open_reader("prediction").sources()]
+        )
     with user_code(module.zoo, "PredictionOutputsProcessor()"):
         return ProcessorOutput(module.prediction_outputs_processor(), runtime.identity.index, module.zoo)

@@ -97,7 +97,7 @@ class PsBulkConnections:
     def find_replaced_ps(self) -> set[int]:
         """Parameter servers of the known placement whose process has never answered here: it may hold nothing."""
         placement = self._directory.placement
-        self._follow(placement)
+        self._drop_replaced(placement)
         return {part for part, uid in placement.uids.items() if self._answered_uids.get(part) != uid}
 
     def __call__(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
@@ -116,7 +116,7 @@ class PsBulkConnections:
                 _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
             self._pause(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
-            self._follow(self._directory.register())
+            self._drop_replaced(self._directory.register())
         return answers
 
     def _try_once(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
@@ -125,7 +125,7 @@ class PsBulkConnections:
         # request.
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
-        for phase in (self._send, self._receive):
+        for phase in (self._send_request, self._receive_answer):
             for ps_index, request in list(requests.items()):
                 try:
                     phase(ps_index, request, answers)
@@ -151,7 +151,7 @@ class PsBulkConnections:
             raise refusal
         return problem
 
-    def _send(self, ps_index: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
+    def _send_request(self, ps_index: int, request: PsRequest, _: dict[int, ReceivedFrame]) -> None:
         client = self._get_client(ps_index)
         if ps_index in self._undeclared_ps and request.kind is not FrameKind.DECLARE:
             declaration = self._make_declaration(ps_index)
@@ -165,7 +165,7 @@ class PsBulkConnections:
             head.again = True  # whatever becomes of this try, the next one may find the push applied
         client.send(request.kind, meta, request.buffers)
 
-    def _receive(self, ps_index: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
+    def _receive_answer(self, ps_index: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:
         client = self._get_client(ps_index)
         answers[ps_index] = _check_body_size(
             request, client.check_reply_kind(request.kind, client.receive(request.receive_into))
@@ -184,7 +184,7 @@ class PsBulkConnections:
         self._clients[ps_index] = (placement.uids.get(ps_index, ""), client)
         return client
 
-    def _follow(self, placement: PsPlacement) -> None:
+    def _drop_replaced(self, placement: PsPlacement) -> None:
         """Give up connections to processes that were replaced."""
         for part, (uid, _) in list(self._clients.items()):
             if placement.uids.get(part, "") != uid:

@@ -29,29 +29,34 @@ if TYPE_CHECKING:
 
 
 class RecordWindow(NamedTuple):
-    """The records of one step, less ``skipped`` corrupt ones; they are ``[start, …)`` of ``source``.
+    """The records of one step, less ``skipped_records`` corrupt ones; they are ``[start, …)`` of ``source``.
 
-    ``named``: they are at positions ``[start, …)`` of a shuffled order, and this says which records positions are.
+    ``describe_positions``: they are at positions ``[start, …)`` of a shuffled order, and this says which records
+    positions are.
     """
 
     records: Sequence[Record]
-    skipped: int = 0
+    skipped_records: int = 0
     source: str = ""
     start: int = 0
-    named: Callable[[int, int], str] | None = None
+    describe_positions: Callable[[int, int], str] | None = None
 
-    def place(self, index: int | None = None) -> str:
+    def describe_location(self, index: int | None = None) -> str:
         """Where the records are from, for people.
 
         Args:
             index: of one of them; None stands for all.
         """
-        if index is not None and not self.skipped:  # else nobody knows which of them are gone
+        if index is not None and not self.skipped_records:  # else nobody knows which of them are gone
             position = self.start + index
-            return f"record {position} of {self.source}" if self.named is None else self.named(position, position + 1)
-        if self.named is not None:
-            return self.named(self.start, self.start + len(self.records) + self.skipped)
-        last = self.start + len(self.records) + self.skipped - 1
+            return (
+                f"record {position} of {self.source}"
+                if self.describe_positions is None
+                else self.describe_positions(position, position + 1)
+            )
+        if self.describe_positions is not None:
+            return self.describe_positions(self.start, self.start + len(self.records) + self.skipped_records)
+        last = self.start + len(self.records) + self.skipped_records - 1
         return f"records {self.start} to {last} of {self.source}"
 
 
@@ -66,8 +71,8 @@ class CorruptRecordSkipper:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._seen: set[tuple[str, int]] = set()
-        self._told: set[tuple[str, range]] = set()
+        self._corrupt_positions: set[tuple[str, int]] = set()
+        self._logged_chunks: set[tuple[str, range]] = set()
 
     def read(self, reader: Reader, source: str, start: int, end: int) -> RecordWindow:
         """Records ``[start, end)`` without the corrupt ones.
@@ -78,7 +83,7 @@ class CorruptRecordSkipper:
         if not self._limit:
             return RecordWindow(reader.read(source, start, end), 0, source, start)
         skipped: list[CorruptRange] = []
-        records = reader.read(source, start, end, partial(self._skip, skipped))
+        records = reader.read(source, start, end, partial(self._record_skipped, skipped))
         return RecordWindow(records, sum(corrupt.records for corrupt in skipped), source, start)
 
     def read_shuffled(self, reader: ShuffledReader, epoch: int, start: int, end: int) -> RecordWindow:
@@ -88,34 +93,36 @@ class CorruptRecordSkipper:
             CorruptRecordError: there are more corrupt records than allowed.
         """
         skipped: list[CorruptRange] = []
-        records = reader.read(epoch, start, end, partial(self._skip, skipped) if self._limit else None)
+        records = reader.read(epoch, start, end, partial(self._record_skipped, skipped) if self._limit else None)
         return RecordWindow(records, len(skipped), "", start, partial(reader.describe_positions, epoch))
 
-    def _skip(self, skipped: list[CorruptRange], corrupt: CorruptRange) -> None:
+    def _record_skipped(self, skipped: list[CorruptRange], corrupt: CorruptRange) -> None:
         skipped.append(corrupt)
-        self._count(corrupt)
+        self._count_corrupt(corrupt)
 
-    def _count(self, corrupt: CorruptRange) -> None:
-        new_positions = {(corrupt.source, index) for index in range(corrupt.start, corrupt.end)} - self._seen
+    def _count_corrupt(self, corrupt: CorruptRange) -> None:
+        new_positions = {
+            (corrupt.source, index) for index in range(corrupt.start, corrupt.end)
+        } - self._corrupt_positions
         if new_positions:
-            self._seen |= new_positions
+            self._corrupt_positions |= new_positions
             # The records of a damaged chunk come one by one when they are shuffled: one line for all of them is enough.
             single_record = corrupt.records == 1 < len(corrupt.damaged)
             damaged_chunk = (corrupt.source, corrupt.damaged)
             _LOG.log(
-                logging.DEBUG if single_record and damaged_chunk in self._told else logging.WARNING,
+                logging.DEBUG if single_record and damaged_chunk in self._logged_chunks else logging.WARNING,
                 "%s: records %d to %d are corrupt (%s): skipped, %d of %d allowed so far",
                 corrupt.source,
                 corrupt.damaged[0] if single_record else corrupt.start,
                 corrupt.damaged[-1] if single_record else corrupt.end - 1,
                 corrupt.reason,
-                len(self._seen),
+                len(self._corrupt_positions),
                 self._limit,
             )
-            self._told.add(damaged_chunk)
-        if len(self._seen) > self._limit:
+            self._logged_chunks.add(damaged_chunk)
+        if len(self._corrupt_positions) > self._limit:
             chunk = {(corrupt.source, index) for index in corrupt.damaged}
-            raise CorruptRecordError(corrupt, others=len(self._seen - chunk))
+            raise CorruptRecordError(corrupt, others=len(self._corrupt_positions - chunk))
 
 
 _LOG = logging.getLogger(__name__)
@@ -154,8 +161,8 @@ class LoadedStep(NamedTuple):
 
     step: int
     minibatch: MinibatchLike | None
-    records: int
-    skipped: int
+    record_count: int
+    skipped_records: int
 
 
 class RecordStream:
@@ -178,38 +185,38 @@ class RecordStream:
         *,
         seed: int = 0,
     ) -> None:
-        self._open = open_reader
+        self._open_reader = open_reader
         self._seed = seed
         self._shuffled_reader: ShuffledReader | None = None
         self._corrupt_records = corrupt_records
         self._pipeline = pipeline
         self._is_held = is_held
         self._lock = threading.Lock()
-        self._asked = threading.Condition()
-        self._wanted = -1
+        self._request_changed = threading.Condition()
+        self._requested_tag = -1
         self._task_queue: queue.SimpleQueue[tuple[int, LeasedTask] | None] = queue.SimpleQueue()
         self._next_tag = 0
         self._first_tags: dict[int, int] = {}
         self._early_windows: dict[int, RecordWindow] = {}
         self._window_sizes: dict[int, tuple[int, int]] = {}
-        self._failure: Exception | None = None
+        self._read_error: Exception | None = None
         self._minibatches: Iterator[MinibatchLike] | None = None
         self._next_minibatch: MinibatchLike | None = None
         self._reader: Reader | None = None
 
-    def add(self, task: LeasedTask) -> None:
+    def add_task(self, task: LeasedTask) -> None:
         """A range was leased: its minibatches follow those of the ranges added before."""
         with self._lock:
             tag = self._next_tag
-            self._next_tag += task.steps
-            self._first_tags[task.lease] = tag
+            self._next_tag += task.step_count
+            self._first_tags[task.lease_id] = tag
         self._task_queue.put((tag, task))
 
     def read_first_window(self, task: LeasedTask) -> None:
         """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
-        if task.steps and self._minibatches is None and not task.one_by_one:
+        if task.step_count and self._minibatches is None and not task.one_by_one:
             with suppress(EdlError):  # comes up again, where it is expected
-                self._early_windows[self._first_tags[task.lease]] = self._read(task, 0)
+                self._early_windows[self._first_tags[task.lease_id]] = self._read_window(task, 0)
 
     def close(self) -> None:
         """No range follows."""
@@ -222,76 +229,76 @@ class RecordStream:
             EdlError: records cannot be read.
             Exception: whatever the user's ``feed`` raises.
         """
-        first = self._first_tags.pop(task.lease)
+        first = self._first_tags.pop(task.lease_id)
         for tag in [tag for tag in self._window_sizes if tag < first]:
             del self._window_sizes[tag]
-        for step in range(task.steps):
-            minibatch = self._take(first + step)
+        for step in range(task.step_count):
+            minibatch = self._take_minibatch(first + step)
             records, skipped = self._window_sizes.pop(first + step, (0, 0))
             yield LoadedStep(step, minibatch, records, skipped)
 
-    def _take(self, tag: int) -> MinibatchLike | None:
+    def _take_minibatch(self, tag: int) -> MinibatchLike | None:
         """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
-        with self._asked:
-            self._wanted = tag
-            self._asked.notify_all()
+        with self._request_changed:
+            self._requested_tag = tag
+            self._request_changed.notify_all()
         while self._next_minibatch is None or self._next_minibatch.tag < tag:
-            self._next_minibatch = self._next()
+            self._next_minibatch = self._advance_pipeline()
         if self._next_minibatch.tag > tag:
             return None
         minibatch, self._next_minibatch = self._next_minibatch, None
         return minibatch if count_records(minibatch.features) else None
 
-    def _next(self) -> MinibatchLike:
+    def _advance_pipeline(self) -> MinibatchLike:
         if self._minibatches is None:
-            self._minibatches = self._pipeline(self._windows())
+            self._minibatches = self._pipeline(self._read_windows())
         try:
             minibatch = next(self._minibatches, None)
         except Exception:
             # What went wrong while reading is the cause; TensorFlow's own error only says that the generator failed.
-            if self._failure is not None:
-                raise self._failure from None
+            if self._read_error is not None:
+                raise self._read_error from None
             raise
         if minibatch is None:
-            raise self._failure or RuntimeError("the pipeline ended before its windows did")
+            raise self._read_error or RuntimeError("the pipeline ended before its windows did")
         return minibatch
 
-    def _windows(self) -> TaggedWindows:
+    def _read_windows(self) -> TaggedWindows:
         """Runs ahead of training, on a thread of the pipeline."""
         while (item := self._task_queue.get()) is not None:
             first, task = item
-            for step in range(task.steps):
+            for step in range(task.step_count):
                 if task.one_by_one:
                     self._wait_until_requested(first + step, task)
                 window = self._try_window(first + step, task, step)
                 if window is None:
                     return
-                self._window_sizes[first + step] = (len(window.records), window.skipped)
+                self._window_sizes[first + step] = (len(window.records), window.skipped_records)
                 yield first + step, window
-                if not self._is_held(task.lease):
+                if not self._is_held(task.lease_id):
                     break
 
     def _wait_until_requested(self, tag: int, task: LeasedTask) -> None:
         """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
-        with self._asked:
-            while self._wanted < tag and self._is_held(task.lease):
-                self._asked.wait(_LEASE_POLL_SECONDS)
+        with self._request_changed:
+            while self._requested_tag < tag and self._is_held(task.lease_id):
+                self._request_changed.wait(_LEASE_POLL_SECONDS)
 
     def _try_window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
         """What goes into the pipeline for one step; None if it cannot be read.
 
         A lost lease gets one more window, an empty one: somebody may already wait for it.
         """
-        if not self._is_held(task.lease):
+        if not self._is_held(task.lease_id):
             return RecordWindow(())
         try:
-            return self._early_windows.pop(tag, None) or self._read(task, step)
+            return self._early_windows.pop(tag, None) or self._read_window(task, step)
         except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
-            self._failure = error
+            self._read_error = error
             return None
 
-    def _read(self, task: LeasedTask, step: int) -> RecordWindow:
-        start, end = task.window(step)
+    def _read_window(self, task: LeasedTask, step: int) -> RecordWindow:
+        start, end = task.step_range(step)
         for attempt in range(1, _READ_TRIES + 1):
             try:
                 if task.shuffle_window:
@@ -315,7 +322,7 @@ class RecordStream:
 
             reader = self._get_reader()
             self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
-        if self._shuffled_reader.order.fingerprint != task.order:
+        if self._shuffled_reader.order.fingerprint != task.order_fingerprint:
             raise BadInputError(
                 "the training data is not what it was when this run began: other files, records or chunks",
                 where="data.training",
@@ -323,7 +330,7 @@ class RecordStream:
             )
         return self._shuffled_reader
 
-    def named(self, epoch: int, start: int, end: int) -> str:
+    def describe_positions(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
         if self._shuffled_reader is None:
             return f"records {start} to {end - 1} of {SHUFFLED_SOURCE_NAME}"
@@ -331,7 +338,7 @@ class RecordStream:
 
     def _get_reader(self) -> Reader:
         if self._reader is None:
-            self._reader = self._open()
+            self._reader = self._open_reader()
         return self._reader
 
 

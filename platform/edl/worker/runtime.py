@@ -46,22 +46,25 @@ class WorkerRuntime:
         self.identity = identity
         self.spec = spec
         self.gate = gate
-        self.module: Future[ModelModule] = Future()
+        self.model_module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
         self.session = MasterSession(member, _make_master_call(channel), lost_timeout=spec.master.lost_timeout)
         self.leases = LeaseClient(
-            self.session, self._held, lambda: self.progress.known(), position_describer=self._describe_positions
+            self.session,
+            self._on_lease_granted,
+            lambda: self.progress.known_leases(),
+            position_describer=self._describe_positions,
         )
-        self.progress = ProgressReporter(self.session, self.leases.lose)
+        self.progress = ProgressReporter(self.session, self.leases.mark_lost)
         self._corrupt_records = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self._feeds_by_mode: dict[str, FeedFunction] = {}
         self.streams = {kind: self._make_stream(kind) for kind in DATA_SET_BY_MODE}
         self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
-        self._readers: dict[str, Reader] = {}
+        self._readers_by_set: dict[str, Reader] = {}
         self._open_lock = threading.Lock()
 
     @classmethod
-    def of(cls, identity: ProcessIdentity, gate: ShutdownGate) -> WorkerRuntime:
+    def from_identity(cls, identity: ProcessIdentity, gate: ShutdownGate) -> WorkerRuntime:
         """Read the job and make a connection; nothing is said before ``start``.
 
         Raises:
@@ -79,61 +82,63 @@ class WorkerRuntime:
         try:
             self.session.register()
         except EdlError as error:
-            self.leases.fail(error)
+            self.leases.set_error(error)
         else:
             self.leases.run()
 
     def wait_for_placement(self) -> PsPlacement:
         """The placement, once every parameter server listens."""
         wait = threading.Event()
-        while not (placement := self.session.placement).complete:
+        while not (placement := self.session.placement).is_complete:
             wait.wait(_PLACEMENT_POLL_SECONDS)
             self.session.register()
         return placement
 
-    def goodbye(self, timeout_seconds: float) -> None:
+    def return_leases(self, timeout_seconds: float) -> None:
         """Give all leases back."""
-        self.session.leave("told to go", self.progress.leases(), deadline=timeout_seconds)
+        self.session.leave("told to go", self.progress.unreported_progress(), deadline=timeout_seconds)
 
-    def reader(self, data_set: str) -> Reader:
+    def open_reader(self, data_set: str) -> Reader:
         """The reader of ``training``, ``validation`` or ``prediction``, opened once.
 
         Waits for the user's module only if that may define a reader of its own.
         """
         with self._open_lock:
-            if data_set not in self._readers:
-                custom = None if self._may_read_early else self.module.result().custom_data_reader
-                self._readers[data_set] = open_data_set(self.spec.data, data_set, custom, Path(self.spec.model.zoo))
-            return self._readers[data_set]
+            if data_set not in self._readers_by_set:
+                custom = None if self._may_read_early else self.model_module.result().custom_data_reader
+                self._readers_by_set[data_set] = open_data_set(
+                    self.spec.data, data_set, custom, Path(self.spec.model.zoo)
+                )
+            return self._readers_by_set[data_set]
 
-    def _held(self, task: LeasedTask) -> None:
-        self.progress.hold(task)
+    def _on_lease_granted(self, task: LeasedTask) -> None:
+        self.progress.track_lease(task)
         stream = self.streams.get(task.kind)
         if stream is not None:
-            stream.add(task)
+            stream.add_task(task)
             if self._may_read_early:
                 stream.read_first_window(task)
 
     def _describe_positions(self, epoch: int, start: int, end: int) -> str:
-        return self.streams["training"].named(epoch, start, end)
+        return self.streams["training"].describe_positions(epoch, start, end)
 
-    def sample(self, mode: str = "training") -> Any:
+    def first_features(self, mode: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
         from edl.worker.feed_pipeline import find_first_features
 
         size = self.spec.train.minibatch_size
         return find_first_features(
-            self.reader(DATA_SET_BY_MODE[mode]), self._feeder(mode), self._corrupt_records, size=size
+            self.open_reader(DATA_SET_BY_MODE[mode]), self._open_feed(mode), self._corrupt_records, size=size
         )
 
-    def _feeder(self, mode: str) -> FeedFunction:
+    def _open_feed(self, mode: str) -> FeedFunction:
         """``feed`` for one mode; the first caller's thread traces it."""
         from edl.worker.feed_pipeline import FeedFunction
 
         if mode not in self._feeds_by_mode:
-            module = self.module.result()
+            module = self.model_module.result()
             self._feeds_by_mode[mode] = FeedFunction(
-                module.feed, mode, self.reader(DATA_SET_BY_MODE[mode]).metadata, zoo=module.zoo
+                module.feed, mode, self.open_reader(DATA_SET_BY_MODE[mode]).metadata, zoo=module.zoo
             )
         return self._feeds_by_mode[mode]
 
@@ -141,11 +146,15 @@ class WorkerRuntime:
         def pipeline(windows: TaggedWindows) -> Any:
             from edl.worker.feed_pipeline import feed_in_background
 
-            return feed_in_background(self._feeder(mode), windows)
+            return feed_in_background(self._open_feed(mode), windows)
 
         seed = self.spec.train.seed
         return RecordStream(
-            lambda: self.reader(DATA_SET_BY_MODE[mode]), self._corrupt_records, pipeline, self.leases.alive, seed=seed
+            lambda: self.open_reader(DATA_SET_BY_MODE[mode]),
+            self._corrupt_records,
+            pipeline,
+            self.leases.is_held,
+            seed=seed,
         )
 
 

@@ -38,15 +38,15 @@ class PredictionRun:
     """What a prediction run works with.
 
     Attributes:
-        weights: a ``.keras`` file or the directory of a checkpoint.
-        output: directory of the ``.npz`` files.
+        weights_path: a ``.keras`` file or the directory of a checkpoint.
+        output_directory: directory of the ``.npz`` files.
     """
 
-    weights: Path
-    output: Path
+    weights_path: Path
+    output_directory: Path
 
     @classmethod
-    def of(cls, run_dir: Path) -> PredictionRun | None:
+    def from_run_dir(cls, run_dir: Path) -> PredictionRun | None:
         """What the run directory says; None for a run that trains.
 
         Raises:
@@ -66,7 +66,7 @@ class PredictionRun:
     @property
     def is_checkpoint(self) -> bool:
         """Whether the weights are those of a checkpoint, with served tables apart."""
-        return self.weights.is_dir()
+        return self.weights_path.is_dir()
 
 
 class StoredWeights:
@@ -97,12 +97,12 @@ class StoredWeights:
         self._tables = {table.name: self._find_table_rows(table) for table in tables}
 
     @classmethod
-    def nothing(cls) -> StoredWeights:
+    def empty(cls) -> StoredWeights:
         """No weights: what goes with a ``.keras`` file, whose model has no served table."""
         return cls(Path(), {}, {}, ())
 
     @classmethod
-    def read(cls, directory: Path, tables: Iterable[TableSpec]) -> StoredWeights:
+    def from_checkpoint(cls, directory: Path, tables: Iterable[TableSpec]) -> StoredWeights:
         """The weights of a committed checkpoint.
 
         Raises:
@@ -126,11 +126,11 @@ class StoredWeights:
         return cls(
             directory,
             dense,
-            {table.name: StoredTableRows.of(table, row_parts[table.name]) for table in declared},
+            {table.name: StoredTableRows.from_shards(table, row_parts[table.name]) for table in declared},
             tables,
         )
 
-    def slab(self, variables: Iterable[VariableSpec]) -> Floats:
+    def flat_values(self, variables: Iterable[VariableSpec]) -> Floats:
         """The dense values in the order of a model's variables.
 
         Raises:
@@ -143,11 +143,11 @@ class StoredWeights:
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """Rows by table, those that were never trained as they were initialized."""
         del pin
-        return {table: RowBatch(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
+        return {table: RowBatch(wanted, self._tables[table].read_rows(wanted)) for table, wanted in ids.items()}
 
-    def chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
+    def row_chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
         """The rows of a table that were ever trained, with their ids."""
-        yield self._tables[table].ids, self._tables[table].stored
+        yield self._tables[table].ids, self._tables[table].stored_values
 
     def _find_table_rows(self, table: TableSpec) -> StoredTableRows:
         shape = (table.rows, table.dim)
@@ -164,7 +164,7 @@ class StoredWeights:
         if dense is not None and dense.shape == shape:
             return dense
         if served is not None and served.shape == shape:
-            return served.values(np.arange(shape[0]))
+            return served.read_rows(np.arange(shape[0]))
         raise self._mismatch_error("variable", variable.name, str(list(shape)))
 
     def _mismatch_error(self, kind: str, name: str, model_shape: str) -> BadInputError:
@@ -179,12 +179,12 @@ class StoredWeights:
         else:
             problem = (
                 f"the {kind} '{name}' {model_shape} of the model is not in the checkpoint, "
-                f"which has {self._listed(kind)}"
+                f"which has {self._describe_contents(kind)}"
             )
             hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL_HINT}"
         return BadInputError(problem, where=str(self._directory), hint=hint)
 
-    def _listed(self, first: str) -> str:
+    def _describe_contents(self, first: str) -> str:
         """What the checkpoint has, for people; that of the kind of ``first`` first."""
         shapes = {
             "table": {name: _format_shape(rows.shape) for name, rows in self._table_rows.items()},
@@ -201,15 +201,15 @@ class StoredTableRows:
     Attributes:
         spec: as the trained model declared it.
         ids: of those that are stored, ascending.
-        stored: their values.
+        stored_values: their values.
     """
 
     spec: TableSpec
     ids: Ids
-    stored: Floats
+    stored_values: Floats
 
     @classmethod
-    def of(cls, table: StoredTable, row_parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
+    def from_shards(cls, table: StoredTable, row_parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
         """The rows of all shards.
 
         Raises:
@@ -227,13 +227,13 @@ class StoredTableRows:
         """Rows, 0 for any id, and length of a row."""
         return self.spec.rows, self.spec.dim
 
-    def values(self, row_ids: Ids) -> Floats:
+    def read_rows(self, row_ids: Ids) -> Floats:
         """Rows of these ids."""
         values = initial_rows(self.spec.initializer, self.spec.seed, row_ids, self.spec.dim)
         insertion_points = np.searchsorted(self.ids, row_ids)
         is_stored = insertion_points < len(self.ids)
         is_stored[is_stored] = self.ids[insertion_points[is_stored]] == row_ids[is_stored]
-        values[is_stored] = self.stored[insertion_points[is_stored]]
+        values[is_stored] = self.stored_values[insertion_points[is_stored]]
         return values
 
 

@@ -88,19 +88,19 @@ class TaskLoop:
         Raises:
             LeavingError: the worker was told to go; whoever closed the gate ends the process.
         """
-        while (task := self._leases.take()) is not None:
-            exit_code = self._do(task)
+        while (task := self._leases.next_task()) is not None:
+            exit_code = self._run_task(task)
             if exit_code is not None:
                 return exit_code
-            self._leases.release(task)
+            self._leases.release_slot(task)
         self._progress.flush(_FINAL_REPORT_SECONDS)
         return 0
 
-    def _do(self, task: LeasedTask) -> int | None:
+    def _run_task(self, task: LeasedTask) -> int | None:
         """Do one task; the exit code if the worker must end."""
         if self._gate.closed:
             raise LeavingError
-        if not self._leases.alive(task.lease):
+        if not self._leases.is_held(task.lease_id):
             return None
         try:
             self._find_handler(task)(task)
@@ -108,11 +108,11 @@ class TaskLoop:
             raise
         except RefusedError as error:
             if refusal_kind(error) != "pin":
-                return self.fail(error, task.lease)
-            _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease, error)
-            self._progress.drop(task.lease)
+                return self.report_failure(error, task.lease_id)
+            _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease_id, error)
+            self._progress.drop_lease(task.lease_id)
         except Exception as error:  # noqa: BLE001  everything is told to the master, which decides
-            return self.fail(error, task.lease)
+            return self.report_failure(error, task.lease_id)
         return None
 
     def _find_handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:
@@ -121,10 +121,10 @@ class TaskLoop:
         except KeyError:
             raise BadInputError(f"this worker does not know tasks of kind {task.kind!r}") from None
 
-    def fail(self, error: BaseException, lease_id: int = 0) -> int | None:
+    def report_failure(self, error: BaseException, lease_id: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""
         failure = describe_failure(error)
         _LOG.error("%s", failure.message, exc_info=error)
-        self._progress.drop(lease_id)
-        fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease_id)
+        self._progress.drop_lease(lease_id)
+        fatal = self._session.report_failure(failure.kind, failure.message, failure.detail, lease_id)
         return failure.exit_code if fatal or failure.kind == "crash" else None

@@ -82,7 +82,7 @@ class SerialExecutor:
         To be called by one thread.
         """
         if self._newest_future is None:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            threading.Thread(target=self._run_jobs, name=self._name, daemon=True).start()
         future: Future[JobResult] = Future()
         self._newest_future = future
         self._job_queue.put((future, job, args, kwargs))
@@ -97,7 +97,7 @@ class SerialExecutor:
         """End the thread once it has done what it was given. No job may follow."""
         self._job_queue.put(None)
 
-    def _run(self) -> None:
+    def _run_jobs(self) -> None:
         while (item := self._job_queue.get()) is not None:
             future, job, args, kwargs = item
             try:
@@ -144,7 +144,7 @@ def report_not_finite(
     Raises:
         NotFiniteError: the job does not skip.
     """
-    source, records = task.records(step)
+    source, records = task.describe_records(step)
     description = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
     if not skip:
         raise NotFiniteError(
@@ -163,7 +163,7 @@ def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
         yield
     except BadInputError as error:
         if error.where is None:
-            source, records = task.records(step)
+            source, records = task.describe_records(step)
             error.where = records if source is None else f"{source}, {records}"
         raise
 
@@ -251,11 +251,11 @@ class Trainer:
                 self.run_sequentially(leased_range)
             else:
                 self.run_overlapped(leased_range, self._executor)
-        if leased_range.applied_steps == task.steps:
-            self._progress.finish(task.lease)
+        if leased_range.applied_steps == task.step_count:
+            self._progress.finish_task(task.lease_id)
         else:
-            _LOG.info("lease %d: dropped after %d steps", task.lease, leased_range.applied_steps)
-            self._progress.drop(task.lease)
+            _LOG.info("lease %d: dropped after %d steps", task.lease_id, leased_range.applied_steps)
+            self._progress.drop_lease(task.lease_id)
 
     # ------------------------------------------------------------ the two loops over the steps of a range
 
@@ -332,10 +332,10 @@ class Trainer:
     def pull_values(self, leased_range: _LeasedRange, step: TrainingStep, unsent_step: TrainingStep | None) -> None:
         """Give a step the newest dense values; ``unsent_step``: the one before it, if that is not sent yet."""
         client = self._parameter_client
-        step.flat_values = client.slab(None if unsent_step is None else unsent_step.push)
-        step.value_versions = client.versions
+        step.flat_values = client.latest_values(None if unsent_step is None else unsent_step.push)
+        step.value_versions = client.value_versions
         # The servers' version lacks the steps of this range that are on their way, and these precede it
-        step.global_step = client.version + step.loaded_step.step - leased_range.applied_steps
+        step.global_step = client.global_step + step.loaded_step.step - leased_range.applied_steps
 
     def compute_step(self, leased_range: _LeasedRange, step: TrainingStep) -> None:
         """Loss and push of a step; on the thread that made the model."""
@@ -345,28 +345,31 @@ class Trainer:
     def push_step(self, leased_range: _LeasedRange, step: TrainingStep) -> bool:
         """Put a step in, on all PS; False if the lease is lost."""
         task, loaded_step = leased_range.task, step.loaded_step
-        while self._leases.alive(task.lease):
+        while self._leases.is_held(task.lease_id):
             # SIGTERM waits for the answer and for the note that the step is in. Else the master would have to ask the
             # PS how far the lease got.
             with self._gate.critical_section():
                 # Rounds of synchronous training wait for the push that is announced here: what follows a range is
                 # asked for at the last moment
-                has_more_steps = loaded_step.step + 1 < task.steps
-                next_lease = task.lease if has_more_steps else self._leases.next_training_lease()
+                has_more_steps = loaded_step.step + 1 < task.step_count
+                next_lease = task.lease_id if has_more_steps else self._leases.next_training_lease()
                 outcome = self._parameter_client.push(replace(step.push, next_lease_id=next_lease))
                 if outcome.revoked:
                     return False
                 if not outcome.stale:
                     leased_range.applied_steps = loaded_step.step + 1
-                    self._progress.stepped(
-                        task.lease, leased_range.applied_steps, loss=step.loss, skipped_records=loaded_step.skipped
+                    self._progress.record_step(
+                        task.lease_id,
+                        leased_range.applied_steps,
+                        loss=step.loss,
+                        skipped_records=loaded_step.skipped_records,
                     )
                     return True
             # A synchronous PS found the gradient too old. It is computed again here, and the step that the loop knows
             # stays as it is: with synchronous training nothing else is under way.
             self._stale_pushes += 1
             _LOG.debug(
-                "lease %d: step %d is computed anew, %d so far", task.lease, loaded_step.step, self._stale_pushes
+                "lease %d: step %d is computed anew, %d so far", task.lease_id, loaded_step.step, self._stale_pushes
             )
             step = self._with_rows(task, loaded_step)
             self.pull_values(leased_range, step, None)
@@ -391,7 +394,7 @@ class Trainer:
         """The step function, and from its gradients the push. One that applies nothing still enters its step."""
         loaded_step = step.loaded_step
         step.loss = None
-        step.push = GradientPush(task.lease, loaded_step.step, value_versions=step.value_versions)
+        step.push = GradientPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
         minibatch = loaded_step.minibatch
         if minibatch is None:
             return
@@ -418,7 +421,7 @@ class Trainer:
             {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.row_gradients.items()},
             self._learning_rate(step.global_step),
             # A minibatch at the end of a range may be smaller: its statistics count by its share of records
-            loaded_step.records / task.minibatch,
+            loaded_step.record_count / task.minibatch_size,
         )
         step.push = replace(step.push, gradients=gradients)
 
@@ -427,10 +430,10 @@ class Trainer:
     def _load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         """Of a range while its lease is held: the stream reads no further for one that is lost."""
         for loaded in self._stream.load_steps(task):
-            if not self._leases.alive(task.lease):
+            if not self._leases.is_held(task.lease_id):
                 return
             yield loaded
-            if not self._leases.alive(task.lease):
+            if not self._leases.is_held(task.lease_id):
                 return
 
     def _trace_model_first(self, task: LeasedTask, loaded_steps: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
@@ -447,7 +450,11 @@ class Trainer:
                 with add_record_range(task, loaded.step):
                     minibatch = loaded.minibatch
                     self._network.train(
-                        self._parameter_client.slab(), rows, minibatch.features, minibatch.labels, minibatch.weights
+                        self._parameter_client.latest_values(),
+                        rows,
+                        minibatch.features,
+                        minibatch.labels,
+                        minibatch.weights,
                     )
                 self._is_traced = True
         return chain(consumed, loaded_steps)

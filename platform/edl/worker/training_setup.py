@@ -44,7 +44,7 @@ from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
 class PinnedParameters(RowSource, Protocol):
     """Parameters of pinned cuts."""
 
-    def pull(self, pin: int) -> Floats: ...  # noqa: D102
+    def pull_pinned(self, pin: int) -> Floats: ...  # noqa: D102
 
 
 class Evaluator:
@@ -71,12 +71,12 @@ class Evaluator:
 
     def run(self, task: LeasedTask) -> None:
         """Evaluate every record of the range; the report carries the metric states."""
-        flat_values = self._slab(task.pin)
+        flat_values = self._pull_pinned(task.pin)
         self._training_callbacks.begin_test()
         self._network.reset_metrics()
         for loaded in self._stream.load_steps(task):
-            if self._gate.closed or not self._leases.alive(task.lease):
-                self._progress.drop(task.lease)
+            if self._gate.closed or not self._leases.is_held(task.lease_id):
+                self._progress.drop_lease(task.lease_id)
                 return
             if loaded.minibatch is not None:
                 minibatch, features = loaded.minibatch, loaded.minibatch.features
@@ -84,19 +84,19 @@ class Evaluator:
                     rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
                     self._network.evaluate(flat_values, rows, features, minibatch.labels, minibatch.weights)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
-            self._progress.stepped(task.lease, 0, loss=None, skipped_records=loaded.skipped)
+            self._progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
         self._training_callbacks.end_test()
-        self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
+        self._progress.finish_task(task.lease_id, json.dumps(self._network.metric_states()).encode())
 
-    def metrics(self, task: LeasedTask) -> None:
+    def compute_metrics(self, task: LeasedTask) -> None:
         """Turn the states that the master added up into values."""
-        values = self._network.metric_values(task.told())
-        self._progress.finish(task.lease, json.dumps(values).encode())
+        values = self._network.metric_values(task.decode_payload())
+        self._progress.finish_task(task.lease_id, json.dumps(values).encode())
 
-    def _slab(self, pin: int) -> Floats:
+    def _pull_pinned(self, pin: int) -> Floats:
         if self._pinned_values is None or self._pinned_values[0] != pin:
             self._pinned_values = None  # two versions of a large model need not be in memory at once
-            self._pinned_values = (pin, self._parameter_client.pull(pin))
+            self._pinned_values = (pin, self._parameter_client.pull_pinned(pin))
         return self._pinned_values[1]
 
 
@@ -157,7 +157,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         module.zoo,
         worker_index=runtime.identity.index,
         check_monitors=partial(check_monitors, directions=network.metric_directions, spec=runtime.spec),
-        make_params=lambda: build_callback_params(runtime.spec.train, runtime.reader("training")),
+        make_params=lambda: build_callback_params(runtime.spec.train, runtime.open_reader("training")),
     )
     declared_callbacks = (
         json.dumps(callbacks_to_json(training_callbacks.master_callbacks)).encode()
@@ -190,7 +190,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
     )
     handlers["training"] = trainer.run
     handlers["evaluation"] = evaluator.run
-    handlers["metrics"] = evaluator.metrics
+    handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = partial(_export_model, runtime, network, parameter_client)
     handlers[BEST_MODEL] = partial(_write_best_checkpoint, runtime, network)
     handlers[PLACEMENT_CHECK_KIND] = watch_placement(runtime.session, runtime.leases, parameter_client)
@@ -205,8 +205,8 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
         seed=spec.train.seed,
         embedding_threshold=spec.ps.embedding_threshold,
         ps_of_variable=placement.ps_of_variable,
-        ps_count=placement.parts,
-        sample=runtime.sample(),
+        ps_count=placement.ps_count,
+        sample=runtime.first_features(),
         worker_index=runtime.identity.index,
     )
     layout, strategy, optimizer = make_layout(network), spec.strategy, network.optimizer.spec
@@ -220,7 +220,7 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
         local_updater=make_local_updater(strategy, layout, optimizer),
         compensation=_make_compensation(strategy, layout, optimizer),
     )
-    parameter_client.declare()
+    parameter_client.declare_model()
     if network.tables:
         _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
     return network, parameter_client
@@ -260,11 +260,11 @@ def _export_model(
     """Write the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.keras import model_export
 
-    payload = task.told() if task.payload else None
+    payload = task.decode_payload() if task.payload else None
     if payload is None:
-        flat_values = parameter_client.pull(task.pin)
+        flat_values = parameter_client.pull_pinned(task.pin)
         rows: model_export.RowChunksByTable = {
-            table.name: parameter_client.scan(task.pin, table.name) for table in network.tables
+            table.name: parameter_client.scan_table(task.pin, table.name) for table in network.tables
         }
     else:  # the best weights, which the parameter servers do not hold any more
         flat_values, rows = _load_checkpoint(runtime, network, payload["checkpoint"])
@@ -273,14 +273,14 @@ def _export_model(
         network, flat_values, rows, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
     )
     result = {"paths": [str(directory)], "loading": written["loading"]}
-    runtime.progress.finish(task.lease, json.dumps(result).encode())
+    runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
 
 
 def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: LeasedTask) -> None:
     """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
     from edl.keras import model_export
 
-    best = task.told()
+    best = task.decode_payload()
     flat_values, rows = _load_checkpoint(runtime, network, best["cut"])
     values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}
     try:
@@ -295,13 +295,15 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
         path = runtime.identity.run_dir / path
     model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
     result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
-    runtime.progress.finish(task.lease, json.dumps(result).encode())
+    runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
 
 
 def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) -> tuple[Floats, Mapping[str, RowChunks]]:
     """Dense values and rows of a checkpoint of this run."""
-    stored = StoredWeights.read(cut_directory(runtime.identity.run_dir / "checkpoints", cut), network.tables)
-    return stored.slab(network.variables), {table.name: stored.chunks(table.name) for table in network.tables}
+    stored = StoredWeights.from_checkpoint(cut_directory(runtime.identity.run_dir / "checkpoints", cut), network.tables)
+    return stored.flat_values(network.variables), {
+        table.name: stored.row_chunks(table.name) for table in network.tables
+    }
 
 
 def export_directory(path: str | None, run_dir: Path) -> Path:

@@ -48,11 +48,11 @@ class ImportSlot:
         self._descriptor = descriptor
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether others wait for this one."""
         return self._descriptor is not None
 
-    def end(self) -> None:
+    def release(self) -> None:
         """The next worker may begin."""
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -108,15 +108,15 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     try:
         return _run_tasks(runtime, import_slot)
     except LeavingError:
-        return shutdown.wait()
+        return shutdown.wait_for_exit()
 
 
 def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> WorkerRuntime:
     # Imports gRPC and protobuf here, beside TensorFlow
     from edl.worker.runtime import WorkerRuntime
 
-    runtime = WorkerRuntime.of(identity, shutdown.gate)
-    shutdown.prepare(runtime.goodbye)  # before the master knows of this worker and may tell it to go
+    runtime = WorkerRuntime.from_identity(identity, shutdown.gate)
+    shutdown.set_lease_return(runtime.return_leases)  # before the master knows of this worker and may tell it to go
     runtime.start()
     return runtime
 
@@ -167,14 +167,14 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     loop = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
     try:
         module = model_contract.load_model_module(runtime.spec.model, needs_metrics=_evaluates_model(runtime))
-        runtime.module.set_result(module)
+        runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)
         finish_run = _prepare_tasks(runtime, module, handlers)
     except LeavingError:
         raise
     except Exception as error:  # noqa: BLE001  everything is told to the master
-        return loop.fail(error) or 1
-    import_slot.end()
+        return loop.report_failure(error) or 1
+    import_slot.release()
     code = loop.run()
     finish_run()
     return code
@@ -183,13 +183,13 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
 def _evaluates_model(runtime: WorkerRuntime) -> bool:
     from edl.worker.stored_weights import PredictionRun
 
-    return bool(runtime.spec.data.validation) and PredictionRun.of(runtime.identity.run_dir) is None
+    return bool(runtime.spec.data.validation) and PredictionRun.from_run_dir(runtime.identity.run_dir) is None
 
 
 def _prepare_tasks(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
     from edl.worker.stored_weights import PredictionRun
 
-    prediction_run = PredictionRun.of(runtime.identity.run_dir)
+    prediction_run = PredictionRun.from_run_dir(runtime.identity.run_dir)
     if prediction_run is None:
         from edl.worker import training_setup
 
@@ -203,10 +203,10 @@ def _describe_data_sets(runtime: WorkerRuntime, task: LeasedTask) -> None:
     from edl.worker.data_readers import describe_data_sets
     from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictionRun.of(runtime.identity.run_dir) is not None
-    runtime.progress.finish(
-        task.lease,
+    predict = PredictionRun.from_run_dir(runtime.identity.run_dir) is not None
+    runtime.progress.finish_task(
+        task.lease_id,
         describe_data_sets(
-            runtime.spec.data, runtime.reader, predict=predict, shuffle_window=runtime.spec.train.shuffle.window
+            runtime.spec.data, runtime.open_reader, predict=predict, shuffle_window=runtime.spec.train.shuffle.window
         ),
     )

@@ -156,12 +156,12 @@ def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in {"kind": "cut_announced", "cut": 5, "step": 5000}, saved(5):
-        state.apply(JournalEntry.from_json(entry))
+        state.apply_entry(JournalEntry.from_json(entry))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir(parents=True)
     write_json(folder / MANIFEST_NAME, CheckpointManifest(5, 0, "", (), {}).to_json())
     journal, _ = Journal.open(run.journal, holder="test")
-    journal.compact(state.snapshot())
+    journal.compact(state.to_snapshot())
     journal.close()
     assert local_run_resumption.resume_checkpoint(run) == SavedCheckpoint(5, 5000, 0, {"done_steps": 5000})
 

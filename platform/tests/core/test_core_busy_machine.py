@@ -39,7 +39,7 @@ def test_a_silent_worker_loses_its_lease_as_ever() -> None:
 def test_a_master_that_was_held_up_does_not_lay_that_to_its_workers(stopped: float) -> None:
     training = Training()
     training.at(0.2, Tick())
-    assert not training.at(0.4 + stopped, Tick(late=stopped))
+    assert not training.at(0.4 + stopped, Tick(late_seconds=stopped))
     assert not training.at(stopped + SILENCE_FLOOR - 0.1, Tick())
     assert training.at(stopped + SILENCE_FLOOR + 0.1, Tick()), "its own silence counts"
 
@@ -53,14 +53,14 @@ def test_a_worker_whose_message_waits_for_the_masters_disk_is_not_silent() -> No
 
 def test_a_worker_that_starts_may_be_silent_while_libraries_are_loaded() -> None:
     training = Training(stepped=False)
-    training.state.holders["worker-0"].starting = True
+    training.state.holders["worker-0"].is_starting = True
     assert not training.at(STARTING_SILENCE - 0.1, Tick())
     assert training.at(STARTING_SILENCE, Tick())
 
 
 def test_after_its_first_step_it_is_as_all_others() -> None:
     training = Training(stepped=False)
-    training.state.holders["worker-0"].starting = True
+    training.state.holders["worker-0"].is_starting = True
     training.at(1.0, ProgressReported("worker-0", (LeaseProgress(training.lease, 1),)))
     assert training.at(1.0 + SILENCE_FLOOR + 10.0, Tick())
 
@@ -68,7 +68,7 @@ def test_after_its_first_step_it_is_as_all_others() -> None:
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
 def test_nobody_is_heard_of_in_the_future(late: float, now: float) -> None:
     holder = LeaseHolder(0.0)
-    holder.hold(1, 0.0)
+    holder.add_lease(1, 0.0)
     holder.excuse_silence(late, now)
-    assert holder.heard == holder.stepped[1] == holder.last_mentioned[1] == min(late, now)
-    assert not holder.unknown(LeaseTimeouts())
+    assert holder.last_seen == holder.last_steps[1] == holder.last_mentioned[1] == min(late, now)
+    assert not holder.find_unknown_leases(LeaseTimeouts())

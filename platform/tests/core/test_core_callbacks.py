@@ -55,17 +55,17 @@ def evaluations(values: list[tuple[float | None, float | None]]) -> list[Evaluat
 
 
 def after(values: list[tuple[float | None, float | None]], begin: CallbackState | None = None) -> CallbackState:
-    callbacks = begin or CallbackState().declare(DECLARED)
+    callbacks = begin or CallbackState().declare_callbacks(DECLARED)
     for evaluation in evaluations(values):
-        callbacks = callbacks.evaluated(evaluation)
+        callbacks = callbacks.apply_evaluation(evaluation)
     return callbacks
 
 
 @given(SEQUENCES)
 def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> None:
     callbacks = after(values)
-    text = json.dumps(callbacks.snapshot(), allow_nan=False)
-    assert CallbackState.restore(json.loads(text)) == callbacks
+    text = json.dumps(callbacks.to_snapshot(), allow_nan=False)
+    assert CallbackState.from_snapshot(json.loads(text)) == callbacks
 
 
 @given(SEQUENCES, st.integers(0, 20))
@@ -81,27 +81,29 @@ def test_what_is_forgotten_is_what_no_job_goes_back_to(
 ) -> None:
     callbacks = after(values).trim_history(10 * saved)
     for step in range(10 * min(saved, len(values)), 10 * len(values) + 1):
-        assert callbacks.roll_back_to(step).state() == after(values).roll_back_to(step).state()
+        assert callbacks.roll_back_to(step).evaluated_state() == after(values).roll_back_to(step).evaluated_state()
     assert len(callbacks.history) <= max(1, len(values) - saved + 1)
 
 
 def test_a_best_value_whose_weights_are_not_on_disk_keeps_those_before() -> None:
-    callbacks = CallbackState().declare(DECLARED)
-    callbacks = callbacks.evaluated(EvaluationResult(10, 1, {"loss": 2.0, "auc": 0.5}))
-    callbacks = callbacks.evaluated(EvaluationResult(20, 0, {"loss": 1.0, "auc": 0.9}))
+    callbacks = CallbackState().declare_callbacks(DECLARED)
+    callbacks = callbacks.apply_evaluation(EvaluationResult(10, 1, {"loss": 2.0, "auc": 0.5}))
+    callbacks = callbacks.apply_evaluation(EvaluationResult(20, 0, {"loss": 1.0, "auc": 0.9}))
     assert callbacks.best_cuts == {1}
-    assert callbacks.restored is not None
-    assert callbacks.restored.best_step == 10
+    assert callbacks.best_to_restore is not None
+    assert callbacks.best_to_restore.best_step == 10
 
 
 def test_later_weights_are_kept_where_the_best_evaluation_is_not_on_disk() -> None:
     """Those of 0.9 must not be restored where 0.11 is on disk, and 0.1 alone is not."""
-    callbacks = CallbackState().declare((EarlyStopping("loss", "min", 0.02, patience=3, restore_best_weights=True),))
+    callbacks = CallbackState().declare_callbacks(
+        (EarlyStopping("loss", "min", 0.02, patience=3, restore_best_weights=True),)
+    )
     for step, cut, loss in [(1, 1, 0.9), (2, 0, 0.1), (3, 3, 0.11), (4, 4, 0.105), (5, 5, 0.12)]:
-        callbacks = callbacks.evaluated(EvaluationResult(step, cut, {"loss": loss}))
-    assert callbacks.stopped.endswith("the best is 0.1")
-    assert callbacks.restored is not None
-    assert callbacks.restored.best_cut == 3
+        callbacks = callbacks.apply_evaluation(EvaluationResult(step, cut, {"loss": loss}))
+    assert callbacks.stop_reason.endswith("the best is 0.1")
+    assert callbacks.best_to_restore is not None
+    assert callbacks.best_to_restore.best_cut == 3
 
 
 def test_the_best_of_before_stays_until_the_job_cannot_go_back_to_it() -> None:
@@ -115,20 +117,20 @@ def test_each_best_is_written_once() -> None:
     assert callbacks.best_to_write is not None
     place, callback, best = callbacks.best_to_write
     assert (callback.filepath, best.best_metrics) == ("best.keras", {"loss": 2.0, "auc": 0.5})
-    callbacks = callbacks.written(place, best.best_cut)
+    callbacks = callbacks.mark_written(place, best.best_cut)
     assert callbacks.best_to_write is None
-    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.4})).best_to_write is None
-    assert callbacks.evaluated(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.6})).best_to_write is not None
+    assert callbacks.apply_evaluation(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.4})).best_to_write is None
+    assert callbacks.apply_evaluation(EvaluationResult(20, 2, {"loss": 1.0, "auc": 0.6})).best_to_write is not None
 
 
 def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
     callbacks = after([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5)])
-    assert (callbacks.rate, bool(callbacks.stopped)) == (0.03125, True)
-    assert callbacks.declare(DECLARED) is callbacks
-    without = callbacks.declare(DECLARED[2:])
-    assert (without.rate, without.stopped, without.best_cuts) == (None, "", {1})
+    assert (callbacks.learning_rate, bool(callbacks.stop_reason)) == (0.03125, True)
+    assert callbacks.declare_callbacks(DECLARED) is callbacks
+    without = callbacks.declare_callbacks(DECLARED[2:])
+    assert (without.learning_rate, without.stop_reason, without.best_cuts) == (None, "", {1})
     patient = EarlyStopping("loss", "min", patience=9, restore_best_weights=True)
-    assert callbacks.declare([patient]).progress[0].wait == 2
+    assert callbacks.declare_callbacks([patient]).progress[0].wait == 2
 
 
 def test_what_a_worker_declares_is_read_back() -> None:
@@ -177,7 +179,7 @@ class Job(CoreHarness):
         """Another master."""
         self.restart()
         self.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PodsSynced())
-        pins = tuple(self.state.pins.get("ps-0", ())) or (self.state.cut_number,)
+        pins = tuple(self.state.pinned_cuts.get("ps-0", ())) or (self.state.cut_number,)
         self.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 1, pins), ModelDeclared("worker-1", self.declared))
 
     def cut(self, error: str = "") -> list[Any]:
@@ -212,8 +214,8 @@ LOWER = ReduceLROnPlateau("loss", "min", patience=1, rate=0.5, factor=0.5)
 def trained(job: Job) -> None:
     """The next ten steps or more; the evaluation of them is begun."""
     job.leases()
-    assert job.state.training is not None
-    for lease in list(job.state.training.leases)[:2]:
+    assert job.state.training_ledger is not None
+    for lease in list(job.state.training_ledger.leases)[:2]:
         job.see(TaskReported("worker-0", lease))
 
 
@@ -233,12 +235,12 @@ def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
         job.cut()
         job.evaluated(loss)
         job.again()
-    assert job.state.callbacks.rate == 0.25
-    assert "EarlyStopping" in job.state.callbacks.stopped
+    assert job.state.callbacks.learning_rate == 0.25
+    assert "EarlyStopping" in job.state.callbacks.stop_reason
     assert job.entries("evaluated")[-1]["callbacks"]["rate"] == 0.25
     assert [lease.kind for lease in job.leases()] == [], "no more training is handed out"
     assert not job.state.is_training_over(), "what is in the hands of workers is finished"
-    snapshot = json.loads(json.dumps(job.state.snapshot()))
+    snapshot = json.loads(json.dumps(job.state.to_snapshot()))
     fresh = JobStateMachine(job.settings)
     fresh.replay_journal(snapshot, [])
     assert fresh.callbacks == job.state.callbacks

@@ -19,7 +19,7 @@ def job(allowed: int) -> tuple[CoreHarness, int, int]:
 
 
 def skip(masters: CoreHarness, worker: str, lease: int, through: int, records: int) -> list[EndJob]:
-    steps = LeaseProgress(lease, through, skipped=records)
+    steps = LeaseProgress(lease, through, skipped_records=records)
     return [x for x in masters.see(ProgressReported(worker, (steps,))) if isinstance(x, EndJob)]
 
 
@@ -27,7 +27,7 @@ def test_two_workers_together_may_not_skip_more_than_one_may() -> None:
     masters, first, second = job(allowed=3)
     assert skip(masters, "worker-0", first, 1, 2) == []
     (end,) = skip(masters, "worker-1", second, 1, 2)
-    assert (end.phase, end.kind) == ("Failed", "input")
+    assert (end.phase, end.failure_kind) == ("Failed", "input")
     assert "4 corrupt records in epoch 1" in end.reason
     assert "allows 3" in end.reason
 
@@ -38,7 +38,7 @@ def test_as_many_as_allowed_are_counted_also_over_a_restart_of_the_master() -> N
     masters.restart()
     assert skip(masters, "worker-1", second, 1, 2) == []
     (end,) = skip(masters, "worker-1", second, 2, 1)
-    assert end.kind == "input"
+    assert end.failure_kind == "input"
 
 
 def test_the_same_records_may_be_skipped_in_every_epoch() -> None:

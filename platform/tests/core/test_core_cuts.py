@@ -12,25 +12,25 @@ leases = st.dictionaries(st.integers(1, 5), st.integers(0, 9))
 
 def cut(**applied: dict[int, int]) -> PendingCut:
     found = PendingCut(7, checkpoint=True, pin=False)
-    found.applied = {name.replace("_", "-"): steps for name, steps in applied.items()}
+    found.applied_steps = {name.replace("_", "-"): steps for name, steps in applied.items()}
     return found
 
 
 @given(st.sets(servers), st.lists(st.tuples(st.sampled_from(CutStage), servers)))
 def test_a_cut_waits_for_every_ps_in_each_stage(parts: set[str], answers: list[tuple[CutStage, str]]) -> None:
     coming, missing = cut(), set(parts)
-    coming.enter(CutStage.HOLDING, parts)
+    coming.enter_stage(CutStage.HOLDING, parts)
     for stage, ps in answers:
-        assert coming.answered(stage, ps) == (stage is CutStage.HOLDING and ps in missing)
+        assert coming.record_answer(stage, ps) == (stage is CutStage.HOLDING and ps in missing)
         if stage is CutStage.HOLDING:
             missing.discard(ps)
-        assert coming.complete == (not missing)
+        assert coming.is_complete == (not missing)
 
 
 def test_updates_are_held_for_a_while_only_and_nobody_waits_for_room_or_a_disk() -> None:
     coming = cut()
     for stage in CutStage:
-        coming.enter(stage, ["ps-0"], 105.0)
+        coming.enter_stage(stage, ["ps-0"], 105.0)
         assert not coming.is_overdue(104.9)
         assert coming.is_overdue(105.1) == (stage in (CutStage.HOLDING, CutStage.SNAPSHOT))
 
@@ -38,13 +38,13 @@ def test_updates_are_held_for_a_while_only_and_nobody_waits_for_room_or_a_disk()
 @given(st.dictionaries(servers, leases, min_size=1), st.sets(st.integers(1, 7)))
 def test_a_cut_has_the_steps_that_any_ps_has(applied: dict[str, dict[int, int]], live: set[int]) -> None:
     coming = cut()
-    coming.applied = dict(applied)
+    coming.applied_steps = dict(applied)
     expected = {lease: max(steps.get(lease, 0) for steps in applied.values()) for lease in live}
-    assert coming.steps(dict.fromkeys(live, 0)).value == expected
+    assert coming.decide_included_steps(dict.fromkeys(live, 0)).value == expected
 
 
 def test_a_step_that_is_on_its_way_to_a_ps_is_part_of_the_cut() -> None:
-    assert cut(ps_0={1: 3, 5: 2}, ps_1={5: 2}).steps({1: 3, 5: 1}).value == {1: 3, 5: 2}
+    assert cut(ps_0={1: 3, 5: 2}, ps_1={5: 2}).decide_included_steps({1: 3, 5: 1}).value == {1: 3, 5: 2}
 
 
 def test_a_ps_that_went_back_must_have_met_a_lease_that_was_granted_before() -> None:
@@ -64,11 +64,11 @@ def test_a_lease_is_unmet_when_the_ledger_or_a_ps_has_a_step_of_it(known: int, a
 def test_a_lease_of_which_nothing_is_in_does_not_matter_to_a_ps_that_went_back() -> None:
     coming = cut(ps_0={}, ps_1={})
     assert coming.find_unconfirmed_leases({1: 0}, {"ps-1": 4}) == {}
-    assert coming.steps({1: 0}).value == {1: 0}
+    assert coming.decide_included_steps({1: 0}).value == {1: 0}
 
 
 def test_steps_that_the_ledger_has_and_no_ps_knows_of_are_no_cut() -> None:
-    decision = cut(ps_0={1: 3}, ps_1={1: 3}).steps({1: 4})
+    decision = cut(ps_0={1: 3}, ps_1={1: 3}).decide_included_steps({1: 4})
     assert decision.value is None
     assert decision.reason == "4 steps of lease 1 are in, and no PS has more than 3"
 

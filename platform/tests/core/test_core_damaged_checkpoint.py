@@ -22,16 +22,16 @@ def trained(ps: int = 1) -> tuple[CoreHarness, SavedCheckpoint]:
     older = masters.state.checkpoint
     assert older is not None
     masters.see(ProgressReported("worker-0", (LeaseProgress(lease, 5),)))
-    training = masters.state.training
+    training = masters.state.training_ledger
     assert training is not None
-    saved = CheckpointWritten(cut=9, step=5, version=5, ledger=training.position({lease: 5}))
-    masters.state.apply(saved)
+    saved = CheckpointWritten(cut=9, step=5, version=5, ledger=training.snapshot_at_cut({lease: 5}))
+    masters.state.apply_entry(saved)
     masters.journal.append(saved.to_json())
     return masters, older
 
 
 def restores(commands: list[Any]) -> list[tuple[str, int]]:
-    return [(x.uid, x.restore) for x in commands if isinstance(x, AttachPs) and x.restore is not None]
+    return [(x.uid, x.restore_cut) for x in commands if isinstance(x, AttachPs) and x.restore_cut is not None]
 
 
 def test_an_older_checkpoint_stands_in_with_its_ledger() -> None:

@@ -6,140 +6,142 @@ from edl.core.pod_lifecycle import MAX_CRASHES, STEPS_PER_CRASH
 
 
 def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_is_read() -> None:
-    fleet = JobPods(ps=1)
+    fleet = JobPods(ps_count=1)
     asked = []
-    for role, index in fleet.missing(3, now=0.0):
-        fleet.ask(role, index, 0.0)
+    for role, index in fleet.missing_pods(3, now=0.0):
+        fleet.request_pod(role, index, 0.0)
         asked.append((role, index))
     assert asked == [(Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1), (Role.WORKER, 2)]
-    assert fleet.missing(3, now=0.0) == []
+    assert fleet.missing_pods(3, now=0.0) == []
 
 
 def test_a_lost_worker_is_replaced_under_a_new_index_and_a_lost_ps_under_its_own() -> None:
-    fleet = JobPods(ps=1)
-    for role, index in fleet.missing(4, now=0.0):
-        fleet.ask(role, index, 0.0)
-        fleet.see(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING))
+    fleet = JobPods(ps_count=1)
+    for role, index in fleet.missing_pods(4, now=0.0):
+        fleet.request_pod(role, index, 0.0)
+        fleet.update_pod(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING))
     for uid, role in (("worker-0", Role.WORKER), ("ps-0", Role.PS)):
-        pod, _ = fleet.see(PodStatus(uid, role, 0, PodPhase.FAILED, exit_code=137))
-        assert fleet.ended(pod, now=1.0)[0]
-    assert fleet.missing(4, now=1.0) == [(Role.PS, 0), (Role.WORKER, 4)]
+        pod, _ = fleet.update_pod(PodStatus(uid, role, 0, PodPhase.FAILED, exit_code=137))
+        assert fleet.record_lost_pod(pod, now=1.0)[0]
+    assert fleet.missing_pods(4, now=1.0) == [(Role.PS, 0), (Role.WORKER, 4)]
 
 
 def running(fleet: JobPods, role: Role, count: int) -> None:
     for index in range(count):
-        fleet.see(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING))
+        fleet.update_pod(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING))
 
 
 def leaving(fleet: JobPods, role: Role, index: int) -> None:
-    fleet.see(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING, leaving=True, cause=TerminationCause.DELETED))
+    fleet.update_pod(
+        PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING, leaving=True, cause=TerminationCause.DELETED)
+    )
 
 
 def test_a_worker_that_was_told_to_go_is_replaced_before_it_has_gone_and_a_ps_after() -> None:
-    fleet = JobPods(ps=1)
+    fleet = JobPods(ps_count=1)
     running(fleet, Role.PS, 1)
     running(fleet, Role.WORKER, 4)
     for role in (Role.PS, Role.WORKER):
         leaving(fleet, role, 0)
-    assert fleet.missing(4, now=0.0) == [(Role.WORKER, 4)]
-    assert [pod.index for pod in fleet.live(Role.WORKER)] == [0, 1, 2, 3]
-    assert [pod.index for pod in fleet.staying(Role.WORKER)] == [1, 2, 3]
-    fleet.see(PodStatus("ps-0", Role.PS, 0, PodPhase.GONE))
-    assert (Role.PS, 0) in fleet.missing(4, now=0.0)
+    assert fleet.missing_pods(4, now=0.0) == [(Role.WORKER, 4)]
+    assert [pod.index for pod in fleet.live_pods(Role.WORKER)] == [0, 1, 2, 3]
+    assert [pod.index for pod in fleet.staying_pods(Role.WORKER)] == [1, 2, 3]
+    fleet.update_pod(PodStatus("ps-0", Role.PS, 0, PodPhase.GONE))
+    assert (Role.PS, 0) in fleet.missing_pods(4, now=0.0)
 
 
 def test_why_a_pod_was_told_to_go_is_remembered_when_its_end_does_not_say() -> None:
-    fleet = JobPods(ps=0)
+    fleet = JobPods(ps_count=0)
     running(fleet, Role.WORKER, 1)
     leaving(fleet, Role.WORKER, 0)
-    pod, _ = fleet.see(PodStatus("worker-0", Role.WORKER, 0, PodPhase.GONE, 1))
+    pod, _ = fleet.update_pod(PodStatus("worker-0", Role.WORKER, 0, PodPhase.GONE, 1))
     assert pod.state == "deleted"
-    assert pod.why() == "deleted"
+    assert pod.describe_end() == "deleted"
 
 
 def refuse(fleet: JobPods, workers: int, now: float) -> list[int]:
     """Everything that is asked for is refused; the indices that were asked for."""
-    asked = fleet.missing(workers, now)
+    asked = fleet.missing_pods(workers, now)
     for role, index in asked:
-        fleet.ask(role, index, now)
+        fleet.request_pod(role, index, now)
     for role, index in asked:
-        fleet.refused(role, index, "exceeded quota", now)
+        fleet.record_start_refusal(role, index, "exceeded quota", now)
     return [index for _, index in asked]
 
 
 def test_what_was_refused_is_asked_for_under_the_same_index_and_one_at_a_time() -> None:
-    fleet = JobPods(ps=0)
+    fleet = JobPods(ps_count=0)
     assert refuse(fleet, 3, 0.0) == [0, 1, 2]
     assert fleet.refusals == {(Role.WORKER, index): "exceeded quota" for index in range(3)}
     assert refuse(fleet, 3, 0.5) == []
     assert refuse(fleet, 3, 1.0) == [0]
-    assert fleet.missing(3, 3.0) == [(Role.WORKER, 0)]
-    fleet.ask(Role.WORKER, 0, 3.0)
-    assert fleet.missing(3, 3.0) == [], "one is tried with"
+    assert fleet.missing_pods(3, 3.0) == [(Role.WORKER, 0)]
+    fleet.request_pod(Role.WORKER, 0, 3.0)
+    assert fleet.missing_pods(3, 3.0) == [], "one is tried with"
     running(fleet, Role.WORKER, 1)
-    assert fleet.missing(3, 3.0) == [(Role.WORKER, 1), (Role.WORKER, 2)], "the cluster takes them again"
+    assert fleet.missing_pods(3, 3.0) == [(Role.WORKER, 1), (Role.WORKER, 2)], "the cluster takes them again"
     assert (Role.WORKER, 0) not in fleet.refusals
 
 
 def test_after_each_round_of_refusals_the_wait_is_twice_as_long_up_to_a_minute() -> None:
-    fleet, now, waits = JobPods(ps=0), 0.0, []
+    fleet, now, waits = JobPods(ps_count=0), 0.0, []
     for _ in range(8):
         assert refuse(fleet, 1, now) == [0]
-        waits.append(fleet.start_backoff[Role.WORKER].until - now)
-        now = fleet.start_backoff[Role.WORKER].until
+        waits.append(fleet.start_backoff[Role.WORKER].retry_at - now)
+        now = fleet.start_backoff[Role.WORKER].retry_at
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_refusals_of_one_role_do_not_hold_up_another() -> None:
-    fleet = JobPods(ps=2)
+    fleet = JobPods(ps_count=2)
     for index in range(2):
-        fleet.ask(Role.PS, index, 0.0)
-        fleet.see(PodStatus(f"ps-{index}", Role.PS, index, PodPhase.RUNNING))
+        fleet.request_pod(Role.PS, index, 0.0)
+        fleet.update_pod(PodStatus(f"ps-{index}", Role.PS, index, PodPhase.RUNNING))
     refuse(fleet, 1, 0.0)
-    fleet.see(PodStatus("ps-1", Role.PS, 1, PodPhase.FAILED, 137))
-    assert fleet.missing(1, 0.0) == [(Role.PS, 1)]
+    fleet.update_pod(PodStatus("ps-1", Role.PS, 1, PodPhase.FAILED, 137))
+    assert fleet.missing_pods(1, 0.0) == [(Role.PS, 1)]
 
 
 def test_a_refusal_is_forgotten_when_the_worker_is_not_wanted_any_more() -> None:
-    fleet = JobPods(ps=0)
+    fleet = JobPods(ps_count=0)
     refuse(fleet, 3, 0.0)
-    fleet.missing(1, 0.0)
+    fleet.missing_pods(1, 0.0)
     assert list(fleet.refusals) == [(Role.WORKER, 0)]
 
 
 def test_what_was_asked_for_and_never_shown_is_asked_for_again() -> None:
-    fleet = JobPods(ps=0)
-    fleet.ask(Role.WORKER, 0, 0.0, PodOptions(elevated=True))
-    assert fleet.elevated() == 1
-    assert list(fleet.asked.overdue_requests(REQUEST_TIMEOUT - 1)) == []
-    assert list(fleet.asked.overdue_requests(REQUEST_TIMEOUT)) == [(Role.WORKER, 0)]
+    fleet = JobPods(ps_count=0)
+    fleet.request_pod(Role.WORKER, 0, 0.0, PodOptions(elevated=True))
+    assert fleet.count_elevated() == 1
+    assert list(fleet.requests.overdue_requests(REQUEST_TIMEOUT - 1)) == []
+    assert list(fleet.requests.overdue_requests(REQUEST_TIMEOUT)) == [(Role.WORKER, 0)]
 
 
 def crashes(fleet: JobPods, steps_between: int, most: int = 100) -> int:
     """After how many crashed workers, each of which does so many steps, the job is given up."""
     for index in range(most):
-        fleet.see(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING))
+        fleet.update_pod(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING))
         fleet.credit_steps(Role.WORKER, steps_between)
-        pod, _ = fleet.see(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.FAILED, exit_code=1))
-        if not fleet.ended(pod, now=float(index))[0]:
+        pod, _ = fleet.update_pod(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.FAILED, exit_code=1))
+        if not fleet.record_lost_pod(pod, now=float(index))[0]:
             return index + 1
     return most
 
 
 def test_a_few_steps_between_crashes_do_not_keep_a_broken_job_going() -> None:
-    assert crashes(JobPods(ps=0), steps_between=0) == MAX_CRASHES
-    assert crashes(JobPods(ps=0), steps_between=4) == MAX_CRASHES + 1
-    assert crashes(JobPods(ps=0), steps_between=STEPS_PER_CRASH) == 100
+    assert crashes(JobPods(ps_count=0), steps_between=0) == MAX_CRASHES
+    assert crashes(JobPods(ps_count=0), steps_between=4) == MAX_CRASHES + 1
+    assert crashes(JobPods(ps_count=0), steps_between=STEPS_PER_CRASH) == 100
 
 
 def test_steps_before_a_crash_are_not_saved_for_it() -> None:
-    fleet = JobPods(ps=0)
+    fleet = JobPods(ps_count=0)
     fleet.credit_steps(Role.WORKER, 1_000_000)
     assert crashes(fleet, steps_between=0) == MAX_CRASHES
 
 
 def test_a_range_that_is_put_aside_takes_its_crashes_along() -> None:
-    fleet = JobPods(ps=0)
+    fleet = JobPods(ps_count=0)
     assert crashes(fleet, 0, most=MAX_CRASHES - 1) == MAX_CRASHES - 1
     fleet.forgive_crashes(Role.WORKER, 3)
     assert crashes(fleet, 0) == 4

@@ -93,7 +93,7 @@ def test_a_master_that_comes_back_takes_the_workers_it_finds_for_built() -> None
     """They need not say so again: one whose calls never failed does not know that the master was away."""
     before = job()
     state = JobStateMachine(before.settings)
-    state.replay_journal(json.loads(json.dumps(before.snapshot())), [])
+    state.replay_journal(json.loads(json.dumps(before.to_snapshot())), [])
     for uid, role in PODS:
         state.handle(PodChanged(PodStatus(uid, role, int(uid[-1]), PodPhase.RUNNING)), 0.0)
     state.handle(PodsSynced(), 0.0)

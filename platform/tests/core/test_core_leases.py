@@ -9,16 +9,16 @@ from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR,
 def run(gaps: list[float], pace: float) -> tuple[LeaseTimeouts, LeaseHolder, float, list[str]]:
     """A holder that speaks after each gap and makes a step every ``pace`` seconds; what expired meanwhile."""
     patience, holder, now, expired = LeaseTimeouts(), LeaseHolder(0.0), 0.0, []
-    holder.hold(1, 0.0)
+    holder.add_lease(1, 0.0)
     stepped = 0.0
     for gap in gaps:
         now += gap
         expired += holder.find_expired_leases(now, patience).values()
-        patience.heard(now - holder.heard, now)
-        holder.heard = holder.last_mentioned[1] = now
+        patience.record_gap(now - holder.last_seen, now)
+        holder.last_seen = holder.last_mentioned[1] = now
         if now - stepped >= pace:
-            patience.stepped(now - stepped, now)
-            holder.stepped[1] = stepped = now
+            patience.record_step(now - stepped, now)
+            holder.last_steps[1] = stepped = now
     return patience, holder, now, expired
 
 
@@ -34,13 +34,13 @@ def test_who_falls_silent_loses_its_leases_soon(gaps: list[float]) -> None:
     assert SILENCE_FLOOR <= patience.silence_seconds <= SILENCE_CEILING
     assert holder.find_expired_leases(now + patience.silence_seconds - 0.001, patience) == {}
     assert holder.find_expired_leases(now + patience.silence_seconds + 0.001, patience).keys() == {1}
-    assert holder.deadline(patience) <= now + patience.silence_seconds
+    assert holder.next_expiry(patience) <= now + patience.silence_seconds
 
 
 @given(st.floats(1.0, 5.9))
 def test_patience_grows_with_what_is_seen(gap: float) -> None:
     patience = LeaseTimeouts()
-    patience.heard(gap, 0.0)
+    patience.record_gap(gap, 0.0)
     assert patience.silence_seconds >= 9.9 * gap or patience.silence_seconds == SILENCE_FLOOR
 
 
@@ -48,31 +48,31 @@ def test_patience_grows_with_what_is_seen(gap: float) -> None:
 def test_many_quick_holders_do_not_make_impatient_with_a_slow_one(slow: float, quick: int) -> None:
     """Patience fades with time, not with the number of messages."""
     patience = LeaseTimeouts()
-    patience.heard(slow, 0.0)
+    patience.record_gap(slow, 0.0)
     for number in range(quick):
-        patience.heard(0.01, slow * number / quick)
+        patience.record_gap(0.01, slow * number / quick)
     assert patience.silence_seconds > slow
 
 
 def test_patience_fades_when_all_are_quick_again() -> None:
     patience = LeaseTimeouts()
-    patience.heard(6.0, 0.0)
-    patience.stepped(60.0, 0.0)
-    patience.heard(0.1, 600.0)
-    patience.stepped(0.1, 600.0)
+    patience.record_gap(6.0, 0.0)
+    patience.record_step(60.0, 0.0)
+    patience.record_gap(0.1, 600.0)
+    patience.record_step(0.1, 600.0)
     assert patience.silence_seconds == SILENCE_FLOOR
-    assert patience.stuck == STUCK_FLOOR
+    assert patience.stuck_seconds == STUCK_FLOOR
 
 
 @given(st.floats(61.0, 1000.0))
 def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
     patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
-    patience.stepped(0.1, 0.0)
-    holder.hold(1, 0.0)
-    holder.hold(2, 0.0)
-    holder.heard = idle
+    patience.record_step(0.1, 0.0)
+    holder.add_lease(1, 0.0)
+    holder.add_lease(2, 0.0)
+    holder.last_seen = idle
     assert holder.find_expired_leases(idle, patience).keys() == {1}
-    holder.drop(1, idle)
+    holder.drop_lease(1, idle)
     assert holder.find_expired_leases(idle, patience) == {}, "the next one begins now"
 
 
@@ -80,8 +80,8 @@ def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
 def test_a_lease_that_its_worker_never_speaks_of_is_unknown_to_it(seconds: float) -> None:
     """The answer to its question for work was lost."""
     patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
-    holder.hold(1, 0.0)
-    holder.hold(2, 0.0)
-    holder.heard = holder.last_mentioned[1] = seconds
+    holder.add_lease(1, 0.0)
+    holder.add_lease(2, 0.0)
+    holder.last_seen = holder.last_mentioned[1] = seconds
     assume(abs(seconds - patience.silence_seconds) > 0.01)
-    assert holder.unknown(patience) == ([2] if seconds > patience.silence_seconds else [])
+    assert holder.find_unknown_leases(patience) == ([2] if seconds > patience.silence_seconds else [])

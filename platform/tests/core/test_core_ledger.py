@@ -51,13 +51,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(most=st.none() | st.integers(0, 4), worker=st.sampled_from(["v", "w"]))
     def lease(self, most: int | None, worker: str) -> None:
-        work = self.ledger.next(most, worker)
+        work = self.ledger.next_range(most, worker)
         if work is None:
-            assert not self.ledger.waiting or (most is not None and most <= 0)
+            assert not self.ledger.has_work or (most is not None and most <= 0)
             return
         self.number += 1
-        lease = self._move("lease", self.number, work, worker)
-        assert most is None or lease.steps <= most
+        lease = self._move("grant_range", self.number, work, worker)
+        assert most is None or lease.step_count <= most
         assert not self.ledger.lease_records or work.records <= self.ledger.lease_records
         assert records(work) <= self.todo
         self.todo -= records(work)
@@ -67,16 +67,16 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def progress(self, data: st.DataObject) -> None:
         lease, through = self._some(data)
-        before = lease.through
-        added = self._move("progress", lease.number, through)
-        assert lease.through == max(before, min(through, lease.steps))
+        before = lease.done_steps
+        added = self._move("record_progress", lease.number, through)
+        assert lease.done_steps == max(before, min(through, lease.step_count))
         self._enter(lease, added)
 
     @precondition(lambda self: self.leased)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
         lease, _ = self._some(data)
-        added = self._move("done", lease.number)
+        added = self._move("finish_lease", lease.number)
         self._enter(lease, added)
         assert not self.leased.pop(lease.number)
 
@@ -85,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, aside: int) -> None:
         lease, through = self._some(data)
         before = self.ledger.done_records
-        rest = self._move("give_back", lease.number, through, aside)
+        rest = self._move("requeue_lease", lease.number, through, aside)
         self._enter(lease, self.ledger.done_records - before)
         left = self.leased.pop(lease.number)
         assert records(rest) <= left
@@ -93,7 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.aside |= left - records(rest)
         self.todo |= records(rest)
         if rest.records:
-            assert self.ledger.next() == rest, "what was taken back is leased again before anything else"
+            assert self.ledger.next_range() == rest, "what was taken back is leased again before anything else"
 
     def _move(self, name: str, *what: Any) -> Any:
         self.moves.append(methodcaller(name, *what))
@@ -101,11 +101,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _some(self, data: st.DataObject) -> tuple[Lease, int]:
         lease = self.ledger.leases[data.draw(st.sampled_from(sorted(self.leased)))]
-        return lease, data.draw(st.integers(0, lease.steps + 1))
+        return lease, data.draw(st.integers(0, lease.step_count + 1))
 
     def _enter(self, lease: Lease, added: int) -> None:
-        work = lease.work
-        fresh = {(work.epoch, work.source, i) for i in range(work.start, lease.position(lease.through))} - self.done
+        work = lease.record_range
+        fresh = {
+            (work.epoch, work.source, i) for i in range(work.start, lease.record_after_steps(lease.done_steps))
+        } - self.done
         assert len(fresh) == added
         assert fresh <= self.leased[lease.number]
         self.leased[lease.number] -= fresh
@@ -116,22 +118,24 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def forget_and_restore(self) -> None:
         restored = self.make()
-        restored.restore(json.loads(json.dumps(self.ledger.snapshot())))
+        restored.restore_snapshot(json.loads(json.dumps(self.ledger.to_snapshot())))
         assert restored == self.ledger
         self.ledger = restored
 
     @rule(data=st.data())
     def go_back_to_a_cut(self, data: st.DataObject) -> None:
         """A cut that holds more steps than were reported: these are done in it, the rest is to be leased again."""
-        applied = {n: data.draw(st.integers(lease.through, lease.steps)) for n, lease in self.ledger.leases.items()}
-        before = self.ledger.snapshot()
-        position = self.ledger.position(applied)
-        assert self.ledger.snapshot() == before, "taking a position changes nothing"
-        self._move("restore", position)
+        applied = {
+            n: data.draw(st.integers(lease.done_steps, lease.step_count)) for n, lease in self.ledger.leases.items()
+        }
+        before = self.ledger.to_snapshot()
+        position = self.ledger.snapshot_at_cut(applied)
+        assert self.ledger.to_snapshot() == before, "taking a position changes nothing"
+        self._move("restore_snapshot", position)
         for number, left in self.leased.items():
             lease = Lease(number, *self._of(before, number))
-            work = lease.work
-            held = {(work.epoch, work.source, i) for i in range(work.start, lease.position(applied[number]))}
+            work = lease.record_range
+            held = {(work.epoch, work.source, i) for i in range(work.start, lease.record_after_steps(applied[number]))}
             self.done |= held & left
             self.todo |= left - held
         self.leased = {}
@@ -146,21 +150,21 @@ class LedgerMachine(RuleBasedStateMachine):
         shorter = self.make(data.draw(st.integers(1, self.epochs)))
         for move in self.moves:
             move(shorter)
-        assert shorter.snapshot() == self.ledger.snapshot()
+        assert shorter.to_snapshot() == self.ledger.to_snapshot()
         for number in [*shorter.leases]:
-            shorter.give_back(number, 0)
+            shorter.requeue_lease(number, 0)
         left = sum(map(len, self.leased.values())) + len(self.todo)
         assert shorter.count_remaining_records() <= left
-        while (work := shorter.next()) is not None:
+        while (work := shorter.next_range()) is not None:
             assert work.epoch < shorter.epochs
-            shorter.lease(self.number + 1, work, "w")
-            shorter.done(self.number + 1)
+            shorter.grant_range(self.number + 1, work, "w")
+            shorter.finish_lease(self.number + 1)
         assert shorter.is_finished
         assert not shorter.count_remaining_records()
-        assert shorter.total == shorter.done_records + len(self.aside)
+        assert shorter.total_records == shorter.done_records + len(self.aside)
         longer = self.make()
-        longer.restore(shorter.snapshot())
-        assert longer.total == longer.done_records + len(self.aside) + longer.count_remaining_records(), (
+        longer.restore_snapshot(shorter.to_snapshot())
+        assert longer.total_records == longer.done_records + len(self.aside) + longer.count_remaining_records(), (
             "nothing was lost"
         )
 
@@ -178,10 +182,10 @@ class LedgerMachine(RuleBasedStateMachine):
         leased = sum(map(len, self.leased.values()))
         assert ledger.done_records == len(self.done)
         assert ledger.count_remaining_records() == len(self.todo) + leased
-        assert ledger.total == self.total
-        assert ledger.waiting == bool(self.todo)
+        assert ledger.total_records == self.total
+        assert ledger.has_work == bool(self.todo)
         assert ledger.is_finished == (not self.todo and not self.leased)
-        assert ledger.outstanding_steps == sum(x.steps - x.through for x in ledger.leases.values())
+        assert ledger.outstanding_steps == sum(x.step_count - x.done_steps for x in ledger.leases.values())
         assert ledger.oldest_lease() == min(self.leased, default=None)
 
     @invariant()
@@ -189,7 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.ledger
         workers = {lease.worker for lease in ledger.leases.values()}
         for worker in {*workers, "nobody"}:
-            assert list(ledger.held(worker)) == [x for x in ledger.leases.values() if x.worker == worker]
+            assert list(ledger.worker_leases(worker)) == [x for x in ledger.leases.values() if x.worker == worker]
 
     @invariant()
     def ranges_show_what_is_neither_planned_nor_done(self) -> None:
@@ -211,34 +215,34 @@ TestLedger = LedgerMachine.TestCase
 def test_only_what_is_next_can_be_leased() -> None:
     ledger = Ledger(ShardPlan((RecordSource("a", 20),), 10), 1, 4)
     with pytest.raises(ValueError, match="is not next"):
-        ledger.lease(1, RecordRange(0, "a", 10, 20), "w")
+        ledger.grant_range(1, RecordRange(0, "a", 10, 20), "w")
 
 
 def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_end_of_an_epoch() -> None:
     ledger = Ledger(ShardPlan((RecordSource("", 40),), 20), 2, 5, lease_records=10)
     asked = ["v", "w", "v", "w", "w"]
     for number, worker in enumerate(asked):
-        work = ledger.next(worker=worker)
+        work = ledger.next_range(worker=worker)
         assert work is not None
-        ledger.lease(number, work, worker)
-    assert [(lease.worker, lease.work.epoch, lease.work.start) for lease in ledger.leases.values()] == [
+        ledger.grant_range(number, work, worker)
+    assert [(lease.worker, lease.record_range.epoch, lease.record_range.start) for lease in ledger.leases.values()] == [
         ("v", 0, 0),
         ("w", 0, 20),
         ("v", 0, 10),
         ("w", 0, 30),
         ("w", 1, 0),
     ]
-    assert ledger.next(worker="v") == RecordRange(1, "", 20, 30), "a shard of its own, as long as there is one"
-    ledger.lease(7, RecordRange(1, "", 20, 30), "v")
-    assert ledger.next(worker="u") == RecordRange(1, "", 10, 20), "nothing is planned: it helps"
-    ledger.give_back(0, 1)
-    assert ledger.next(worker="v") == RecordRange(0, "", 5, 10), "what came back goes before everything else"
+    assert ledger.next_range(worker="v") == RecordRange(1, "", 20, 30), "a shard of its own, as long as there is one"
+    ledger.grant_range(7, RecordRange(1, "", 20, 30), "v")
+    assert ledger.next_range(worker="u") == RecordRange(1, "", 10, 20), "nothing is planned: it helps"
+    ledger.requeue_lease(0, 1)
+    assert ledger.next_range(worker="v") == RecordRange(0, "", 5, 10), "what came back goes before everything else"
 
 
 def test_an_epoch_is_finished_before_the_next_one_is_begun() -> None:
     ledger = Ledger(ShardPlan((RecordSource("", 20),), 20), 2, 5, lease_records=10)
-    ledger.lease(1, RecordRange(0, "", 0, 10), "v")
-    assert ledger.next(worker="w") == RecordRange(0, "", 10, 20)
+    ledger.grant_range(1, RecordRange(0, "", 0, 10), "v")
+    assert ledger.next_range(worker="w") == RecordRange(0, "", 10, 20)
 
 
 def test_nothing_planned_is_finished() -> None:
@@ -247,8 +251,8 @@ def test_nothing_planned_is_finished() -> None:
 
 def test_a_huge_ledger_costs_nothing_until_it_is_worked_on() -> None:
     ledger = Ledger(ShardPlan((RecordSource("a", 10**15),), 10, seed=1), 10**6, 1)
-    work = ledger.next()
+    work = ledger.next_range()
     assert work is not None
-    ledger.lease(1, work, "w")
-    ledger.done(1)
+    ledger.grant_range(1, work, "w")
+    ledger.finish_lease(1)
     assert ledger.done_records == 10

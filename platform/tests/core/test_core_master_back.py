@@ -76,7 +76,7 @@ def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> 
     masters.restart()
     masters.see(PodsSynced())
     assert masters.state.counters.workers_lost == 0
-    assert masters.state.find(lease) is None, "its records are there to be leased again"
+    assert masters.state.find_lease(lease) is None, "its records are there to be leased again"
     masters.see(alive(Role.WORKER, 2), killed(Role.WORKER, 2))
     assert masters.state.counters.workers_lost == 1
 
@@ -84,9 +84,9 @@ def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> 
 def test_who_was_dismissed_survives_a_compaction() -> None:
     masters = CoreHarness()
     masters.train()
-    masters.state.apply(JobResumed())
+    masters.state.apply_entry(JobResumed())
     again = JobStateMachine(masters.settings)
-    again.replay_journal(masters.state.snapshot(), [])
+    again.replay_journal(masters.state.to_snapshot(), [])
     assert again.pods.leaving_workers == {"worker-0", "worker-1"}
 
 

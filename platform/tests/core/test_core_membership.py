@@ -19,7 +19,7 @@ def test_worlds_follow_one_another_by_the_rules(views: list[list[WorldMember]], 
         now += 20.0
         before, decision = world, compute_world(world, view, now, silence_seconds=SILENCE, min_members=smallest)
         world = decision.value
-        heard = {member.uid for member in view if member.ready and now - member.heard <= SILENCE}
+        heard = {member.uid for member in view if member.ready and now - member.last_seen <= SILENCE}
         assert decision.reason
         if world is before:
             assert set(world.members) == heard or (not world.members and len(heard) < smallest)

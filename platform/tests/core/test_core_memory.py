@@ -11,7 +11,7 @@ def test_each_generation_that_runs_out_gets_more_than_the_one_before() -> None:
         decided = decide_after_oom(memory, index, index + 1, 1.5, "2Gi").value
         assert decided is not None
         memory = decided
-        factors.append(memory.factor(1.5))
+        factors.append(memory.memory_factor(1.5))
     assert factors == [1.5, 2.25, 3.375]
     end = decide_after_oom(memory, 3, 4, 1.5, "2Gi")
     assert end.value is None

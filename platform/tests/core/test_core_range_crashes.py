@@ -48,7 +48,7 @@ def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> N
         uid = f"worker-{index}"
         masters.see(alive(Role.WORKER, index), ModelDeclared(uid))
         deadly = leased(masters, uid)
-        assert (deadly.work.start, deadly.work.end) == (64, 128)
+        assert (deadly.record_range.start, deadly.record_range.end) == (64, 128)
         for _ in range(10):  # 80 steps of somebody else, who makes good for five crashes
             mine = leased(masters, "worker-0")
             masters.see(ProgressReported("worker-0", (LeaseProgress(mine.lease, 4),)))
@@ -58,7 +58,7 @@ def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> N
             break
     (end,) = ends
     assert index == MAX_CRASHES
-    assert (end.phase, end.kind) == ("Failed", "crash")
+    assert (end.phase, end.failure_kind) == ("Failed", "crash")
     assert "records 64 to 127 of a (prediction)" in end.reason
 
 

@@ -113,7 +113,7 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
     """It would make one small step an epoch, and export an untrained model with exit code 0."""
     masters = CoreHarness()
     (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
-    assert (end.phase, end.kind) == ("Failed", "input")
+    assert (end.phase, end.failure_kind) == ("Failed", "input")
     assert end.reason.startswith(
         f"train.minibatch_size is 8, and data.training has {sum(n for _, n in sources)} records"
     )
@@ -125,7 +125,7 @@ def test_a_job_without_training_records_ends_and_says_so() -> None:
         masters = CoreHarness()
         masters.see(PodsSynced())
         (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
-        assert (end.phase, end.kind, end.reason) == ("Failed", "input", "the training data has no records")
+        assert (end.phase, end.failure_kind, end.reason) == ("Failed", "input", "the training data has no records")
 
 
 def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_has() -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_an_older_master_began_so_goes_on() -> None:
     masters.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
     masters.restart()
     assert masters.state.is_dataset_known
-    assert not masters.state.ended
+    assert not masters.state.has_ended
 
 
 def test_every_worker_that_finds_the_same_bad_input_ends() -> None:

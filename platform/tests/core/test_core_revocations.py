@@ -47,20 +47,20 @@ def cases(draw: st.DrawFn) -> Case:
     for number in range(1, draw(st.integers(1, 3)) + 1):
         size, start = draw(st.integers(1, 20)), 100 * number
         lease = leases[number] = Lease(number, RecordRange(0, "a", start, start + size), 4, "w")
-        inside = 0 if current else draw(st.integers(0, lease.steps))
+        inside = 0 if current else draw(st.integers(0, lease.step_count))
         for applied in answers.values():
-            more = 0 if current or inside == lease.steps else draw(st.integers(0, 1))
+            more = 0 if current or inside == lease.step_count else draw(st.integers(0, 1))
             applied[number] = inside + more
-        lease.through = draw(st.integers(0, inside))
-        current = current or inside < lease.steps
+        lease.done_steps = draw(st.integers(0, inside))
+        current = current or inside < lease.step_count
     return Case(leases, answers)
 
 
 def revocation(case: Case, *, in_flight: bool = True) -> LeaseRevocation:
-    revoked = LeaseRevocation("w", tuple(case.leases), "killed", in_flight, waiting=set(case.answers))
+    revoked = LeaseRevocation("w", tuple(case.leases), "killed", in_flight, waiting_ps=set(case.answers))
     for ps, applied in case.answers.items():
-        revoked.answered(ps, applied)
-    assert not revoked.waiting
+        revoked.record_answer(ps, applied)
+    assert not revoked.waiting_ps
     return revoked
 
 
@@ -86,27 +86,27 @@ def test_with_nothing_in_flight_only_what_is_partly_in_is_repeated(case: Case) -
 def test_a_ps_that_went_back_to_a_checkpoint_does_not_undo_what_was_reported(case: Case) -> None:
     """What it lacks of that was rolled back with it. What nobody reported is done only if this PS has it, too."""
     revoked = revocation(case)
-    revoked.waiting.add("new")
-    revoked.answered("new", dict.fromkeys(case.leases, 0))
+    revoked.waiting_ps.add("new")
+    revoked.record_answer("new", dict.fromkeys(case.leases, 0))
     for s in settle_leases(revoked, case.leases):
-        assert s.through == case.leases[s.lease].through
+        assert s.through == case.leases[s.lease].done_steps
         assert s.through + s.partial == max(answer[s.lease] for answer in case.answers.values())
 
 
 def test_if_every_ps_that_knew_is_lost_what_was_reported_is_in() -> None:
-    lease = Lease(1, RecordRange(0, "a", 0, 20), 4, "w", through=2)
-    revoked = LeaseRevocation("w", (1,), "killed", True, waiting={"ps-0"})
-    revoked.lost("ps-0")
+    lease = Lease(1, RecordRange(0, "a", 0, 20), 4, "w", done_steps=2)
+    revoked = LeaseRevocation("w", (1,), "killed", True, waiting_ps={"ps-0"})
+    revoked.drop_ps("ps-0")
     (s,) = settle_leases(revoked, {1: lease})
     assert (s.through, s.partial, s.repeated) == (2, 0, 4)
 
 
 def test_an_answer_that_leaves_a_lease_out_is_none() -> None:
-    revoked = LeaseRevocation("w", (1, 2), "killed", True, waiting={"ps-0"})
-    revoked.answered("ps-0", {1: 3})
-    revoked.answered("stranger", {1: 3, 2: 0})
-    assert revoked.waiting == {"ps-0"}
-    assert not revoked.answers
+    revoked = LeaseRevocation("w", (1, 2), "killed", True, waiting_ps={"ps-0"})
+    revoked.record_answer("ps-0", {1: 3})
+    revoked.record_answer("stranger", {1: 3, 2: 0})
+    assert revoked.waiting_ps == {"ps-0"}
+    assert not revoked.applied_steps
 
 
 # ------------------------------------------------------------------ taken back without a word
@@ -130,13 +130,13 @@ def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "", ()))
     state = JobStateMachine(masters.settings)
-    state.replay_journal(masters.state.snapshot() if compacted else None, [] if compacted else masters.journal)
-    found = state.find(lease)
+    state.replay_journal(masters.state.to_snapshot() if compacted else None, [] if compacted else masters.journal)
+    found = state.find_lease(lease)
     assert found is not None
-    assert found[1].revoking == ""
+    assert found[1].revoke_reason == ""
     assert not state.worker_leases("worker-0"), "nobody works on it"
     state.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)), 0.0)
-    assert found[1].through == 0
+    assert found[1].done_steps == 0
 
 
 def _revoking(*leases: int, reason: str = "") -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
     masters.journal += entered
     masters.restart()
     if compacted:
-        snapshot = masters.state.snapshot()
+        snapshot = masters.state.to_snapshot()
         masters.state = JobStateMachine(masters.settings)
         masters.state.replay_journal(snapshot, [])
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
@@ -195,7 +195,7 @@ def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> No
     masters = CoreHarness()
     lease = masters.train()
     masters.see(WorkerLeft("worker-0", "told to go", ()))
-    snapshot = masters.state.snapshot()
+    snapshot = masters.state.to_snapshot()
     snapshot["revocations"] += [*snapshot["revocations"], ["worker-0", [lease, 4711], "", True, False]]
     state = JobStateMachine(masters.settings)
     state.replay_journal(snapshot, [])
@@ -203,6 +203,6 @@ def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> No
 
 
 def test_a_lease_that_is_gone_is_passed_over() -> None:
-    lease = Lease(2, RecordRange(0, "a", 0, 20), 4, "w", through=2)
+    lease = Lease(2, RecordRange(0, "a", 0, 20), 4, "w", done_steps=2)
     (s,) = settle_leases(LeaseRevocation("w", (1, 2), "", True), {2: lease})
     assert (s.lease, s.through) == (2, 2)

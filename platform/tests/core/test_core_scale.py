@@ -46,9 +46,9 @@ class Crowd:
             case ev.PrepareCut(cut):
                 return [ev.CutPrepared(f"ps-{i}", cut) for i in range(2)]
             case ev.HoldUpdates(cut):
-                training = self.job.training
+                training = self.job.training_ledger
                 assert training is not None
-                applied = {number: lease.through for number, lease in training.leases.items()}
+                applied = {number: lease.done_steps for number, lease in training.leases.items()}
                 return [ev.UpdatesHeld(f"ps-{i}", cut, applied) for i in range(2)]
             case ev.TakeSnapshot(cut):
                 return [ev.SnapshotTaken(f"ps-{i}", cut, 0, 0.0) for i in range(2)]
@@ -67,16 +67,16 @@ def test_a_million_tasks_and_a_thousand_workers() -> None:
         assert granted.keys() == set(workers)
         for worker, lease in granted.items():
             crowd.see(ev.ProgressReported(worker, (ev.LeaseProgress(lease, 2),)))
-            crowd.job.deadline(crowd.now)
+            crowd.job.next_deadline(crowd.now)
         for worker, lease in granted.items():
             crowd.see(ev.TaskReported(worker, lease, ev.LeaseProgress(lease, 4)))
-    training = crowd.job.training
+    training = crowd.job.training_ledger
     assert training is not None
     assert training.done_records == WORKERS * ROUNDS * 256
     assert training.count_remaining_records() == (TASKS - WORKERS * ROUNDS) * 256
     assert crowd.job.checkpoint is not None
     assert crowd.job.checkpoint.step >= 15_000
-    assert len(crowd.job.revoked) == 0
+    assert len(crowd.job.revoked_leases) == 0
 
 
 def test_a_thousand_workers_are_preempted_at_once() -> None:
@@ -87,10 +87,10 @@ def test_a_thousand_workers_are_preempted_at_once() -> None:
         crowd.see(ev.LeaseRequested(worker))
     for index, worker in enumerate(workers):
         crowd.see(ev.PodChanged(PodStatus(worker, Role.WORKER, index, PodPhase.FAILED, 143)))
-    training = crowd.job.training
+    training = crowd.job.training_ledger
     assert training is not None
     assert not training.leases
-    assert len(training.returned) == WORKERS
+    assert len(training.returned_ranges) == WORKERS
     assert training.done_records == WORKERS * 2 * 64
     assert crowd.job.counters.repeated == WORKERS * 64
     assert not crowd.job.holders

@@ -27,12 +27,12 @@ sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=
 
 def order_of(blocks: Sequence[Sequence[int]], window: int, seed: int = 0) -> ShuffleOrder:
     sources = tuple(RecordSource(f"part-{at}", sum(found)) for at, found in enumerate(blocks))
-    return ShuffleOrder(sources, BlockLayout.of(blocks, 1).runs, window, seed)
+    return ShuffleOrder(sources, BlockLayout.from_sizes(blocks, 1).runs, window, seed)
 
 
 def places(order: ShuffleOrder, epoch: int) -> list[RecordPosition]:
-    found = order.epoch(epoch)
-    return [found.place(position) for position in range(order.records)]
+    found = order.epoch_order(epoch)
+    return [found.locate_record(position) for position in range(order.records)]
 
 
 @given(sizes, st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 3))
@@ -51,7 +51,7 @@ def test_leases_cut_anywhere_hold_every_record_once(blocks: list[list[int]], win
     edges = sorted({0, order.records, *(cut % (order.records + 1) for cut in cuts)})
     found: Counter[tuple[str, int]] = Counter()
     for start, end in pairwise(edges):
-        for source, ranges in order_of(blocks, window).epoch(1).record_ranges(start, end).items():
+        for source, ranges in order_of(blocks, window).epoch_order(1).record_ranges(start, end).items():
             found.update((source, record) for first, after in ranges for record in range(first, after))
     assert found == Counter({(s.name, record): 1 for s in order.sources for record in range(s.records)})
 
@@ -59,7 +59,7 @@ def test_leases_cut_anywhere_hold_every_record_once(blocks: list[list[int]], win
 @given(sizes, st.integers(1, 300))
 def test_a_window_holds_records_of_its_own_blocks_only(blocks: list[list[int]], window: int) -> None:
     """What a worker has in memory for a window: its records, and the rest of the blocks at its two ends."""
-    epoch = order_of(blocks, window).epoch(0)
+    epoch = order_of(blocks, window).epoch_order(0)
     for start in range(0, epoch.records, window):
         end = min(start + window, epoch.records)
         numbers = epoch.block_range(start, end)
@@ -68,7 +68,7 @@ def test_a_window_holds_records_of_its_own_blocks_only(blocks: list[list[int]], 
             for block in (epoch.blocks[number] for number in numbers)
             for record in range(block.start, block.end)
         }
-        assert {epoch.place(position) for position in range(start, end)} <= held
+        assert {epoch.locate_record(position) for position in range(start, end)} <= held
         inner = [epoch.blocks[number] for number in numbers[1:-1]]
         assert sum(block.end - block.start for block in inner) <= end - start
 
@@ -122,7 +122,7 @@ def test_a_window_smaller_than_its_blocks_mixes_within_the_window() -> None:
 
 
 def test_too_many_blocks_are_put_together() -> None:
-    blocks = BlockLayout.of([[3] * MAX_BLOCKS, [5] * 10], 1)
+    blocks = BlockLayout.from_sizes([[3] * MAX_BLOCKS, [5] * 10], 1)
     sizes = [sum(times for _, times in runs) for runs in blocks.runs]
     assert sum(sizes) <= MAX_BLOCKS
     assert [sum(records * times for records, times in runs) for runs in blocks.runs] == [3 * MAX_BLOCKS, 50]

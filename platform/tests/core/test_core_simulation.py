@@ -179,8 +179,8 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     assert master is not None
     if whole:
         assert master.checkpoint is not None
-        assert master.training is not None
-        assert master.checkpoint.ledger["done_records"] == master.training.done_records
+        assert master.training_ledger is not None
+        assert master.checkpoint.ledger["done_records"] == master.training_ledger.done_records
     before = master.counters.rolled_back
     world.resume()
     world.run(2 * DAYS)
@@ -239,8 +239,8 @@ def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
     world.check_end()
     assert world.master is not None
     training = world.master.ledgers["training"]
-    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", 40, 44)]
-    assert training.done_records == training.total - 4
+    assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("a", 40, 44)]
+    assert training.done_records == training.total_records - 4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -252,7 +252,7 @@ def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
     world.check_end()
     assert world.master is not None
     training = world.master.ledgers["training"]
-    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", 40, 44)]
+    assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("a", 40, 44)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -268,8 +268,8 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is
     world.check_end()
     assert world.master is not None
     training = world.master.ledgers["training"]
-    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", first, first + 4)]
-    assert training.done_records == training.total - 4
+    assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("a", first, first + 4)]
+    assert training.done_records == training.total_records - 4
     assert world.master.counters.workers_lost == 3
 
 
@@ -279,7 +279,7 @@ def test_neighbours_that_kill_workers_while_they_are_fed_ahead_are_all_put_aside
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
-    aside = world.master.ledgers["training"].quarantined
+    aside = world.master.ledgers["training"].quarantined_ranges
     assert sorted((work.start, work.end) for work in aside) == [(40, 44), (44, 48), (52, 56)]
 
 
@@ -296,7 +296,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
-    aside = world.master.ledgers["training"].quarantined
+    aside = world.master.ledgers["training"].quarantined_ranges
     assert sorted((work.source, work.start, work.end) for work in aside) == [("a", 40, 44), ("b", 8, 12)]
 
 
@@ -316,16 +316,16 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
-    order = world.master.order
+    order = world.master.shuffle_order
     assert order is not None
-    expected = order.epoch(0).record_ranges(40, 44)
+    expected = order.epoch_order(0).record_ranges(40, 44)
     (entry,) = (entry for entry in world.settled if entry.quarantine)
     assert entry.records == expected
     (told,) = (told for told in world.told if isinstance(told, RangeQuarantined))
     assert f"{describe_ranges(expected)} made workers crash 3 times" in told.reason
     training = world.master.ledgers["training"]
-    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("", 40, 44)]
-    assert training.done_records == training.total - 4
+    assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("", 40, 44)]
+    assert training.done_records == training.total_records - 4
 
 
 def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none() -> None:
@@ -333,17 +333,17 @@ def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none()
     world = World(job, SOURCES, (("v", 20),), seed=3, blocks=BLOCKS)
     world.run(1.0)
     assert world.master is not None
-    assert world.master.order is not None
-    assert world.master.order.window == 96
-    assert world.shadow.order == world.master.order
+    assert world.master.shuffle_order is not None
+    assert world.master.shuffle_order.window == 96
+    assert world.shadow.shuffle_order == world.master.shuffle_order
     fresh = JobStateMachine(job)
-    fresh.replay_journal(json.loads(json.dumps(world.master.snapshot())), [])
-    assert fresh.order == world.master.order
-    assert fresh.snapshot() == world.master.snapshot()
+    fresh.replay_journal(json.loads(json.dumps(world.master.to_snapshot())), [])
+    assert fresh.shuffle_order == world.master.shuffle_order
+    assert fresh.to_snapshot() == world.master.to_snapshot()
     old = JobStateMachine(job)
     old.replay_journal(None, [{"kind": "dataset", "training": [["a", 260], ["b", 77]]}])
-    assert old.order is None
-    work = old.ledgers["training"].next()
+    assert old.shuffle_order is None
+    work = old.ledgers["training"].next_range()
     assert work is not None
     assert work.source in ("a", "b")
 

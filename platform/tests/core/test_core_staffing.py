@@ -39,7 +39,7 @@ class Job:
 
 
 def started(commands: list[Any]) -> list[tuple[int, PodOptions]]:
-    return [(command.index, command.wish) for command in commands if isinstance(command, StartPod)]
+    return [(command.index, command.options) for command in commands if isinstance(command, StartPod)]
 
 
 def deleted(commands: list[Any]) -> list[tuple[str, float]]:
@@ -88,9 +88,9 @@ def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
         PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.FAILED, 137, cause=TerminationCause.OUT_OF_MEMORY))
     )
     again = JobStateMachine(job.state.settings)
-    again.replay_journal(job.state.snapshot(), [])
-    assert (again.workers_min, again.workers_max, again.pods.memory) == (1, 3, job.state.pods.memory)
-    assert again.pods.memory.raise_count == 1
+    again.replay_journal(job.state.to_snapshot(), [])
+    assert (again.workers_min, again.workers_max, again.pods.worker_memory) == (1, 3, job.state.pods.worker_memory)
+    assert again.pods.worker_memory.raise_count == 1
     assert again.pods.leaving_workers == {"worker-3"}
 
 
@@ -100,7 +100,7 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_
     job.see(*(alive(Role.WORKER, index) for index in (1, 2)), ScaleRequested(max=3))
     again = job.see(Tick(), after=REQUEST_TIMEOUT)
     assert started(again) == [(3, PodOptions())], "two that run and one on its way are enough"
-    assert (Role.WORKER, 0) not in job.state.pods.asked
+    assert (Role.WORKER, 0) not in job.state.pods.requests
 
 
 def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None:
@@ -125,7 +125,7 @@ def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:
     job = Job()
     job.begin(4)
     job.see(ScaleRequested(max=0))
-    assert (job.state.workers_max, len(job.state.pods.staying(Role.WORKER))) == (1, 1)
+    assert (job.state.workers_max, len(job.state.pods.staying_pods(Role.WORKER))) == (1, 1)
     assert job.see(ScaleRequested(max=0)) == []
 
 
@@ -138,5 +138,5 @@ def test_never_more_workers_than_are_wanted(happened: list[tuple[str, int]]) -> 
         pod = PodStatus(f"worker-{number}", Role.WORKER, number, phase, leaving=what == "leaving")
         commands = job.see(ScaleRequested(max=number) if what == "scale" else PodChanged(pod))
         fleet = job.state.pods
-        assert len(fleet.staying(Role.WORKER)) <= job.state.workers_max
+        assert len(fleet.staying_pods(Role.WORKER)) <= job.state.workers_max
         assert not started(commands) or fleet.count_expected_workers() <= job.state.workers_max

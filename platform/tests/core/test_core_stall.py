@@ -86,7 +86,7 @@ def told(stage: ScenarioRunner, now: float) -> list[Any]:
 
 def heard(stage: ScenarioRunner, event: CoreEvent, now: float) -> list[Any]:
     """What people hear of it when something happens."""
-    told = (each.event for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
+    told = (each.event_name for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
     return [each for each in told if isinstance(each, TrainingStalled | StallEnded)]
 
 

@@ -37,7 +37,7 @@ class Job:
 
     def tick(self) -> list[int]:
         """Indices that are asked for when the job next wants to be called."""
-        self.now = self.state.deadline(self.now)
+        self.now = self.state.next_deadline(self.now)
         return started(self.see(ev.Tick()))
 
     def grown(self, workers: int) -> Job:
@@ -74,15 +74,15 @@ def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
 def test_once_all_are_asked_for_nobody_is_in_a_hurry() -> None:
     job = Job()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, START_BATCH + 4))
-    assert job.state.deadline(0.0) > BATCH_DELAY_SECONDS
+    assert job.state.next_deadline(0.0) > BATCH_DELAY_SECONDS
 
 
 def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
     job = Job()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, 1000))
-    assert job.state.deadline(0.0) == BATCH_DELAY_SECONDS
+    assert job.state.next_deadline(0.0) == BATCH_DELAY_SECONDS
     job.see(ev.StopRequested("stopped by its user"))
-    assert job.state.deadline(0.0) > BATCH_DELAY_SECONDS
+    assert job.state.next_deadline(0.0) > BATCH_DELAY_SECONDS
 
 
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
@@ -201,28 +201,33 @@ def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_fr
 
 def recount(fleet: JobPods) -> dict[str, object]:
     """What is counted as it changes, counted anew."""
-    pods = [pod for pod in fleet.pods.values() if pod.role is Role.WORKER]
-    asked = [wish for (role, _), wish in fleet.asked.items() if role is Role.WORKER]
+    pods = [pod for pod in fleet.by_uid.values() if pod.role is Role.WORKER]
+    asked = [wish for (role, _), wish in fleet.requests.items() if role is Role.WORKER]
     staying = [pod for pod in pods if pod.staying]
     return {
         "wanted": len(staying) + len(asked),
-        "elevated": sum(pod.elevated for pod in staying) + sum(wish.wish.elevated for wish in asked),
+        "elevated": sum(pod.elevated for pod in staying) + sum(wish.options.elevated for wish in asked),
         "live": sorted(pod.uid for pod in pods if pod.live),
         "staying": sorted(pod.uid for pod in staying),
-        "waiting": sorted(pod.uid for pod in staying if not pod.has_run),
-        "built": sorted(pod.uid for pod in pods if pod.live and pod.has_run and not pod.building),
-        "told": sorted(pod.uid for pod in pods if pod.live and pod.leaving_since is not None),
-        "turned away": sorted(i for role, i in fleet.refusals if role is Role.WORKER and (role, i) not in fleet.asked),
+        "pending": sorted(pod.uid for pod in staying if not pod.has_run),
+        "model_built": sorted(pod.uid for pod in pods if pod.live and pod.has_run and not pod.building),
+        "told_to_leave": sorted(pod.uid for pod in pods if pod.live and pod.leaving_since is not None),
+        "turned away": sorted(
+            i for role, i in fleet.refusals if role is Role.WORKER and (role, i) not in fleet.requests
+        ),
     }
 
 
 def counted(fleet: JobPods) -> dict[str, object]:
-    there = fleet.roles[Role.WORKER]
+    there = fleet.by_role[Role.WORKER]
     return {
         "wanted": fleet.count_expected_workers(),
-        "elevated": fleet.elevated(),
-        **{name: sorted(getattr(there, name)) for name in ("live", "staying", "waiting", "built", "told")},
-        "turned away": sorted(fleet.asked.rejected_indices[Role.WORKER]),
+        "elevated": fleet.count_elevated(),
+        **{
+            name: sorted(getattr(there, name))
+            for name in ("live", "staying", "pending", "model_built", "told_to_leave")
+        },
+        "turned away": sorted(fleet.requests.rejected_indices[Role.WORKER]),
     }
 
 

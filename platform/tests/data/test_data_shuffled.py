@@ -86,9 +86,9 @@ def test_what_is_read_is_what_the_order_names(
     blocks: list[list[int]], window: int, step: int, seed: int, epoch: int, every: int
 ) -> None:
     read = shuffled(PackedReader(blocks, every), window, seed)
-    order, total = read.order.epoch(epoch), read.order.records
+    order, total = read.order.epoch_order(epoch), read.order.records
     found = [record for at in range(0, total, step) for record in read.read(epoch, at, min(at + step, total))]
-    places = [order.place(position) for position in range(total)]
+    places = [order.locate_record(position) for position in range(total)]
     assert found == [f"{place.source}:{place.record}".encode() for place in places]
 
 
@@ -228,7 +228,7 @@ def test_an_order_is_of_the_files_that_it_was_made_of(tmp_path: Path) -> None:
     assert before.records == after.records
     assert isinstance(before, ShuffleOrder)
     assert before.fingerprint != after.fingerprint
-    assert BlockLayout.of([[5, 5, 5]], 1).runs == before.runs
+    assert BlockLayout.from_sizes([[5, 5, 5]], 1).runs == before.runs
 
 
 def test_packed_records_are_a_sequence() -> None:

@@ -353,7 +353,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
 def fed(feed: Any, mode: str = "training") -> Any:
     from edl.worker.record_stream import RecordWindow
 
-    return FeedFunction(feed, mode, None, zoo=Path(__file__).parent).minibatch(0, RecordWindow((b"1", b"2", b"3")))
+    return FeedFunction(feed, mode, None, zoo=Path(__file__).parent).make_minibatch(0, RecordWindow((b"1", b"2", b"3")))
 
 
 def parsed(record: Any) -> Any:

@@ -80,12 +80,16 @@ def by_keras(callback: Any, values: list[float]) -> tuple[KerasModel, list[Any]]
 def by_edl(callback: Any, values: list[float], count: int) -> tuple[CallbackState, list[Any]]:
     """As the master decides, through JSON; cut and step of an evaluation are its number."""
     rows = json.loads(json.dumps(callbacks_to_json(declare_callbacks([callback], optimizer()))))
-    callbacks, found = CallbackState().declare(callbacks_from_json(rows)), []
+    callbacks, found = CallbackState().declare_callbacks(callbacks_from_json(rows)), []
     rate = float(optimizer().learning_rate)
     for number, value in enumerate(values[:count], 1):
-        callbacks = callbacks.evaluated(EvaluationResult(number, number, {"loss": value}))
-        callbacks = CallbackState.restore(json.loads(json.dumps(callbacks.snapshot())))  # a new master each time
-        found.append((rate if callbacks.rate is None else callbacks.rate, bool(callbacks.stopped)))
+        callbacks = callbacks.apply_evaluation(EvaluationResult(number, number, {"loss": value}))
+        callbacks = CallbackState.from_snapshot(
+            json.loads(json.dumps(callbacks.to_snapshot()))
+        )  # a new master each time
+        found.append(
+            (rate if callbacks.learning_rate is None else callbacks.learning_rate, bool(callbacks.stop_reason))
+        )
     return callbacks, found
 
 
@@ -108,7 +112,7 @@ def test_early_stopping_stops_when_keras_does_and_keeps_the_same_weights(
     model, expected = by_keras(K.EarlyStopping(**arguments), values)
     callbacks, found = by_edl(K.EarlyStopping(**arguments), values, len(expected))
     assert found == expected
-    best = callbacks.restored
+    best = callbacks.best_to_restore
     assert (best.best_step if best else len(expected)) == model.weights
 
 

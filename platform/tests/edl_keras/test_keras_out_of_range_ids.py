@@ -266,7 +266,7 @@ def test_floats_are_cut_to_whole_numbers_as_in_keras() -> None:
 
 
 def test_the_records_are_named() -> None:
-    task = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch=32)
+    task = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch_size=32)
     with pytest.raises(BadInputError, match=r"part-0\.recordio, records 96 to 99: id 50 is"), add_record_range(task, 1):
         raise BadInputError("id 50 is outside")
     with pytest.raises(BadInputError, match=r"^model\.py:3: no"), add_record_range(task, 1):
@@ -299,7 +299,7 @@ def test_the_records_of_a_step_are_named(kind: str, bad: int, records: str) -> N
     stage = LoopHarness()
     network = Outside(bad)
     parameters = stage.parameters(network)
-    parameters.pull = lambda pin: network.initial_values()  # type: ignore[method-assign]
+    parameters.pull_pinned = lambda pin: network.initial_values()  # type: ignore[method-assign]
     doing: dict[str, Any] = {
         "training": stage.trainer(network, parameters),
         "evaluation": Evaluator(

@@ -161,20 +161,20 @@ def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
     )
     number = 0
     while not ledger.is_finished:
-        work = ledger.next()
+        work = ledger.next_range()
         if work is not None and (not ledger.leases or data.draw(st.booleans())):
             number += 1
-            ledger.lease(number, work, "w")
+            ledger.grant_range(number, work, "w")
             row = [work.epoch, work.source, work.start, work.end]
             found.enter({**leased(number, 0, 0), "work": row})
             continue
         lease = data.draw(st.sampled_from(sorted(ledger.leases)))
-        through = data.draw(st.integers(0, ledger.leases[lease].steps))
+        through = data.draw(st.integers(0, ledger.leases[lease].step_count))
         if data.draw(st.booleans()):
-            ledger.give_back(lease, through)
+            ledger.requeue_lease(lease, through)
             found.enter(returned(lease, through))
         else:
-            ledger.done(lease)
+            ledger.finish_lease(lease)
             found.enter({"kind": "done", "lease": lease})
         assert sum(step.records for step in found.counted) == ledger.done_records
     assert problems(found, 2) == []

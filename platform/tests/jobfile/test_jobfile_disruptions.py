@@ -13,7 +13,7 @@ def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
 
 
 def test_losses_are_counted_and_planned_ends_are_not() -> None:
-    told = DisruptionCounter.of(
+    told = DisruptionCounter.from_events(
         [
             ended(0, "preempted: by default/serving"),
             ended(1, "preempted"),
@@ -26,7 +26,7 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
             RecordsRequeued(0, 30, "a", None, "killed", time=1.0),
             RequeuedRecordsLeased(0, 10, "a", None, time=1.0),
         ]
-    ).losses
+    ).report
     assert told == DisruptionReport(
         {"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10
     )
@@ -36,8 +36,8 @@ def test_they_are_published_and_outlive_the_events() -> None:
     counter = DisruptionCounter()
     events = [ended(index, "deleted") for index in range(3 * MAX_EVENTS)]
     for event in events:
-        counter.hear(event)
-    pages = PublishedStatus(events=events, losses=counter.losses).to_configmap_data()
+        counter.count_event(event)
+    pages = PublishedStatus(events=events, losses=counter.report).to_configmap_data()
     told = PublishedStatus.from_configmap_data(pages)
     assert len(told.events) <= MAX_EVENTS
     assert told.losses is not None

@@ -103,7 +103,7 @@ def test_problems_are_structured(tmp_path: Path) -> None:
     file.write_text("name: a\nmodel: {definition: a.b}\ndata: {training: x}\ntrain: {epochs: -1}\n")
     with pytest.raises(SpecError) as caught:
         load_job_file(file, ["workers.min=-1"])
-    assert [(problem.where, problem.path) for problem in caught.value.problems] == [
+    assert [(problem.source_location, problem.field_path) for problem in caught.value.problems] == [
         ("--set workers.min=-1", "workers.min"),
         (f"{file}:4", "train.epochs"),
     ]

@@ -68,13 +68,13 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
                 kind.section, **{name: member(option) for name, option in section_fields(kind.section).items()}
             )
         case NullableType():
-            return st.none() | values(kind.kind)
+            return st.none() | values(kind.inner_type)
         case ListType():
-            return st.lists(values(kind.kind), max_size=2).map(tuple)
+            return st.lists(values(kind.inner_type), max_size=2).map(tuple)
         case TextOrMappingType():
-            return values(kind.text) | values(kind.mapping)
+            return values(kind.text_type) | values(kind.mapping_type)
         case MappingType():
-            return st.dictionaries(_WORDS, values(kind.kind), max_size=2)
+            return st.dictionaries(_WORDS, values(kind.value_type), max_size=2)
         case PathListType():
             return st.lists(_WORDS, max_size=2).map(tuple)
         case AnyJsonType():
@@ -88,7 +88,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
             return st.integers(least, 2**40 if kind.maximum is None else kind.maximum)
         case QuantityType():
             least = 1 if kind.above_zero else 0
-            return st.integers(least, 2**50) if kind.whole else st.floats(0, 1e9, exclude_min=kind.above_zero)
+            return st.integers(least, 2**50) if kind.is_whole_number else st.floats(0, 1e9, exclude_min=kind.above_zero)
         case NumberType():
             return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
         case TextType():

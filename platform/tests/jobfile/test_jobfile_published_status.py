@@ -48,7 +48,7 @@ def test_it_comes_back_as_it_was() -> None:
     assert PublishedStatus.from_configmap_data(WHOLE.to_configmap_data()) == WHOLE
     assert PublishedStatus.from_configmap_data({}) == PublishedStatus()
     assert PublishedStatus.from_configmap_data(PublishedStatus().to_configmap_data()) == PublishedStatus()
-    assert WHOLE.detail == "Traceback …"
+    assert WHOLE.failure_detail == "Traceback …"
 
 
 @pytest.mark.parametrize(

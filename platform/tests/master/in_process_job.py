@@ -138,7 +138,7 @@ class ScriptedWorker:
     def _declare(self) -> None:
         for uid in self._placed:
             with suppress(KeyError):  # it ended; the next task will find out
-                self._job.servers[uid].server.declare(MODEL, np.zeros(3, np.float32))
+                self._job.servers[uid].server.declare_model(MODEL, np.zeros(3, np.float32))
         self._ask(Methods.Register, pb.RegisterRequest(member=self._member, ready=True))
 
     def _turn(self) -> None:
@@ -180,7 +180,7 @@ class ScriptedWorker:
             server = self._job.servers.get(self._placed[index])
             if server is not None:
                 with suppress(EdlError):  # busy, replaced or not restored yet: again
-                    admission, _ = server.server.push(PendingPush(share, server.server.declaration(), None))
+                    admission, _ = server.server.push(PendingPush(share, server.server.require_declaration(), None))
                     return admission is not AdmissionOutcome.REVOKED
             self._place()
             self._declare()  # as real ones do to a PS that says that it holds nothing

@@ -102,12 +102,12 @@ class Effects:
         self.done: list[CoreCommand] = []
         self._changed = threading.Condition()
 
-    def do(self, command: CoreCommand) -> None:
+    def execute(self, command: CoreCommand) -> None:
         with self._changed:
             self.done.append(command)
             self._changed.notify_all()
 
-    __call__ = do
+    __call__ = execute
 
     def until(self, wanted: Callable[[CoreCommand], bool]) -> CoreCommand:
         with self._changed:

@@ -119,7 +119,7 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
 ) -> None:
     """Each is told to try again, at once; workers are answered meanwhile, and nothing is kept of what it said."""
     state = stage.shell.state
-    pods, entries = set(state.pods.pods), len(stage.parts.journal.entries)
+    pods, entries = set(state.pods.by_uid), len(stage.parts.journal.entries)
 
     def stranger(number: int) -> str | None:
         member = pb.Member(role="ps", index=number % 3, uid=f"nobody-{number}")
@@ -146,7 +146,7 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
     assert set(stage.servers.links) == {"ps-0"}
     assert not stage.told, "of its figures"
     assert not state.leaving_ps
-    assert set(state.pods.pods) == pods
+    assert set(state.pods.by_uid) == pods
     assert len(stage.parts.journal.entries) == entries
 
 

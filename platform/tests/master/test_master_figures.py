@@ -26,14 +26,14 @@ def figures(clock: float = 0.0, max_rows: int | None = None) -> PsMetrics:
 
 
 def test_before_anybody_speaks_the_mode_is_known() -> None:
-    assert figures().together() == ParametersStatus(SYNC)
+    assert figures().parameters_status() == ParametersStatus(SYNC)
 
 
 def test_a_push_goes_to_all_parameter_servers_and_counts_once() -> None:
     told = figures()
-    told.heard("a", 0, pb.PsFigures(entered=100, updates=50, refused=7, staleness=60, stalest=3))
-    told.heard("b", 1, pb.PsFigures(entered=98, updates=49, staleness=138, stalest=5))
-    found = told.together()
+    told.record_report("a", 0, pb.PsFigures(entered=100, updates=50, refused=7, staleness=60, stalest=3))
+    told.record_report("b", 1, pb.PsFigures(entered=98, updates=49, staleness=138, stalest=5))
+    found = told.parameters_status()
     assert (found.pushes, found.updates, found.refused, found.stalest) == (100, 50, 7, 5)
     assert found.staleness == 1.0
     assert round(found.refused_share, 3) == 0.065
@@ -41,20 +41,20 @@ def test_a_push_goes_to_all_parameter_servers_and_counts_once() -> None:
 
 def test_what_a_lost_process_had_counted_stays_and_its_tables_go() -> None:
     told = figures()
-    told.heard("a", 0, pb.PsFigures(entered=10, updates=5, refused=2, tables=[use("t", 4)]))
-    told.heard("a", 0, pb.PsFigures(entered=20, updates=10, refused=3, tables=[use("t", 8)]))
-    told.heard("a2", 0, pb.PsFigures(entered=1, updates=1, tables=[use("t", 1)]))
-    told.heard("a3", 0, pb.PsFigures(entered=4, updates=2, tables=[use("t", 3)]))
-    found = told.together()
+    told.record_report("a", 0, pb.PsFigures(entered=10, updates=5, refused=2, tables=[use("t", 4)]))
+    told.record_report("a", 0, pb.PsFigures(entered=20, updates=10, refused=3, tables=[use("t", 8)]))
+    told.record_report("a2", 0, pb.PsFigures(entered=1, updates=1, tables=[use("t", 1)]))
+    told.record_report("a3", 0, pb.PsFigures(entered=4, updates=2, tables=[use("t", 3)]))
+    found = told.parameters_status()
     assert (found.pushes, found.updates, found.refused) == (25, 13, 3)
     assert [table.rows for table in found.tables] == [3]
 
 
 def test_a_table_is_as_full_as_on_its_fullest_server() -> None:
     told = figures(max_rows=20)
-    told.heard("a", 0, pb.PsFigures(tables=[use("users", 9, 10, dropped=1), use("tags", 2, 10)]))
-    told.heard("b", 1, pb.PsFigures(tables=[use("users", 5, 10, dropped=3), use("tags", 3, 10)]))
-    assert told.together().tables == (
+    told.record_report("a", 0, pb.PsFigures(tables=[use("users", 9, 10, dropped=1), use("tags", 2, 10)]))
+    told.record_report("b", 1, pb.PsFigures(tables=[use("users", 5, 10, dropped=3), use("tags", 3, 10)]))
+    assert told.parameters_status().tables == (
         TableStatus("users", rows=14, bytes=1400, evicted=4, max_rows=20, full=0.9),
         TableStatus("tags", rows=5, bytes=500, evicted=0, max_rows=20, full=0.3),
     )
@@ -64,11 +64,11 @@ def test_an_update_that_waits_is_told_by_the_first_server_as_long_as_it_speaks()
     clock = count(start=0, step=4)
     told = PsMetrics(SYNC, None, clock=lambda: next(clock))
     forming = pb.Forming(wanted=9, arrived=[3, 1], awaited=list(range(20)), seconds=2.5)
-    told.heard("b", 1, pb.PsFigures(forming=forming))
-    assert told.together().round is None
-    told.heard("a", 0, pb.PsFigures(forming=forming))
+    told.record_report("b", 1, pb.PsFigures(forming=forming))
+    assert told.parameters_status().round is None
+    told.record_report("a", 0, pb.PsFigures(forming=forming))
     first = RoundStatus(arrived=2, wanted=9, awaited=tuple(range(AWAITED_SHOWN)), awaited_total=20, seconds=2.5)
-    assert [told.together().round for _ in range(2)] == [first, None]
+    assert [told.parameters_status().round for _ in range(2)] == [first, None]
 
 
 messages = st.builds(
@@ -100,8 +100,8 @@ messages = st.builds(
 def test_whatever_they_tell_can_be_read_back_and_is_small(history: list[tuple[str, int, pb.PsFigures]]) -> None:
     told = figures(max_rows=7)
     for uid, index, message in history:
-        told.heard(uid, index, message)
-    found = told.together()
+        told.record_report(uid, index, message)
+    found = told.parameters_status()
     assert from_json(ParametersStatus, to_json(found)) == found
     assert len(json.dumps(to_json(found))) < 32 << 10
     assert found.tables_total >= len(found.tables)

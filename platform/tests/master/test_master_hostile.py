@@ -81,13 +81,13 @@ class Job(Stage):
     def turn(self) -> None:
         """Time passes; what the master wants is done."""
         self.now += 0.5
-        for pod in self.state.pods.live(Role.PS):
+        for pod in self.state.pods.live_pods(Role.PS):
             with suppress(RefusedError):
                 self.register_ps(pod.uid, pod.index)
         if self.shell.failure is None:
             self.shell.handle(ev.Tick())
         for _ in range(20):
-            assert self.shell.settle(20.0)
+            assert self.shell.flush_commands(20.0)
             if self.shell.failure is not None or not self._obey():
                 return
         raise AssertionError("the master wants more and more")
@@ -113,11 +113,11 @@ class Job(Stage):
                 if role is Role.PS:
                     self.register_ps(f"{role}-{index}-{self._born}")
             case ev.DeletePod(uid):
-                pod = self.state.pods.pods[uid]
+                pod = self.state.pods.by_uid[uid]
                 self.shell.handle(ev.PodChanged(PodStatus(uid, pod.role, pod.index, PodPhase.GONE)))
 
     def _answers(self, command: Any) -> Iterator[Any]:
-        uids = [pod.uid for pod in self.state.pods.live(Role.PS)]
+        uids = [pod.uid for pod in self.state.pods.live_pods(Role.PS)]
         match command:
             case ev.AttachPs(uid):
                 yield ev.PsAttached(uid, initialized=True, version=0)
@@ -153,13 +153,13 @@ class Job(Stage):
     def finish(self, said: Any = ()) -> None:
         """New workers do what is left; the one that was spoken for is gone."""
         self.shell.handle(ev.PodChanged(PodStatus("worker-0", Role.WORKER, 0, PodPhase.GONE)))
-        described = self.state.validation + (self.state.main.plan.sources if self.state.main else ())
+        described = self.state.validation + (self.state.main_ledger.plan.sources if self.state.main_ledger else ())
         if sum(source.records for source in described) > 1000:
             return  # a false description of the data: it does not come to an end here
         for _ in range(TURNS):
             self.turn()
-            for pod in self.state.pods.live(Role.WORKER):
-                if self.state.ended or self.shell.failure is not None:
+            for pod in self.state.pods.live_pods(Role.WORKER):
+                if self.state.has_ended or self.shell.failure is not None:
                     return
                 member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
                 answer = self.shell.handle(ev.LeaseRequested(pod.uid, frozenset()))
@@ -191,13 +191,13 @@ class Job(Stage):
         journal = [json.loads(json.dumps(entry)) for entry in self.parts.journal.entries]
         replayed, compacted = JobStateMachine(self.state.settings), JobStateMachine(self.state.settings)
         replayed.replay_journal(None, journal)
-        compacted.replay_journal(json.loads(json.dumps(self.state.snapshot(), allow_nan=False)), [])
+        compacted.replay_journal(json.loads(json.dumps(self.state.to_snapshot(), allow_nan=False)), [])
         promises.journal_is_enough(self.state, replayed, journal[-3:])
         promises.journal_is_enough(self.state, compacted, journal[-3:])
-        if self.state.main is not None:
-            assert self.reporter.summary().records_lost == 0
+        if self.state.main_ledger is not None:
+            assert self.reporter.build_summary().records_lost == 0
         with self.shell.lock:
-            status = section_type.to_json(self.reporter.status())
+            status = section_type.to_json(self.reporter.build_status())
         assert section_type.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
 
     def close(self) -> None:
@@ -295,7 +295,7 @@ def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed
         if chance.random() < 0.2:
             relay.job.turn()
         held = [lease.number for _, lease in relay.job.state.worker_leases("worker-0")]
-        if relay.job.state.ended or task.lease not in held:
+        if relay.job.state.has_ended or task.lease not in held:
             assert relay.job.shell.failure is None, said
             relay.job.check()
             relay.job.finish(said)

@@ -38,8 +38,8 @@ def test_what_was_decided_in_the_last_moment_is_not_started_any_more() -> None:
     served = threading.Event()
     cluster.subscribe(lambda pod: served.set())
     pods = PodController(cluster.connect())
-    pods.do(StartPod(Role.WORKER, 0))
-    pods.do(DeletePod(uid, 0.0))
+    pods.execute(StartPod(Role.WORKER, 0))
+    pods.execute(DeletePod(uid, 0.0))
     failures: list[Exception] = []
     pods.start(lambda event: None, failures.append, is_leaving=lambda: True)
     assert served.wait(LONG)

@@ -42,7 +42,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 
 INCARNATION = 4
-ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)
+ATTACH = AttachPs("ps-0-a", lowest_open_lease=5, revoked_leases=(7,), live_leases=(8, 9), passed_cut=2)
 
 
 class Core:
@@ -77,7 +77,7 @@ def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG
 @pytest.fixture
 def servers(core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]) -> Iterator[PsControlClient]:
     servers = servers_for(core, tmp_path)
-    assert servers.registered("ps-0-a", 0, ps[1], "bulk")
+    assert servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     yield servers
     servers.close()
 
@@ -93,12 +93,12 @@ def test_questions_keep_their_order_and_answers_become_events(
         PrepareCut(3),
         HoldUpdates(3),
         RevokeLeases("ps-0-a", (8,), 8),
-        TakeSnapshot(3, checkpoint=True, pin=True, floor=9, within={9: 2}),
+        TakeSnapshot(3, checkpoint=True, pin=True, lowest_open_lease=9, included_steps={9: 2}),
         ReleaseCut(4),
         Unpin(2),
     )
     for command in commands:
-        servers.do(command)
+        servers.execute(command)
     asked = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(7)]
     assert asked == ["Attach", "Prepare", "Hold", "Revoke", "Snapshot", "Release", "Unpin"]
     assert core.next() == PsAttached("ps-0-a", initialized=True, version=3, pins=(2,))
@@ -115,11 +115,11 @@ def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwh
 
     def snapshot(request: pb.SnapshotRequest) -> pb.SnapshotReply:
         if len(ps[0].asked) == 1:
-            servers.do(RevokeLeases("ps-0-a", (8,), 8))
+            servers.execute(RevokeLeases("ps-0-a", (8,), 8))
         return next(answers)
 
     ps[0].answers["Snapshot"] = snapshot
-    servers.do(TakeSnapshot(3, checkpoint=False, pin=True, within={9: 2}))
+    servers.execute(TakeSnapshot(3, checkpoint=False, pin=True, included_steps={9: 2}))
     assert core.next() == LeasesRevoked("ps-0-a", {8: 1})
     assert core.next() == SnapshotTaken("ps-0-a", 3, 6, 0.0)
 
@@ -130,14 +130,14 @@ def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
     assert (attach.incarnation, attach.floor, attach.revoked, attach.live, attach.cut) == (4, 5, [7], [8, 9], 2)
     assert (attach.restore, list(attach.slots)) == ("", list(initial_placement(2)))
     snapshot = asker.build_request(
-        TakeSnapshot(3, checkpoint=False, pin=True, floor=9, within={8: 2}), "ps-0-a"
+        TakeSnapshot(3, checkpoint=False, pin=True, lowest_open_lease=9, included_steps={8: 2}), "ps-0-a"
     ).request
     assert list(snapshot.within) == [pb.LeaseStep(lease=8, through=2)]
     assert (snapshot.cut, snapshot.checkpoint, snapshot.pin, snapshot.floor) == (3, "", True, 9)
 
 
 def test_a_restore_names_the_folder_of_its_cut_and_may_take_long(tmp_path: Path) -> None:
-    command = AttachPs("ps-0-a", 1, (), (), 0, restore=12)
+    command = AttachPs("ps-0-a", 1, (), (), 0, restore_cut=12)
     question = ControlRequestBuilder(INCARNATION, 1, tmp_path).build_request(command, "ps-0-a")
     assert question.request.restore == str(tmp_path / "cut-00000012")
     assert question.deadline == RESTORE_DEADLINE
@@ -153,10 +153,10 @@ def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
 ) -> None:
     with scripted_ps() as (other, address):
         servers = servers_for(core, tmp_path, count=2)
-        servers.registered("ps-0-a", 0, ps[1], "bulk")
-        servers.registered("ps-1-a", 1, address, "bulk")
-        servers.do(RevokeLeases("ps-1-a", (8,), 8))
-        servers.do(PrepareCut(1))
+        servers.add_ps("ps-0-a", 0, ps[1], "bulk")
+        servers.add_ps("ps-1-a", 1, address, "bulk")
+        servers.execute(RevokeLeases("ps-1-a", (8,), 8))
+        servers.execute(PrepareCut(1))
         assert [type(request) for request in other.until_asked(2)] == [pb.RevokeRequest, pb.PrepareRequest]
         assert [type(request) for request in ps[0].until_asked(1)] == [pb.PrepareRequest]
         servers.close()
@@ -166,24 +166,24 @@ def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
 
 
 def test_a_ps_is_new_once(servers: PsControlClient, ps: tuple[ScriptedPs, str]) -> None:
-    assert not servers.registered("ps-0-a", 0, ps[1], "bulk")
-    assert servers.registered("ps-0-b", 0, ps[1], "bulk")
-    servers.ended("ps-0-a")
-    assert set(servers.addresses()) == {"ps-0-b"}
+    assert not servers.add_ps("ps-0-a", 0, ps[1], "bulk")
+    assert servers.add_ps("ps-0-b", 0, ps[1], "bulk")
+    servers.remove_ps("ps-0-a")
+    assert set(servers.connections()) == {"ps-0-b"}
 
 
 def test_nothing_is_asked_of_one_that_ended(servers: PsControlClient, ps: tuple[ScriptedPs, str]) -> None:
-    servers.registered("ps-0-b", 0, ps[1], "bulk")
-    servers.ended("ps-0-a")
-    servers.ended("ps-0-a")
-    servers.do(ATTACH)
-    servers.do(PrepareCut(1))
+    servers.add_ps("ps-0-b", 0, ps[1], "bulk")
+    servers.remove_ps("ps-0-a")
+    servers.remove_ps("ps-0-a")
+    servers.execute(ATTACH)
+    servers.execute(PrepareCut(1))
     assert [type(request) for request in ps[0].until_asked(1)] == [pb.PrepareRequest]
 
 
 def test_an_address_that_is_none_is_refused(servers: PsControlClient) -> None:
     with pytest.raises(BadInputError):
-        servers.registered("ps-1-a", 1, "nowhere", "bulk")
+        servers.add_ps("ps-1-a", 1, "nowhere", "bulk")
 
 
 # ---------------------------------------------------------------------------------------------- silence
@@ -195,8 +195,8 @@ def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_sil
     with scripted_ps() as (_, address):
         pass  # it lived there once
     servers = servers_for(core, tmp_path, patience=0.0)
-    servers.registered("ps-0-a", 0, address, "bulk")
-    servers.do(ATTACH)
+    servers.add_ps("ps-0-a", 0, address, "bulk")
+    servers.execute(ATTACH)
     told = [core.next(), core.next()]
     assert all(isinstance(event, PsSilent) and event.uid == "ps-0-a" for event in told)
     servers.close()
@@ -209,7 +209,7 @@ def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, 
         return pb.AttachReply(version=9)
 
     ps[0].answers["Attach"] = busy
-    servers.do(ATTACH)
+    servers.execute(ATTACH)
     assert core.next() == PsAttached("ps-0-a", initialized=False, version=9)
 
 
@@ -219,9 +219,9 @@ def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
     release = threading.Event()
     ps[0].answers["Revoke"] = lambda _: release.wait(LONG) and pb.RevokeReply()
     before = set(threading.enumerate())
-    servers.do(RevokeLeases("ps-0-a", (8,), 8))
+    servers.execute(RevokeLeases("ps-0-a", (8,), 8))
     ps[0].until_asked(1)
-    servers.ended("ps-0-a")
+    servers.remove_ps("ps-0-a")
     for thread in before:
         if thread.name == "ps-0":
             thread.join(LONG)
@@ -243,7 +243,7 @@ def refusing(kind: str) -> Any:
 
 def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]) -> None:
     ps[0].answers["Prepare"] = refusing("incarnation")
-    servers.do(PrepareCut(1))
+    servers.execute(PrepareCut(1))
     assert "no" in str(core.failures.get(timeout=LONG))
 
 
@@ -259,7 +259,7 @@ def test_a_refusal_that_matters_is_the_core_s(
     servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any, method: str, command: Any, cut: int
 ) -> None:
     ps[0].answers[method] = refusing("storage")
-    servers.do(command)
+    servers.execute(command)
     event = core.next()
     assert isinstance(event, PsRefused)
     assert (event.uid, event.kind, event.cut) == ("ps-0-a", "storage", cut)
@@ -271,8 +271,8 @@ def test_other_refusals_are_logged_and_the_next_question_is_asked(
     servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any
 ) -> None:
     ps[0].answers["Unpin"] = refusing("pin")
-    servers.do(Unpin(1))
-    servers.do(RevokeLeases("ps-0-a", (8,), 8))
+    servers.execute(Unpin(1))
+    servers.execute(RevokeLeases("ps-0-a", (8,), 8))
     assert isinstance(core.next(), LeasesRevoked)
     assert "ps-0 refuses Unpin" in caplog.text
 
@@ -281,8 +281,8 @@ def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps
     failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 2, set))
     servers.start(lambda event: 1 / 0, failures.put)
-    servers.registered("ps-0-a", 0, ps[1], "bulk")
-    servers.do(ATTACH)
+    servers.add_ps("ps-0-a", 0, ps[1], "bulk")
+    servers.execute(ATTACH)
     assert isinstance(failures.get(timeout=LONG), ZeroDivisionError)
     servers.close()
 
@@ -311,7 +311,7 @@ def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
     from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, cut_directory, load_manifest
 
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
-    servers.do(saving(3))
+    servers.execute(saving(3))
     assert core.next() == CheckpointSaveFinished(3)
     manifest = load_manifest(cut_directory(tmp_path, 3))
     assert isinstance(manifest, CheckpointManifest)
@@ -323,7 +323,7 @@ def test_a_shard_that_was_not_written_leaves_no_checkpoint(
     servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     ps[0].answers["Saved"] = lambda _: pb.SavedReply(error="no space left")
-    servers.do(saving(3))
+    servers.execute(saving(3))
     event = core.next()
     assert isinstance(event, CheckpointSaveFinished)
     assert "no space left" in event.error
@@ -334,9 +334,9 @@ def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
     core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     servers = servers_for(core, tmp_path, count=2)
-    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
-    servers.do(saving(3))
+    servers.execute(saving(3))
     event = core.next()
     assert isinstance(event, CheckpointSaveFinished)
     assert event.error == "ps-1 was lost"
@@ -350,10 +350,10 @@ def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[Scrip
     checkpoints = CheckpointCoordinator(tmp_path, 1, lambda: {1})
     servers = PsControlClient(TOKEN, INCARNATION, 1, checkpoints)
     servers.start(core.events.put, core.failures.put)
-    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     for cut in (1, 2, 3):
-        servers.do(saving(cut))
+        servers.execute(saving(cut))
         assert core.next() == CheckpointSaveFinished(cut)
     assert list_cuts(tmp_path) == [1, 3]
     servers.close()
@@ -366,7 +366,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
     for cut in (1, 2, 3):
         if cut == 3:
             (tmp_path / "cut-00000001" / "a folder").mkdir()
-        servers.do(saving(cut))
+        servers.execute(saving(cut))
         assert core.next() == CheckpointSaveFinished(cut)
     assert "old checkpoints stay" in caplog.text
 
@@ -393,9 +393,9 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
     right = Right()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, set, right))
     servers.start(core.events.put, core.failures.put)
-    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
-    servers.do(saving(3))
+    servers.execute(saving(3))
     assert right.asked.acquire(timeout=LONG)
     assert list(tmp_path.rglob("manifest.json")) == []
     right.lost = lost
@@ -415,13 +415,13 @@ def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
     right.held.set()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, lambda: set(), right))
     servers.start(core.events.put, core.failures.put)
-    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
-    servers.do(saving(1))
+    servers.execute(saving(1))
     assert core.next() == CheckpointSaveFinished(1)
     assert [right.asked.acquire(timeout=LONG) for _ in range(2)] == [True, True]
     right.held.clear()
-    servers.do(saving(2))
+    servers.execute(saving(2))
     assert right.asked.acquire(timeout=LONG)
     assert list_cuts(tmp_path) == [1, 2]
     right.lost = True
@@ -435,6 +435,6 @@ def test_a_newer_checkpoint_that_nobody_entered_is_named_when_no_older_one_stand
     directory = cut_directory(tmp_path, 3)
     directory.mkdir()
     commit_checkpoint(directory, CheckpointManifest(3, 0, "now", (), {"done_steps": 1}))
-    refused = CheckpointCoordinator(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
-    assert refused.older is None
-    assert not missing_keys(refused.skipped, "checkpoint 3", "--resume RUN --from-checkpoint")
+    refused = CheckpointCoordinator(tmp_path, 2, set).find_fallback("ps-0", 2, "it is damaged")
+    assert refused.fallback is None
+    assert not missing_keys(refused.skipped_reasons, "checkpoint 3", "--resume RUN --from-checkpoint")

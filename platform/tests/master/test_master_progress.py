@@ -23,19 +23,19 @@ def _level(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
     progress = ProgressLogger()
     for status in (MIDST, MIDST, replace(MIDST, step=7022, loss=0.2)):
-        progress.tell(status)
+        progress.log_status(status)
     first, second = caplog.messages
     assert not missing_keys(first, "0.1868", "step 7,021", "epoch 3/5", "402,112 of 600,000 records")
     assert not missing_keys(second, "0.2", "step 7,022")
 
 
 def test_nothing_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
-    ProgressLogger().tell(replace(MIDST, loss=None))
+    ProgressLogger().log_status(replace(MIDST, loss=None))
     assert caplog.messages == []
 
 
 def test_one_epoch_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    ProgressLogger().tell(replace(MIDST, epoch=1, epochs=1))
+    ProgressLogger().log_status(replace(MIDST, epoch=1, epochs=1))
     assert "epoch" not in caplog.text
 
 

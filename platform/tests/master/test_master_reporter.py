@@ -162,7 +162,7 @@ STALLED = TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1_700_000_
 def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(stage: Stage) -> None:
     began = time.time()
     for event in (*EMITTED, STALLED):
-        stage.reporter.tell(EmitEvent(event))
+        stage.reporter.emit_core_event(EmitEvent(event))
     events = [parse_event_line(line) for line in stage.lines()]
     assert all(began <= event.time <= time.time() for event in events)
     assert [replace(event, time=NOT_STAMPED) for event in events[:-1]] == list(EMITTED)
@@ -174,13 +174,13 @@ def test_every_event_that_may_happen_reaches_the_file(stage: Stage) -> None:
     own = (RunStarted(run="r1", run_dir="/r1"), JobEnded(phase="Done", reason="every record is done", summary=summary))
     happened = [replace(event, time=2.0) for event in (*EMITTED, StallBegan("waiting for ps-0"), *own)]
     for event in happened:
-        stage.reporter.put(event)
+        stage.reporter.emit_event(event)
     assert [parse_event_line(line) for line in stage.lines()] == happened
     assert {type(event) for event in happened} == set(EVENTS.values())
 
 
 def test_a_stall_is_told_in_the_words_of_the_status(stage: Stage) -> None:
-    stage.reporter.tell(EmitEvent(STALLED))
+    stage.reporter.emit_core_event(EmitEvent(STALLED))
     told = (
         "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC; "
         "waiting until a checkpoint can be written: no space"
@@ -190,14 +190,14 @@ def test_a_stall_is_told_in_the_words_of_the_status(stage: Stage) -> None:
 
 def test_what_is_not_for_people_goes_to_the_log(stage: Stage, caplog: Any) -> None:
     caplog.set_level("INFO")
-    stage.reporter.tell(EmitEvent(PhaseEntered("Training", "the first checkpoint is on disk")))
+    stage.reporter.emit_core_event(EmitEvent(PhaseEntered("Training", "the first checkpoint is on disk")))
     assert not stage.run.events.exists() or not stage.lines()
     assert "the first checkpoint is on disk" in caplog.text
 
 
 def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplog: Any) -> None:
     stage.run.events.mkdir()
-    stage.reporter.put(RoleStarted(time=1.0, role="master", index=0, pid=1))
+    stage.reporter.emit_event(RoleStarted(time=1.0, role="master", index=0, pid=1))
     stage.reporter.close()
     assert "events.jsonl" in caplog.text
     stage.run.events.rmdir()
@@ -206,12 +206,12 @@ def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplo
 def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     lease = stage.train()
     stage.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
-    status, summary = stage.reporter.status(), stage.reporter.summary()
+    status, summary = stage.reporter.build_status(), stage.reporter.build_summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
     assert [(worker.index, worker.state) for worker in status.workers] == [(0, "training")]
     stage.shell.handle(ModelDeclared("worker-0"))
-    assert stage.reporter.status().workers[0].state == "training"
+    assert stage.reporter.build_status().workers[0].state == "training"
     assert [(ps.index, ps.state) for ps in status.ps] == [(0, "serving")]
     assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
     stage.reporter.write_status(status)
@@ -232,14 +232,17 @@ def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: St
 def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> None:
     stage.train()
     state = stage.shell.state
-    assert state.main is not None
+    assert state.main_ledger is not None
     state.settings = replace(state.settings, max_steps=3)
-    state.main.done_records, state.main.done_steps = 3, 2  # one minibatch of two was the single record of a range's end
+    state.main_ledger.done_records, state.main_ledger.done_steps = (
+        3,
+        2,
+    )  # one minibatch of two was the single record of a range's end
     assert count_total_records(state) == 5
-    state.main.done_records, state.main.done_steps = 5, 3
+    state.main_ledger.done_records, state.main_ledger.done_steps = 5, 3
     assert count_total_records(state) == 5
-    state.main.done_records = 4
-    assert stage.reporter.status().records_total == stage.reporter.summary().records_total == 4
+    state.main_ledger.done_records = 4
+    assert stage.reporter.build_status().records_total == stage.reporter.build_summary().records_total == 4
 
 
 def seen(stage: Stage, index: int, phase: PodPhase, **more: Any) -> None:
@@ -251,7 +254,7 @@ def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stag
     stage.shell.handle(ScaleRequested(min=2, max=3))
     seen(stage, 0, PodPhase.RUNNING, node="node-a")
     seen(stage, 1, PodPhase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
-    status = stage.reporter.status()
+    status = stage.reporter.build_status()
     assert [(role.state, role.reason, role.node) for role in status.workers] == [
         ("starting", "", "node-a"),
         ("pending", "0/3 nodes are available", ""),
@@ -263,7 +266,7 @@ def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stag
 def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(stage: Stage) -> None:
     stage.parts.populate()
     seen(stage, 0, PodPhase.RUNNING, leaving=True, cause=TerminationCause.PREEMPTED, message="by default/serving-7")
-    (worker,) = stage.reporter.status().workers
+    (worker,) = stage.reporter.build_status().workers
     assert (worker.state, worker.reason) == ("leaving", "preempted: by default/serving-7")
 
 
@@ -271,28 +274,28 @@ def test_what_the_cluster_refused_is_in_the_status_until_it_starts(stage: Stage)
     stage.parts.populate()
     stage.shell.handle(ScaleRequested(max=2))
     stage.shell.handle(StartRefused(Role.WORKER, 1, "exceeded quota: pods=3", retry=True))
-    assert stage.reporter.status().refusals == {"worker-1": "exceeded quota: pods=3"}
+    assert stage.reporter.build_status().refusals == {"worker-1": "exceeded quota: pods=3"}
     seen(stage, 1, PodPhase.PENDING)
-    assert stage.reporter.status().refusals == {}
+    assert stage.reporter.build_status().refusals == {}
 
 
 def test_records_that_are_planned_leased_returned_or_done_are_not_lost(stage: Stage) -> None:
     lease = stage.train()
-    assert stage.reporter.summary().records_lost == 0
-    stage.shell.state.training.give_back(lease.lease, 1)  # type: ignore[union-attr]
-    assert stage.reporter.summary().records_lost == 0
-    assert stage.reporter.summary().records_done == 2
+    assert stage.reporter.build_summary().records_lost == 0
+    stage.shell.state.training_ledger.requeue_lease(lease.lease, 1)  # type: ignore[union-attr]
+    assert stage.reporter.build_summary().records_lost == 0
+    assert stage.reporter.build_summary().records_done == 2
 
 
 def test_what_is_put_aside_is_skipped_and_not_lost(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.state.training.give_back(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
-    summary = stage.reporter.summary()
+    stage.shell.state.training_ledger.requeue_lease(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
+    summary = stage.reporter.build_summary()
     assert (summary.records_lost, summary.records_skipped) == (0, 2)
 
 
 def test_before_anything_is_known_there_is_a_status(stage: Stage) -> None:
-    status, summary = stage.reporter.status(), stage.reporter.summary()
+    status, summary = stage.reporter.build_status(), stage.reporter.build_summary()
     assert (status.phase, status.records_total, status.seconds_left) == ("Starting", 0, None)
     assert (summary.records_total, summary.records_lost) == (0, 0)
 
@@ -311,7 +314,9 @@ def test_time_is_counted_from_the_last_start_of_the_run_whoever_was_master(tmp_p
 
 def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stage: Stage) -> None:
     append_json_line(stage.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
-    status = replace(stage.reporter.status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0)
+    status = replace(
+        stage.reporter.build_status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0
+    )
     stage.reporter.write_status(status)
     again = restore_throughput(stage.run, find_run_start(stage.run))
     assert again.overall_rate == 100.0

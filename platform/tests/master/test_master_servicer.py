@@ -45,12 +45,12 @@ class Registered:
     def __init__(self) -> None:
         self.links: dict[str, PsConnection] = {}
 
-    def registered(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
+    def add_ps(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
         new = uid not in self.links
         self.links.setdefault(uid, PsConnection(uid, index, control_address, bulk_address, "token"))
         return new
 
-    def addresses(self) -> Mapping[str, PsConnection]:
+    def connections(self) -> Mapping[str, PsConnection]:
         return dict(self.links)
 
 
@@ -60,7 +60,7 @@ class Stage:
     def __init__(self, **settings: Any) -> None:
         self.parts = Parts(**settings)
         self.shell = self.parts.shell
-        self.shell.begin(INCARNATION)
+        self.shell.begin_incarnation(INCARNATION)
         self.servers = Registered()
         self.told: list[tuple[str, int, pb.PsFigures]] = []
         self.service = MasterService(
@@ -128,7 +128,7 @@ def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has
     assert "ps-0" in stage.servers.links, "a new master takes the checkpoint, too"
     cut = stage.shell.state.cut
     assert cut is not None
-    assert cut.keep
+    assert cut.keep_paused
     for event in (
         CutPrepared("ps-0", cut.number),
         UpdatesHeld("ps-0", cut.number, {}),
@@ -209,8 +209,8 @@ def test_a_failure_of_the_users_code_ends_the_job() -> None:
     failed = pb.FailRequest(member=WORKER, kind="input", message="feed yields no labels", detail="Traceback")
     assert stage.service.Fail(failed, CONTEXT).fatal
     stage.shell.run(lambda: False)
-    assert stage.shell.ended is not None
-    assert (stage.shell.ended.kind, stage.shell.ended.detail) == ("input", "Traceback")
+    assert stage.shell.job_end is not None
+    assert (stage.shell.job_end.failure_kind, stage.shell.job_end.detail) == ("input", "Traceback")
 
 
 # ---------------------------------------------------------------------------------------------- what cannot be meant

@@ -101,15 +101,15 @@ def test_a_cut_is_spoken_of_only_when_it_is_on_disk() -> None:
 def test_the_end_of_the_job_is_told_when_it_is_on_disk() -> None:
     parts = Parts(at_once=False)
     parts.shell.handle(StopRequested("enough"))
-    assert parts.shell.ended is None
+    assert parts.shell.job_end is None
     parts.journal.sync()
     parts.shell.run(lambda: False)
-    assert parts.shell.ended == EndJob("Interrupted", "enough")
+    assert parts.shell.job_end == EndJob("Interrupted", "enough")
 
 
 def test_entries_are_journaled_in_the_order_of_decisions() -> None:
     parts = Parts()
-    parts.shell.begin(4)
+    parts.shell.begin_incarnation(4)
     lease = trained_to_first_lease(parts).lease
     parts.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease, 1),)))
     parts.shell.handle(TaskReported("worker-0", lease))
@@ -123,7 +123,7 @@ def test_a_large_journal_is_replaced_by_the_state_after_its_entries() -> None:
     lease = trained_to_first_lease(parts).lease
     parts.journal.size_bytes = shell_module.COMPACT_BYTES + 1
     parts.shell.handle(TaskReported("worker-0", lease))
-    assert parts.journal.snapshots == [parts.shell.state.snapshot()]
+    assert parts.journal.snapshots == [parts.shell.state.to_snapshot()]
 
 
 # ---------------------------------------------------------------------------------------------- waiting for work
@@ -139,7 +139,7 @@ def waiting_lease(parts: Parts, pool: ThreadPoolExecutor) -> Any:
         return wait(generation, until)
 
     parts.shell._wait_for_generation = told  # type: ignore[method-assign]
-    answer = pool.submit(parts.shell.lease, "worker-0", LONG)
+    answer = pool.submit(parts.shell.wait_for_lease, "worker-0", LONG)
     assert asked.wait(LONG)
     return answer
 
@@ -186,7 +186,7 @@ def test_time_alone_ends_a_wait() -> None:
     now = iter(range(0, 1000, 2))
     parts = Parts(clock=lambda: float(next(now)))
     parts.populate()
-    assert isinstance(parts.shell.lease("worker-0", 1.0), WaitForWork)
+    assert isinstance(parts.shell.wait_for_lease("worker-0", 1.0), WaitForWork)
 
 
 # ---------------------------------------------------------------------------------------------- failing
@@ -231,7 +231,7 @@ def test_a_decision_that_fails_is_the_last_one(monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_effect_that_fails_ends_the_master() -> None:
     class Broken(Effects):
-        def do(self, command: Any) -> None:
+        def execute(self, command: Any) -> None:
             raise KeyError("worker")
 
     parts = Parts()
@@ -252,5 +252,5 @@ def test_run_returns_when_it_is_told_to() -> None:
     parts = Parts()
     parts.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     parts.shell.run(lambda: True)
-    assert parts.shell.ended is None
+    assert parts.shell.job_end is None
     assert parts.shell.failure is None

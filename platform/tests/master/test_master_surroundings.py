@@ -79,7 +79,7 @@ class Pod:
     def __init__(self, job: InProcessJob, incarnation: int = 1, *, durable: bool = True) -> None:
         self.durable = durable
         self.cluster = job.cluster.connect()
-        self.fence, self.board = PlayedFence(incarnation), PlayedBoard()
+        self.fence, self.status_publisher = PlayedFence(incarnation), PlayedBoard()
         self.told: list[str] = []
         self.admitted = True
 
@@ -92,7 +92,7 @@ class Pod:
         return 1 if failed else 0
 
     def close(self) -> None:
-        self.board.close()
+        self.status_publisher.close()
         self.fence.release()
         self.told.append("released")
 
@@ -102,7 +102,7 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
         pod = Pod(job)
         assert job.run_master(pod) == 0
         assert pod.told == ["done", "released"]
-        told = pod.board.read()
+        told = pod.status_publisher.read()
         assert told.status is not None
         assert told.status.phase == "Done"
         assert told.summary is not None
@@ -118,7 +118,7 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
     with in_process_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
-    pages = [PublishedStatus.from_configmap_data(page) for page in pod.board.pages]
+    pages = [PublishedStatus.from_configmap_data(page) for page in pod.status_publisher.pages]
     told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
     assert len(pages) > len(told) > 0
     for page in told:
@@ -131,7 +131,7 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
 def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_left(count: int) -> None:
     def versions() -> list[int]:
         servers = [played.server for played in job.servers.values()]
-        return [server.pull(server.declaration(), np.zeros(3, np.float32)) for server in servers]
+        return [server.pull(server.require_declaration(), np.zeros(3, np.float32)) for server in servers]
 
     at_end: list[int] = []
     results = {"export": lambda task: at_end.extend(versions()) or ["x"]}
@@ -147,7 +147,7 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
         assert set(at_end) == {EPOCHS * RECORDS // 2}, "every step once, none of them on top of earlier ones"
         assert job.events("warning")[0]["message"] == BEGINS_ANEW_MESSAGE
         assert BEGINS_ANEW_MESSAGE in [
-            event.message for event in after.board.read().events if isinstance(event, WarningRaised)
+            event.message for event in after.status_publisher.read().events if isinstance(event, WarningRaised)
         ]
 
 
@@ -163,12 +163,12 @@ def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> No
 def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
-        job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
+        job.at_step[4] = lambda worker: pod.status_publisher.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
         for incarnation in (2, 3):
             again = Pod(job, incarnation)
             assert job.run_master(again) == 1
-            assert again.board.read().events[-1].kind == "job_ended"
+            assert again.status_publisher.read().events[-1].kind == "job_ended"
         assert [event["phase"] for event in job.events("job_ended")] == ["Interrupted"]
 
 
@@ -177,7 +177,7 @@ def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
         pod = Pod(job)
         assert job.run_master(pod) == 1
         assert pod.told == ["failed", "released"]
-        told = pod.board.read()
+        told = pod.status_publisher.read()
         assert told.failure is not None
         assert "no records" in told.failure.reason
 
@@ -191,7 +191,7 @@ def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_rep
         assert all(not each.has_ended for each in job.cluster.pods())
         following = Pod(job, incarnation=7)
         assert job.run_master(following) == 0
-        assert following.board.read().status.incarnation == 7  # type: ignore[union-attr]
+        assert following.status_publisher.read().status.incarnation == 7  # type: ignore[union-attr]
         assert job.summary()["records_lost"] == 0
 
 
@@ -207,8 +207,8 @@ def test_one_that_never_had_its_turn_touches_nothing() -> None:
 def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
         pod = Pod(job)
-        pod.board.wishes.put(DesiredState())
-        job.at_step[4] = lambda worker: pod.board.wishes.put(DesiredState(stop=True))
+        pod.status_publisher.wishes.put(DesiredState())
+        job.at_step[4] = lambda worker: pod.status_publisher.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
         assert pod.told == ["failed", "released"]
         assert read_json(job.run.status)["phase"] == "Interrupted"
@@ -219,7 +219,7 @@ def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
     with in_process_job() as job:
         pod = Pod(job)
         for _ in range(2):
-            pod.board.wishes.put(DesiredState(max=3))
+            pod.status_publisher.wishes.put(DesiredState(max=3))
         assert job.run_master(pod) == 0
         assert [(entry["min"], entry["max"]) for entry in job.entries("scaled")] == [(None, 3)]
 
@@ -286,15 +286,15 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
 
         def see_more(worker: Any) -> None:
             assert hangs.wait(LONG)
-            before = len(pod.board.pages)
-            while len(pod.board.pages) < before + 2:
-                pod.board.more.acquire(timeout=LONG)
+            before = len(pod.status_publisher.pages)
+            while len(pod.status_publisher.pages) < before + 2:
+                pod.status_publisher.more.acquire(timeout=LONG)
             mended.set()
 
         job.at_step[6] = see_more
         assert job.run_master(pod) == 0
         assert mended.is_set()
-        assert pod.board.read().events[-1].kind == "job_ended"
+        assert pod.status_publisher.read().events[-1].kind == "job_ended"
 
 
 # ---------------------------------------------------------------------------------------------- the shell
@@ -308,7 +308,7 @@ def fence() -> PlayedFence:
 def parts(fence: PlayedFence, clock: Callable[[], float] = lambda: 0.0) -> Parts:
     found = Parts(clock=clock)
     found.populate()
-    found.shell.time = FencedClock(clock, fence)
+    found.shell.core_clock = FencedClock(clock, fence)
     return found
 
 
@@ -324,10 +324,10 @@ def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedF
     entered.start()
     while not fence.asked.acquire(timeout=30):
         pass
-    assert "worker-9" not in shell.state.pods.pods
+    assert "worker-9" not in shell.state.pods.by_uid
     fence.held = True
     entered.join()
-    assert "worker-9" in shell.state.pods.pods
+    assert "worker-9" in shell.state.pods.by_uid
 
 
 def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> None:
@@ -342,13 +342,13 @@ def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> 
 def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> None:
     clock = [10.0]
     time = FencedClock(lambda: clock[0], fence)
-    assert (time.runs(), time.now()) == (True, 10.0)
+    assert (time.may_decide(), time.now()) == (True, 10.0)
     fence.held = False
-    assert not time.runs()
+    assert not time.may_decide()
     clock[0] = 100.0
-    assert (time.runs(), time.now()) == (False, 10.0)
+    assert (time.may_decide(), time.now()) == (False, 10.0)
     fence.held = True
-    assert (time.runs(), time.now()) == (True, 10.0)
+    assert (time.may_decide(), time.now()) == (True, 10.0)
     clock[0] = 101.0
     assert time.now() == 11.0
 
@@ -371,4 +371,4 @@ def test_a_timeline_goes_on_after_a_restart() -> None:
         kept = json.loads((job.run.path / "timeline.json").read_text())
         following = Pod(job)
         assert serve_job(job.identity, job.spec, following, threading.Event()) == 0
-        assert following.board.read().timeline[0].time == kept[0]["time"]
+        assert following.status_publisher.read().timeline[0].time == kept[0]["time"]

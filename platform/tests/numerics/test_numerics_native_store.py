@@ -43,9 +43,9 @@ def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
 def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
     declared = ModelDeclaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
     random = np.random.default_rng(6)
-    one = StoreFactory(before).make(declared, np.ones(4, np.float32))
+    one = StoreFactory(before).make_store(declared, np.ones(4, np.float32))
     one.apply_gradients(drawn(declared, random), 1)
-    other = StoreFactory(after).restored(one.take_snapshot())
+    other = StoreFactory(after).restore_store(one.take_snapshot())
     assert type(other) is not type(one)
     push = drawn(declared, random)
     for store in (one, other):
@@ -55,4 +55,4 @@ def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
 
 def test_the_native_store_is_taken_where_it_can_be():
     declared = ModelDeclaration((), (TABLE,), OptimizerSpec("adam"), "model")
-    assert type(StoreFactory().make(declared, np.empty(0, np.float32))) is NativeParameterStore
+    assert type(StoreFactory().make_store(declared, np.empty(0, np.float32))) is NativeParameterStore

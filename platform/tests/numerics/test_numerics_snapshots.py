@@ -150,10 +150,10 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
     cut = CutSnapshot(3, store.take_snapshot(), 1, {})
     expected, meta = shard_arrays(CutSnapshot(3, store.take_snapshot(), 1, {}))
     writer = ShardWriter(0)
-    writer.begin(tmp_path, cut)
+    writer.start_writing(tmp_path, cut)
     for step in range(2, 30):
         store.apply_gradients(gradients, step)
-    saved = writer.wait(3, 60)
+    saved = writer.wait_until_saved(3, 60)
     arrays, strings = read_array_file(tmp_path / saved.file)
     assert strings == meta
     for name, values in expected.items():
@@ -171,13 +171,13 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
 
 def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_path):
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory("native"))
-    server.attach(MasterAttachment(1, 0))
-    server.declare(ModelDeclaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
-    assert server.snapshot(1, 1, tmp_path, pin=True) == server.snapshot(1, 1, tmp_path, pin=True)
-    server.snapshot(1, 2, None, pin=True)
-    assert server.saved(1, 1, 60).file
-    for cut, end in ((1, server.unpin), (2, server.release)):
-        snapshot = server.pinned(cut).snapshot
+    server.attach_master(MasterAttachment(1, 0))
+    server.declare_model(ModelDeclaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
+    assert server.take_snapshot(1, 1, tmp_path, pin=True) == server.take_snapshot(1, 1, tmp_path, pin=True)
+    server.take_snapshot(1, 2, None, pin=True)
+    assert server.wait_until_saved(1, 1, 60).file
+    for cut, end in ((1, server.unpin_cut), (2, server.release_cut)):
+        snapshot = server.pinned_cut(cut).snapshot
         assert snapshot.read_rows(SHAPE.name, array([5])).shape == (1, 16)
         end(1, cut)
         with pytest.raises(PinError):
@@ -191,7 +191,7 @@ def test_a_shard_that_cannot_be_written_lets_go_of_its_snapshot(tmp_path):
     cut = CutSnapshot(3, trained()[0].take_snapshot(), 1, {})
     writer = ShardWriter(0, full)
     with cut.snapshot:
-        writer.begin(tmp_path, cut)
-    assert writer.wait(3, 60).error == "the disk is full"
+        writer.start_writing(tmp_path, cut)
+    assert writer.wait_until_saved(3, 60).error == "the disk is full"
     with pytest.raises(PinError):
         cut.snapshot.tables[SHAPE.name].read_all()

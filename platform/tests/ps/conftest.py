@@ -127,7 +127,7 @@ class Ps:
         self._stack = stack
         plane = BulkRequestHandler(self.server)
         self.bulk = BulkServer(
-            f"unix:{folder}/{index}.blk", TOKEN, plane, max_body_bytes=1 << 26, on_disconnect=plane.parted
+            f"unix:{folder}/{index}.blk", TOKEN, plane, max_body_bytes=1 << 26, on_disconnect=plane.handle_disconnect
         )
         self.bulk.start()
         stack.callback(self.bulk.stop)

@@ -32,7 +32,7 @@ class Counted:
     def __init__(self) -> None:
         self.version = 0
 
-    def apply(self, gradients: PushGradients | None) -> None:
+    def apply_push(self, gradients: PushGradients | None) -> None:
         self.version += 1
 
 
@@ -50,10 +50,10 @@ class Server:
 
     def __init__(self, wanted: int, tolerance: int) -> None:
         self.leases = AppliedSteps()
-        self.leases.attach(1, 0, [], [])
+        self.leases.attach_master(1, 0, [], [])
         self.contents = Counted()
         self.cuts: CutState[int] = CutState()
-        held = lambda: self.cuts.held  # noqa: E731
+        held = lambda: self.cuts.is_paused  # noqa: E731
         self.together = SyncUpdater(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
         self.behind: list[PendingPush] = []
         self.rounds: list[tuple[PushId, ...]] = []
@@ -70,11 +70,11 @@ class Server:
 
     def keeps_out(self, push: PendingPush) -> bool:
         """Whether it waits for a cut."""
-        return self.cuts.keeps_out(*push.push_id) and self.leases.decide_push(*push.push_id) is AdmissionOutcome.APPLIED
+        return self.cuts.must_wait(*push.push_id) and self.leases.decide_push(*push.push_id) is AdmissionOutcome.APPLIED
 
     def settle(self) -> None:
         """Leases or cuts changed."""
-        self.together.settle()
+        self.together.reevaluate()
 
 
 @dataclass(eq=False)
@@ -170,7 +170,7 @@ class RoundsSimulator:
             for push in server.behind:
                 if not server.keeps_out(push):
                     yield partial(server.take, push)
-            if str(part) in self.cut.parts:
+            if str(part) in self.cut.waiting_ps:
                 yield partial(self._ask, part)
         yield from self._of_master()
 
@@ -198,52 +198,54 @@ class RoundsSimulator:
     def _begin_cut(self) -> None:
         self.cuts -= 1
         self.cut = PendingCut(self.cut.number + 1, checkpoint=True, pin=False)
-        self.cut.enter(CutStage.HOLDING, map(str, range(len(self.servers))))
+        self.cut.enter_stage(CutStage.HOLDING, map(str, range(len(self.servers))))
 
     def _ask(self, part: int) -> None:
         """A server holds updates, or is asked for its copy: it may have to be asked again."""
         server, cut, name = self.servers[part], self.cut, str(part)
         if cut.stage is CutStage.HOLDING:
-            server.cuts.hold(cut.number, 0.0)
-            cut.applied[name] = server.leases.met()
-            cut.answered(CutStage.HOLDING, name)
-            if cut.complete:
+            server.cuts.pause_pushes(cut.number, 0.0)
+            cut.applied_steps[name] = server.leases.steps_of_pushed_leases()
+            cut.record_answer(CutStage.HOLDING, name)
+            if cut.is_complete:
                 self._decide()
             return
-        server.cuts.let_in(cut.number, cut.within)
+        server.cuts.include_steps(cut.number, cut.included_steps)
         server.settle()
-        if server.leases.reached(cut.within):
+        if server.leases.has_reached(cut.included_steps):
             self._copy(part)
 
     def _decide(self) -> None:
         """All are held: which steps the cut has, or that it is off."""
         known = {lease.number: 0 for worker in self.workers for lease in worker.queue}
         known |= {worker.queue[0].number: worker.step for worker in self.workers if worker.queue}
-        within = None if self.cut.find_unconfirmed_leases(known, self.born) else self.cut.steps(known).value
+        within = (
+            None if self.cut.find_unconfirmed_leases(known, self.born) else self.cut.decide_included_steps(known).value
+        )
         if within is None or self.random.random() < 0.2:
             self._call_off()
         else:
-            self.cut.within = within
-            self.cut.enter(CutStage.SNAPSHOT, map(str, range(len(self.servers))))
+            self.cut.included_steps = within
+            self.cut.enter_stage(CutStage.SNAPSHOT, map(str, range(len(self.servers))))
 
     def _copy(self, part: int) -> None:
-        server, within = self.servers[part], self.cut.within
-        held = {lease: through for lease, through in server.leases.applied().items() if within.get(lease)}
+        server, within = self.servers[part], self.cut.included_steps
+        held = {lease: through for lease, through in server.leases.steps_by_lease().items() if within.get(lease)}
         assert held == {lease: through for lease, through in within.items() if through}, "not the same on all"
-        server.cuts.taken(self.cut.number, 0, pin=False)
+        server.cuts.record_copy(self.cut.number, 0, pin=False)
         server.settle()
-        self.cut.answered(CutStage.SNAPSHOT, str(part))
-        if self.cut.complete:
-            self.cut.enter(CutStage.SAVING, ())
+        self.cut.record_answer(CutStage.SNAPSHOT, str(part))
+        if self.cut.is_complete:
+            self.cut.enter_stage(CutStage.SAVING, ())
             self.taken += 1
 
     def _call_off(self) -> None:
         if not self.cut.awaits_copies:
             return
         for server in self.servers:
-            server.cuts.release(self.cut.number)
+            server.cuts.release_cut(self.cut.number)
             server.settle()
-        self.cut.enter(CutStage.SAVING, ())
+        self.cut.enter_stage(CutStage.SAVING, ())
 
     def _grant(self, worker: Worker) -> None:
         worker.queue.append(self.todo.popleft())
@@ -262,7 +264,7 @@ class RoundsSimulator:
         if push is not None and push.outcome is None:
             return  # its thread waits inside, and notices nothing
         self.closing.remove((worker, part))
-        self.servers[part].together.parted(worker.index, worker.index)
+        self.servers[part].together.handle_disconnect(worker.index, worker.index)
 
     def _revoke(self, worker: Worker) -> None:
         self.orphans.remove(worker)
@@ -270,7 +272,7 @@ class RoundsSimulator:
         for lease in worker.queue:
             through = []
             for server in self.servers:
-                through.append(server.leases.revoke([lease.number], 0)[lease.number])
+                through.append(server.leases.revoke_leases([lease.number], 0)[lease.number])
                 server.settle()
             low, high = min(through), max(through)
             for step in range(low):
@@ -285,11 +287,11 @@ class RoundsSimulator:
         self.restarts -= 1
         part = self.random.randrange(len(self.servers))
         lost, new = self.servers[part], self._new_server()
-        new.leases.restore(lost.leases.applied())
-        new.leases.revoke(lost.leases._revoked_leases, 0)
+        new.leases.restore_steps(lost.leases.steps_by_lease())
+        new.leases.revoke_leases(lost.leases._revoked_leases, 0)
         new.contents.version = lost.contents.version // 2
         self.born[str(part)] = next(self.numbers)
-        new.cuts.passed(lost.cuts._passed)
+        new.cuts.finish_cut(lost.cuts._last_finished_cut)
         self.servers[part] = new
         self._call_off()
         for worker in self.workers:
@@ -328,7 +330,7 @@ class RoundsSimulator:
 
     def _receive(self, worker: Worker, part: int) -> None:
         push = worker.waits.pop(part)
-        outcome = push.admission()
+        outcome = push.require_admission()
         if outcome is AdmissionOutcome.REVOKED:
             raise AssertionError("a live worker's lease was revoked")
         if outcome is AdmissionOutcome.APPLIED:

@@ -12,10 +12,10 @@ def shard_arrays(cut: CutSnapshot) -> tuple[dict[str, np.ndarray], dict[str, str
     """Arrays by name, of variables views of the cut, and the strings beside them."""
     shard = make_shard_content(cut)
     parts: dict[str, list[np.ndarray]] = {name: [] for name, _, _ in shard.array_shapes}
-    for name, values in shard.parts:
+    for name, values in shard.array_chunks:
         parts[name].append(values.copy() if name.startswith("rows/") else values)
     arrays = {}
     for name, dtype, shape in shard.array_shapes:
         found = parts[name]
         arrays[name] = found[0] if len(found) == 1 else np.concatenate([np.empty((0, *shape[1:]), dtype), *found])
-    return arrays, dict(shard.meta)
+    return arrays, dict(shard.metadata)

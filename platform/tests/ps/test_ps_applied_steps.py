@@ -19,7 +19,7 @@ def number(counter: int, incarnation: int = 1) -> int:
 
 def attached(incarnation: int = 1) -> AppliedSteps:
     leases = AppliedSteps()
-    leases.attach(incarnation, 0, [], [])
+    leases.attach_master(incarnation, 0, [], [])
     return leases
 
 
@@ -32,7 +32,7 @@ def test_a_step_enters_once_and_older_ones_are_duplicates():
     assert leases.admit_push(number(1), 0) is AdmissionOutcome.APPLIED
     assert leases.admit_push(number(1), 4) is AdmissionOutcome.APPLIED
     assert leases.admit_push(number(1), 3) is AdmissionOutcome.DUPLICATE
-    assert leases.applied() == {number(1): 5}
+    assert leases.steps_by_lease() == {number(1): 5}
 
 
 def test_deciding_changes_nothing():
@@ -43,11 +43,11 @@ def test_deciding_changes_nothing():
 def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
     leases = attached(2)
     with pytest.raises(StaleMasterError, match="incarnation 1"):
-        leases.attach(1, 0, [], [])
+        leases.attach_master(1, 0, [], [])
     with pytest.raises(StaleMasterError):
-        leases.check(1)
+        leases.check_master(1)
     with pytest.raises(NotAttachedError):
-        leases.check(3)
+        leases.check_master(3)
     assert leases.decide_push(number(7, 1), 0) is AdmissionOutcome.REVOKED
 
 
@@ -56,22 +56,22 @@ def test_a_master_far_above_all_that_was_heard_of_attaches_only_once_it_was_hear
     far = 3 + MAX_MASTERS_AHEAD + 1
     for incarnation in (far, 2**31 - 1):
         with pytest.raises(RetryableError, match=f"incarnation {incarnation} attaches, and 3 is the last one heard of"):
-            leases.attach(incarnation, 0, [], [])
-    leases.check(3)
-    leases.heard(far)
-    leases.heard(2)  # one that was replaced meanwhile answers late
-    leases.attach(far, 0, [], [])
-    leases.check(far)
+            leases.attach_master(incarnation, 0, [], [])
+    leases.check_master(3)
+    leases.record_incarnation(far)
+    leases.record_incarnation(2)  # one that was replaced meanwhile answers late
+    leases.attach_master(far, 0, [], [])
+    leases.check_master(far)
 
 
 def test_the_first_master_may_be_any():
-    attached(5000).check(5000)
+    attached(5000).check_master(5000)
 
 
 def test_leases_that_live_on_keep_their_place():
     leases = attached()
     leases.admit_push(number(1), 0)
-    leases.attach(2, 0, [], [number(1)])
+    leases.attach_master(2, 0, [], [number(1)])
     assert leases.admit_push(number(1), 0) is AdmissionOutcome.DUPLICATE
     assert leases.admit_push(number(1), 1) is AdmissionOutcome.APPLIED
 
@@ -79,8 +79,8 @@ def test_leases_that_live_on_keep_their_place():
 def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
     leases = attached()
     leases.admit_push(number(1), 0)
-    assert leases.revoke([number(1), number(2)], 0) == leases.revoke([number(1), number(2)], 0)
-    assert leases.applied() == {}
+    assert leases.revoke_leases([number(1), number(2)], 0) == leases.revoke_leases([number(1), number(2)], 0)
+    assert leases.steps_by_lease() == {}
 
 
 @PATIENT
@@ -90,7 +90,7 @@ def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
     for counter in counters:
         leases.admit_push(number(counter), 0)
         if counter % 3 == 0:
-            leases.revoke([number(counter)], 0)
+            leases.revoke_leases([number(counter)], 0)
     leases.close_leases_below(number(floor))
     assert len(leases) == len({counter for counter in counters if counter >= floor})
     assert all(
@@ -128,7 +128,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(leases=st.lists(leases_of, max_size=3), floor=leases_of)
     def revoke(self, leases: list[int], floor: int) -> None:
         before = {lease: max((s + 1 for known, s in self.entered if known == lease), default=0) for lease in leases}
-        through = self.leases.revoke(leases, floor)
+        through = self.leases.revoke_leases(leases, floor)
         for lease, steps in through.items():
             assert steps in (0, before[lease])
             assert steps == before[lease] or lease < self.floor
@@ -139,22 +139,22 @@ class Interleavings(RuleBasedStateMachine):
     @rule(live=st.lists(leases_of, max_size=4), revoked=st.lists(leases_of, max_size=2))
     def new_master(self, live: list[int], revoked: list[int]) -> None:
         self.incarnation += 1
-        self.leases.attach(self.incarnation, self.floor, revoked, live)
+        self.leases.attach_master(self.incarnation, self.floor, revoked, live)
         self.closed |= set(revoked)
 
     @rule()
     def checkpoint(self) -> None:
-        self.saved = (dict(self.leases.applied()), set(self.entered))
+        self.saved = (dict(self.leases.steps_by_lease()), set(self.entered))
 
     @rule()
     def restore(self) -> None:
         """The updates after the checkpoint are gone with it: their steps may enter again, once."""
         applied, self.entered = self.saved[0], {e for e in self.saved[1] if e[0] in self.saved[0]}
-        self.leases.restore(applied)
+        self.leases.restore_steps(applied)
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        assert all(lease >= self.floor for lease in self.leases.applied())
+        assert all(lease >= self.floor for lease in self.leases.steps_by_lease())
 
 
 TestInterleavings = Interleavings.TestCase

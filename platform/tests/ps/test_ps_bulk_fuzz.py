@@ -199,7 +199,7 @@ class Plane:
         """Bytes that native tables have, of memory and of addresses, as they say exactly."""
         if self.store == NUMPY_STORE:
             return 0, 0
-        tables = self.server.account().tables.values()
+        tables = self.server.collect_statistics().tables.values()
         reports = [table.memory_usage for table in tables if isinstance(table, NativeTable)]
         return sum(each.resident for each in reports), sum(each.reserved for each in reports)
 
@@ -213,7 +213,7 @@ class Plane:
 
 def plane(store: str) -> Plane:
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(store), push_timeout=0.0)
-    server.attach(MasterAttachment(1, 0, slots=[0] * 256))
+    server.attach_master(MasterAttachment(1, 0, slot_owners=[0] * 256))
     return Plane(server, BulkRequestHandler(server), store)
 
 
@@ -272,7 +272,7 @@ def answer(server: Plane, request: ReceivedFrame) -> OutgoingFrame:
         bound += server.declared(request)
     native = max(0, resident - resident_before)
     assert taken + native <= bound, f"{taken} bytes were taken, and {native} of native memory"
-    assert reserved <= ADDRESSES * len(server.server.account().tables)
+    assert reserved <= ADDRESSES * len(server.server.collect_statistics().tables)
     assert given.kind in (FrameKind.REFUSED, ANSWERS.get(request.kind))
     return given
 

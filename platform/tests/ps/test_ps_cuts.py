@@ -26,61 +26,61 @@ LEASE = (1 << 32) + 1
 
 def test_while_a_cut_is_held_only_its_own_steps_come_in():
     cuts: CutState[str] = CutState()
-    assert not cuts.keeps_out(7, 0)
-    cuts.hold(2, 100.0)
-    assert [cuts.keeps_out(7, step) for step in (0, 1)] == [True, True]
-    cuts.let_in(2, {7: 1})
-    assert [cuts.keeps_out(lease, step) for lease, step in ((7, 0), (7, 1), (8, 0))] == [False, True, True]
-    cuts.let_in(1, {7: 9})
-    assert cuts.keeps_out(7, 1), "another cut says nothing of this one"
-    cuts.hold(2, 101.0)
-    assert not cuts.keeps_out(7, 0), "asked again"
+    assert not cuts.must_wait(7, 0)
+    cuts.pause_pushes(2, 100.0)
+    assert [cuts.must_wait(7, step) for step in (0, 1)] == [True, True]
+    cuts.include_steps(2, {7: 1})
+    assert [cuts.must_wait(lease, step) for lease, step in ((7, 0), (7, 1), (8, 0))] == [False, True, True]
+    cuts.include_steps(1, {7: 9})
+    assert cuts.must_wait(7, 1), "another cut says nothing of this one"
+    cuts.pause_pushes(2, 101.0)
+    assert not cuts.must_wait(7, 0), "asked again"
     assert cuts.paused_seconds(102.0) == 2.0
-    cuts.taken(2, "copy", pin=False)
-    assert not cuts.keeps_out(7, 9)
+    cuts.record_copy(2, "copy", pin=False)
+    assert not cuts.must_wait(7, 9)
     assert cuts.paused_seconds(102.0) == 0.0
 
 
 def test_a_cut_is_not_held_for_longer_than_the_limit():
     cuts: CutState[str] = CutState()
-    cuts.hold(2, 100.0)
+    cuts.pause_pushes(2, 100.0)
     assert not cuts.expire_pause(99.9 + MAX_PAUSE_SECONDS)
-    assert cuts.keeps_out(7, 0)
+    assert cuts.must_wait(7, 0)
     assert cuts.expire_pause(100.0 + MAX_PAUSE_SECONDS)
-    assert not cuts.keeps_out(7, 0)
+    assert not cuts.must_wait(7, 0)
     with pytest.raises(CutError, match="cut 2 is over"):
-        cuts.hold(2, 106.0)
-    cuts.hold(3, 106.0)
-    assert cuts.keeps_out(7, 0)
+        cuts.pause_pushes(2, 106.0)
+    cuts.pause_pushes(3, 106.0)
+    assert cuts.must_wait(7, 0)
 
 
 def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
     cuts: CutState[str] = CutState()
-    cuts.hold(2, 100.0)
-    cuts.let_in(2, {7: 1})
-    cuts.taken(2, "copy", pin=False, keep_paused=True)
-    cuts.hold(2, 101.0)
+    cuts.pause_pushes(2, 100.0)
+    cuts.include_steps(2, {7: 1})
+    cuts.record_copy(2, "copy", pin=False, keep_paused=True)
+    cuts.pause_pushes(2, 101.0)
     assert not cuts.expire_pause(100.0 + 100 * MAX_PAUSE_SECONDS), "the successor of a server may have to wait for room"
-    assert [cuts.keeps_out(7, step) for step in (0, 1)] == [False, True]
-    cuts.passed(1)
-    assert cuts.keeps_out(7, 1), "the next master knows of it"
-    cuts.release(2)
-    assert not cuts.keeps_out(7, 1)
+    assert [cuts.must_wait(7, step) for step in (0, 1)] == [False, True]
+    cuts.finish_cut(1)
+    assert cuts.must_wait(7, 1), "the next master knows of it"
+    cuts.release_cut(2)
+    assert not cuts.must_wait(7, 1)
 
 
 def test_what_comes_after_a_kept_cut_is_not_kept():
     cuts: CutState[str] = CutState()
-    cuts.hold(2, 100.0)
-    cuts.taken(2, "copy", pin=False, keep_paused=True)
-    cuts.release(2)
-    cuts.hold(3, 101.0)
+    cuts.pause_pushes(2, 100.0)
+    cuts.record_copy(2, "copy", pin=False, keep_paused=True)
+    cuts.release_cut(2)
+    cuts.pause_pushes(3, 101.0)
     assert cuts.expire_pause(101.0 + MAX_PAUSE_SECONDS)
-    assert not cuts.keeps_out(7, 0)
+    assert not cuts.must_wait(7, 0)
 
 
 def test_a_cut_that_is_over_cannot_be_taken():
     cuts: CutState[str] = CutState()
-    cuts.release(3)
+    cuts.release_cut(3)
     with pytest.raises(CutError, match="cut 3"):
         cuts.check_open(3)
     cuts.check_open(4)
@@ -88,16 +88,16 @@ def test_a_cut_that_is_over_cannot_be_taken():
 
 def test_pins_are_kept_until_they_are_released():
     cuts: CutState[str] = CutState()
-    cuts.taken(1, "one", pin=True)
-    cuts.taken(2, "two", pin=False)
-    cuts.taken(3, "three", pin=True)
-    assert list(cuts.pins()) == [1, 3]
-    assert cuts.pinned(1) == "one"
-    cuts.unpin(1)
-    cuts.release(3)
+    cuts.record_copy(1, "one", pin=True)
+    cuts.record_copy(2, "two", pin=False)
+    cuts.record_copy(3, "three", pin=True)
+    assert list(cuts.pinned_cuts()) == [1, 3]
+    assert cuts.pinned_copy(1) == "one"
+    cuts.unpin_cut(1)
+    cuts.release_cut(3)
     for cut in (1, 2, 3):
         with pytest.raises(PinError):
-            cuts.pinned(cut)
+            cuts.pinned_copy(cut)
 
 
 # ------------------------------------------------------------ real sockets
@@ -149,8 +149,8 @@ class Waiting:
 
 def kept_out(ps, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
-    with ps.server._changed:
-        assert ps.server._changed.wait_for(lambda: ps.server._paused_pushes == count, 10)
+    with ps.server._condition:
+        assert ps.server._condition.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
 def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two):
@@ -215,7 +215,7 @@ def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(two
     ps.hold(1)
 
     def meanwhile(cut: int, within: object, seconds: float) -> bool:
-        ps.server._last_taken = ps.server._take(cut, None, {}, pin=False)
+        ps.server._last_snapshot = ps.server._copy_state(cut, None, {}, pin=False)
         return True
 
     monkeypatch.setattr(ps.server, "_wait_for_steps", meanwhile)
@@ -227,7 +227,7 @@ def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
     ps.hold(1)
     ps.server.close()
     with pytest.raises(PeerRefusedError, match="this PS ends") as caught:
-        ps.server.snapshot(1, 1, None, pin=False, included_steps={LEASE: 1})
+        ps.server.take_snapshot(1, 1, None, pin=False, included_steps={LEASE: 1})
     assert caught.value.kind == "busy"
 
 
@@ -360,7 +360,7 @@ def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is
     with pytest.raises(RetryableError, match="1 is the last one heard of here"):
         ps.attach(2**31 - 1)
     ps.hold(1)
-    ps.server.heard_of_master(900)
+    ps.server.record_incarnation(900)
     ps.attach(901)
     with pytest.raises(PeerRefusedError, match="attached is 901"):
         ps.hold(2)

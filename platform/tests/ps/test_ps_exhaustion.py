@@ -55,26 +55,26 @@ def push(**ids: range) -> PushGradients:
 def server(request: pytest.FixtureRequest) -> ParameterServer:
     """A server that holds DECLARED."""
     made = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(request.param), push_timeout=0.0)
-    made.attach(MasterAttachment(1, 0))
-    made.declare(DECLARED, np.zeros(2, np.float32))
+    made.attach_master(MasterAttachment(1, 0))
+    made.declare_model(DECLARED, np.zeros(2, np.float32))
     return made
 
 
 def table(server: ParameterServer, name: str) -> Any:
-    return server.account().tables[name]
+    return server.collect_statistics().tables[name]
 
 
 def sent(server: ParameterServer, step: int, gradients: PushGradients) -> AdmissionOutcome:
-    return server.push(PendingPush(PushId(LEASE, step), server.declaration(), gradients))[0]
+    return server.push(PendingPush(PushId(LEASE, step), server.require_declaration(), gradients))[0]
 
 
 def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
-    server.attach(MasterAttachment(1, 0))
+    server.attach_master(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(numpy_table.NumpyTable, "__init__", none_left)
         with pytest.raises(OutOfMemoryError) as refused:
-            server.declare(DECLARED, np.zeros(2, np.float32))
+            server.declare_model(DECLARED, np.zeros(2, np.float32))
     assert not missing_keys(
         str(refused.value),
         "memory",
@@ -82,17 +82,17 @@ def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monk
         "table 'users' (any id x 8)",
         " ".join(OUT_OF_MEMORY_HINT.split()),
     )
-    assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
+    assert server.declare_model(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
 
 def test_dense_values_that_cannot_be_held_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
-    server.attach(MasterAttachment(1, 0))
+    server.attach_master(MasterAttachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(FlatParameters, "__init__", none_left)
         with pytest.raises(OutOfMemoryError, match=r"2 dense values.*slot[\s\S]*ps\.count"):
-            server.declare(DECLARED, np.zeros(2, np.float32))
-    assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
+            server.declare_model(DECLARED, np.zeros(2, np.float32))
+    assert server.declare_model(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
 
 @pytest.mark.parametrize("fails_after", range(4))
@@ -101,8 +101,8 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
 ) -> None:
     """``fails_after``: of its arrays that have grown: ids, values, steps and slots."""
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE))
-    server.attach(MasterAttachment(1, 0))
-    server.declare(DECLARED, np.zeros(2, np.float32))
+    server.attach_master(MasterAttachment(1, 0))
+    server.declare_model(DECLARED, np.zeros(2, np.float32))
     left, extended = iter(range(fails_after)), numpy_table._copy_extended
 
     def extend(array: np.ndarray, capacity: int) -> np.ndarray:
@@ -113,22 +113,22 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
         with pytest.raises(OutOfMemoryError, match=r"300 rows of table 'users' \(any id x 8\)[\s\S]*ps\.max_rows"):
             sent(server, 0, push(items=range(3), users=range(300)))
     slab = np.empty(2, np.float32)
-    assert server.pull(server.declaration(), slab) == 0
+    assert server.pull(server.require_declaration(), slab) == 0
     np.testing.assert_array_equal(slab, 0)
     assert (len(table(server, "users")), len(table(server, "items"))) == (0, 0)
     assert sent(server, 0, push(items=range(3), users=range(300))) is AdmissionOutcome.APPLIED
-    assert server.pull(server.declaration(), slab) == 1
+    assert server.pull(server.require_declaration(), slab) == 1
 
 
 def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
-    server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=True)
-    saved = server.saved(1, 1, 10.0)
+    server.take_snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=True)
+    saved = server.wait_until_saved(1, 1, 10.0)
     shard = ShardInfo(saved.file, saved.size, int(saved.checksum, 16))
     commit_checkpoint(directory, CheckpointManifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
-    held = server.declaration()
+    held = server.require_declaration()
     with monkeypatch.context() as little:
         little.setattr(type(table(server, "users")), "apply_gradients", none_left)
         with pytest.raises(PartialUpdateError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
@@ -138,16 +138,18 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
         lambda: server.pull_rows({"users": np.array([1])}),
         lambda: server.scan_rows("users", 0, 9),
         lambda: server.push(PendingPush(PushId(LEASE, 1), held, push(users=range(4)))),
-        lambda: server.snapshot(1, 2, None, pin=True),
-        server.declaration,
+        lambda: server.take_snapshot(1, 2, None, pin=True),
+        server.require_declaration,
     ):
         with pytest.raises(PartialUpdateError, match=r"4 rows of table 'users' \(any id x 8\)"):
             call()
-    assert server.pinned(1).snapshot.read_rows("users", np.array([1])).any(), "what was taken before is whole"
+    assert server.pinned_cut(1).snapshot.read_rows("users", np.array([1])).any(), "what was taken before is whole"
 
-    server.attach(MasterAttachment(2, 0, restore=directory, cut=1, slots=initial_placement(1)))
+    server.attach_master(
+        MasterAttachment(2, 0, restore_directory=directory, last_finished_cut=1, slot_owners=initial_placement(1))
+    )
     slab = np.empty(2, np.float32)
-    assert server.pull(server.declaration(), slab) == 1
+    assert server.pull(server.require_declaration(), slab) == 1
     assert len(table(server, "users")) == 3
 
 
@@ -162,11 +164,11 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
             server.pull_rows({"users": np.array([1, 2])})
         little.setattr(kind, "take_snapshot", none_left)
         with pytest.raises(OutOfMemoryError, match=r"2 dense values, table 'users' \(any id x 8\)"):
-            server.snapshot(1, 1, None, pin=True)
+            server.take_snapshot(1, 1, None, pin=True)
         little.setattr(FlatParameters, "preallocate_copy", none_left)
         with pytest.raises(OutOfMemoryError, match="2 dense values"):
-            server.prepare(1)
-    assert server.snapshot(1, 1, None, pin=True).version == 1
+            server.prepare_cut(1)
+    assert server.take_snapshot(1, 1, None, pin=True).version == 1
     assert server.pull_rows({"users": np.array([1, 2])})[0].all()
 
 
@@ -174,8 +176,8 @@ def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
-    server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=False)
-    saved = server.saved(1, 1, 10.0)
+    server.take_snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=False)
+    saved = server.wait_until_saved(1, 1, 10.0)
     commit_checkpoint(
         directory, CheckpointManifest(1, 1, "", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {})
     )
@@ -187,8 +189,12 @@ def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
         with monkeypatch.context() as little:
             little.setattr(owner, name, none_left)
             with pytest.raises(OutOfMemoryError, match=f"for {what}\n"):
-                server.attach(MasterAttachment(2, 0, restore=directory, cut=1, slots=initial_placement(1)))
-        assert server.pull(server.declaration(), np.empty(2, np.float32)) == 2
+                server.attach_master(
+                    MasterAttachment(
+                        2, 0, restore_directory=directory, last_finished_cut=1, slot_owners=initial_placement(1)
+                    )
+                )
+        assert server.pull(server.require_declaration(), np.empty(2, np.float32)) == 2
         assert len(table(server, "users")) == 5
 
 
@@ -197,13 +203,13 @@ def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it
 ) -> None:
     """Where no table is at fault, the refusal says how large the request was."""
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(NUMPY_STORE), strategy=Strategy(mode="sync"))
-    server.attach(MasterAttachment(1, 0))
-    server.declare(DECLARED, np.zeros(2, np.float32))
+    server.attach_master(MasterAttachment(1, 0))
+    server.declare_model(DECLARED, np.zeros(2, np.float32))
     monkeypatch.setattr(f"edl.ps.sync_updates.{merge_gradients.__name__}", none_left)
     head = pb.Push(lease=LEASE, learning_rate=0.5, weight=1).SerializeToString()
     with pytest.raises(OutOfMemoryError, match=f"for a PUSH of {len(head) + 8} bytes\n"):
         BulkRequestHandler(server)(ReceivedFrame(FrameKind.PUSH, head, memoryview(bytes(8))))
-    assert server.pull(server.declaration(), np.empty(2, np.float32)) == 0
+    assert server.pull(server.require_declaration(), np.empty(2, np.float32)) == 0
 
 
 REAL = """
@@ -220,16 +226,16 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 
 users = TableSpec("users", 0, 64, {"name": "zeros"}, seed=1)
 contents = ModelState(StoreFactory(sys.argv[1]))
-contents.declare(ModelDeclaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
+contents.declare_model(ModelDeclaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
 batch, dense = 4000, np.empty(0, np.float32)
 values = np.ones((batch, 64), np.float32)
 push = lambda at: PushGradients(dense, {"users": RowBatch(np.arange(at, at + batch), values)}, 0.1, 1.0)
-contents.apply(push(0))
+contents.apply_push(push(0))
 used = 4096 * int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
 try:
     for at in range(batch, 1000 * batch, batch):
-        contents.apply(push(at))
+        contents.apply_push(push(at))
 except RefusedError as error:
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     print(type(error).__name__, contents.version * batch - len(contents.tables["users"]), error.message)

@@ -67,9 +67,9 @@ class Target:
 
     def next_master(self) -> None:
         """Another master attaches, a worker trains, a cut is taken."""
-        leases, cuts = self.ps.server._leases, self.ps.server._cuts
+        leases, cuts = self.ps.server._applied_steps, self.ps.server._cut_state
         self.incarnation = leases._incarnation + 1
-        self.cut = max(cuts._passed, cuts._held, self.cut)
+        self.cut = max(cuts._last_finished_cut, cuts._paused_cut, self.cut)
         lease = (self.incarnation << 32) + 1
         assert self.ps.attach(self.incarnation, cut=self.cut).initialized
         assert self.worker.push(lease, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED

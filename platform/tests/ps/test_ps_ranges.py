@@ -125,8 +125,8 @@ def test_rows_are_not_placed_by_fewer_slots_than_there_are(tmp_path: Path) -> No
 def test_a_lease_has_no_more_steps_than_its_range() -> None:
     """A PS says how far a lease is, by what a worker pushed: the last range of a source is shorter than others."""
     revocation = LeaseRevocation("worker-0", (LEASE,), "gone", in_flight=False)
-    revocation.waiting = {"ps-0", "ps-1"}
-    revocation.answered("ps-0", {LEASE: 64}, {LEASE: 0})
-    revocation.answered("ps-1", {LEASE: 2}, {LEASE: 0})
+    revocation.waiting_ps = {"ps-0", "ps-1"}
+    revocation.record_answer("ps-0", {LEASE: 64}, {LEASE: 0})
+    revocation.record_answer("ps-1", {LEASE: 2}, {LEASE: 0})
     (settled,) = settle_leases(revocation, {LEASE: Lease(LEASE, RecordRange(0, "a", 0, 24), 8, "worker-0")})
     assert (settled.through, settled.partial, settled.repeated) == (2, 1, 8)

@@ -74,9 +74,9 @@ def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
 
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server = ParameterServer(0, ShardWriter(0), store_factory=stores(RowRetention(max_rows=3)))
-    server.attach(MasterAttachment(1, 0))
-    server.declare(DECLARED, np.zeros(2, np.float32))
-    held, slab = server.declaration(), np.empty(2, np.float32)
+    server.attach_master(MasterAttachment(1, 0))
+    server.declare_model(DECLARED, np.zeros(2, np.float32))
+    held, slab = server.require_declaration(), np.empty(2, np.float32)
     for _ in range(2):
         with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 more"):
             server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4])))
@@ -92,7 +92,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
 
 def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
     made = stores(RowRetention(evict_after_steps=3))
-    store = made.make(DECLARED, np.zeros(2, np.float32))
+    store = made.make_store(DECLARED, np.zeros(2, np.float32))
     for step, ids in enumerate(([1, 2, 3], [2, 3], [3]), start=1):
         store.apply_gradients(push(small=ids), step)
     directory = cut_directory(tmp_path, 1)
@@ -108,7 +108,7 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
     assert (found.row_count, found.slots) == (3, ("accumulator",))
 
     back = load_owned_part(directory, 0, initial_placement(1))
-    restored = made.restored(back.snapshot, back.version)
+    restored = made.restore_store(back.snapshot, back.version)
     for step, left in ((4, [1, 2, 3]), (5, [2, 3]), (6, [3]), (7, [])):
         restored.apply_gradients(push(large=[5], small=[]), step)
         rows = restored.take_snapshot().tables["small"].read_all()
@@ -117,10 +117,10 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
 
 def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_step(stores):
     """As after `--resume --set ps.evict_after_steps=3`: nothing is dropped for what happened before."""
-    store = stores(RowRetention()).make(DECLARED, np.zeros(2, np.float32))
+    store = stores(RowRetention()).make_store(DECLARED, np.zeros(2, np.float32))
     store.apply_gradients(push(small=[1, 2]), 1)
     with store.take_snapshot() as snapshot:
-        restored = stores(RowRetention(evict_after_steps=3)).restored(snapshot, 8)
+        restored = stores(RowRetention(evict_after_steps=3)).restore_store(snapshot, 8)
     for step, left in ((9, [1, 2]), (10, [1, 2]), (11, [1, 2]), (12, [])):
         restored.apply_gradients(push(small=[]), step)
         assert sorted(restored.take_snapshot().tables["small"].read_all().ids.tolist()) == left
@@ -129,7 +129,7 @@ def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_st
 def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_checkpoint(tmp_path):
     cuts = []
     for index, retention in enumerate((RowRetention(), RowRetention(evict_after_steps=3))):
-        store = StoreFactory(NUMPY_STORE, found=NativeExtension(), retention=retention).make(
+        store = StoreFactory(NUMPY_STORE, native_extension=NativeExtension(), retention=retention).make_store(
             ModelDeclaration((), (SMALL,), OptimizerSpec("sgd"), "model"), np.empty(0, np.float32)
         )
         values = np.ones((1, 2), np.float32)

@@ -38,23 +38,23 @@ class Play:
             server.take(push)
             yield from self._state(words[0])
         elif words[1:] == ["parts"]:
-            self._servers[0].together.parted(ord(words[0]), ord(words[0]))
+            self._servers[0].together.handle_disconnect(ord(words[0]), ord(words[0]))
         elif words[1:] == ["restarts"]:
             self._servers[int(words[0][-1])] = Server(self._wanted, 0)
         elif words[0] == "revoke":
-            self._servers[0].leases.revoke([NUMBER + int(words[1])], 0)
+            self._servers[0].leases.revoke_leases([NUMBER + int(words[1])], 0)
             self._servers[0].settle()
         elif words[0] == "snapshot":
-            applied = self._servers[0].leases.applied().items()
+            applied = self._servers[0].leases.steps_by_lease().items()
             yield "holds " + ", ".join(f"{lease - NUMBER} through {through}" for lease, through in sorted(applied))
             for server in self._servers:
-                server.cuts.taken(int(words[1]), 0, pin=False)
+                server.cuts.record_copy(int(words[1]), 0, pin=False)
                 server.settle()
         elif words[0] == "hold":
             for server in self._servers:
-                server.cuts.hold(int(words[1]), 0.0)
+                server.cuts.pause_pushes(int(words[1]), 0.0)
         elif words[0] == "within":
-            self._servers[1].cuts.let_in(1, dict(map(_share, words[1:])))
+            self._servers[1].cuts.include_steps(1, dict(map(_share, words[1:])))
         else:
             raise ValueError(line)
         yield from self._outcomes()
@@ -106,7 +106,7 @@ class Play:
                 AdmissionOutcome.DUPLICATE: f": {round_}",
                 AdmissionOutcome.STALE: f": version {version}",
             }
-            outcome = push.admission()
+            outcome = push.require_admission()
             yield f"{worker} {outcome.value}{more.get(outcome, '')}"
 
 

@@ -82,7 +82,7 @@ def contents(cuts: list[CutSnapshot]) -> dict[str, bytes]:
 def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optimizer):
     cut = trained(variables(*NAMES), seed=1, optimizer=optimizer)
     back = cut_from_shard(*shard_arrays(cut))
-    assert (back.number, back.version, back.applied) == (7, 3, {11: 2})
+    assert (back.cut_number, back.version, back.applied_steps) == (7, 3, {11: 2})
     assert back.snapshot.declaration == cut.snapshot.declaration
     assert contents([back]) == contents([cut])
     gradients = PushGradients(
@@ -161,9 +161,9 @@ def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
 def test_of_a_lease_the_part_that_knows_most_counts():
     """A PS that was restored alone after the lease was granted knows less of it."""
     one, other = (
-        replace(cut, applied=applied) for cut, applied in zip(spread(2), ({11: 2}, {11: 5, 12: 1}), strict=True)
+        replace(cut, applied_steps=applied) for cut, applied in zip(spread(2), ({11: 2}, {11: 5, 12: 1}), strict=True)
     )
-    assert merge_cuts([one, other]).applied == merge_cuts([other, one]).applied == {11: 5, 12: 1}
+    assert merge_cuts([one, other]).applied_steps == merge_cuts([other, one]).applied_steps == {11: 5, 12: 1}
 
 
 def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start, tmp_path):

@@ -49,8 +49,8 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
         head, values = layout().encode_declaration(ps.index)
         worker = ps.worker()
         worker.client.request(FrameKind.DECLARE, head.SerializeToString(), [values.data])
-        assert ps.server.declaration().variables == OWNED[ps.index]
-        assert ps.server.declaration().tables == TABLES
+        assert ps.server.require_declaration().variables == OWNED[ps.index]
+        assert ps.server.require_declaration().tables == TABLES
         worker.push(LEASE, 0, np.ones(len(values)), rows=([7 + ps.index], np.ones((1, 2))))
     directory = servers[0].checkpoint(servers, 1, tmp_path)
     manifest = load_manifest(directory)
@@ -60,8 +60,8 @@ def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., 
     assert tuple(stored.spec for stored in contents.tables) == TABLES
     restored = load_owned_part(directory, 0, initial_placement(1)).snapshot.declaration
     assert (set(restored.variables), restored.tables) == (set(VARIABLES), TABLES)
-    weights = StoredWeights.read(directory, TABLES)
-    assert weights.slab(VARIABLES).shape == (10,)
+    weights = StoredWeights.from_checkpoint(directory, TABLES)
+    assert weights.flat_values(VARIABLES).shape == (10,)
 
 
 def test_what_is_on_the_wire_and_on_disk_has_its_form(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ class Stage:
     ) -> Stage:
         stores = StoreFactory(NUMPY_STORE, retention=retention or RowRetention())
         server = ParameterServer(0, ShardWriter(0), store_factory=stores, strategy=strategy, push_timeout=0.01)
-        server.attach(MasterAttachment(1, 0))
+        server.attach_master(MasterAttachment(1, 0))
         rows = tuple(TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
         declared = ModelDeclaration((VariableSpec("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
-        server.declare(declared, np.zeros(2, np.float32))
+        server.declare_model(declared, np.zeros(2, np.float32))
         return cls(server)
 
     def push(self, version: int, worker: int = 0, *, empty: bool = False, **ids: list[int]) -> None:
@@ -69,11 +69,11 @@ class Stage:
         }
         gradients = None if empty else PushGradients(np.ones(2, np.float32), rows, 0.5, 1.0)
         share = PushId(LEASE + self.steps, 0)
-        self.server.push(PendingPush(share, self.server.declaration(), gradients, worker, worker, version))
+        self.server.push(PendingPush(share, self.server.require_declaration(), gradients, worker, worker, version))
 
     @property
     def counts(self) -> PushCounts:
-        return self.server.account().counts
+        return self.server.collect_statistics().push_counts
 
 
 ASYNC, SYNC = Strategy(), Strategy(mode="sync")
@@ -83,12 +83,12 @@ ASYNC, SYNC = Strategy(), Strategy(mode="sync")
 def test_counts_are_those_of_all_updates(updates: list[list[int]], refused: int) -> None:
     tally = PushCounter()
     for staleness in updates:
-        tally.update(staleness)
+        tally.count_update(staleness)
     for _ in range(refused):
-        tally.refuse()
+        tally.count_stale_push()
     flat = [each for update in updates for each in update]
     made = sum(map(bool, updates))
-    assert tally.counts == PushCounts(len(flat), made, refused, sum(flat), max(flat, default=0))
+    assert tally.push_counts == PushCounts(len(flat), made, refused, sum(flat), max(flat, default=0))
 
 
 @pytest.mark.parametrize("staleness_aware", [False, True])
@@ -97,14 +97,18 @@ def test_asynchronous_pushes_are_as_stale_as_they_miss_updates(staleness_aware: 
     for version in (0, 0, 1, 9):  # the last is of before the server went back to a checkpoint
         stage.push(version)
     stage.push(0, empty=True)
-    assert stage.counts == PushCounts(entered=4, updates=4, refused=0, staleness=0 + 1 + 1 + 0, stalest=1)
+    assert stage.counts == PushCounts(
+        applied_pushes=4, update_count=4, stale_pushes=0, total_staleness=0 + 1 + 1 + 0, max_staleness=1
+    )
 
 
 def test_a_refused_push_is_no_part_of_the_staleness_that_was_trained_with() -> None:
     stage = Stage.make(Strategy(mode="sync", version_tolerance=1))
     for version in (0, 0, 0):
         stage.push(version)
-    assert stage.counts == PushCounts(entered=2, updates=2, refused=1, staleness=1, stalest=1)
+    assert stage.counts == PushCounts(
+        applied_pushes=2, update_count=2, stale_pushes=1, total_staleness=1, max_staleness=1
+    )
 
 
 def test_a_push_that_fails_is_not_counted() -> None:
@@ -116,15 +120,15 @@ def test_a_push_that_fails_is_not_counted() -> None:
 
 def test_who_waits_for_whom() -> None:
     rounds = SyncRounds(3)
-    assert rounds.forming is None
+    assert rounds.pending_round is None
     for worker in (4, 2):
         rounds.expect_push(worker, LEASE + worker)
     rounds.join(WaitingPush(4, PushId(LEASE + 4, 0), 0))
-    assert rounds.forming == PendingRound(3, (4,), (2,))
+    assert rounds.pending_round == PendingRound(3, (4,), (2,))
     rounds.stop_expecting(2)
-    assert rounds.forming == PendingRound(3, (4,), ())
-    assert rounds.close()
-    assert rounds.forming is None
+    assert rounds.pending_round == PendingRound(3, (4,), ())
+    assert rounds.close_round()
+    assert rounds.pending_round is None
 
 
 class Waiting:
@@ -135,39 +139,39 @@ class Waiting:
         self.forming: PendingRound | None = None
         self.version = 0
 
-    def account(self) -> object:
-        account = self.server.account()
-        return type(account)(self.version, account.counts, self.forming, account.tables)
+    def collect_statistics(self) -> object:
+        account = self.server.collect_statistics()
+        return type(account)(self.version, account.push_counts, self.forming, account.tables)
 
 
 def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
     clock, waiting = Clock(), Waiting(Stage.make(SYNC).server)
     figures = PsStatisticsCollector(waiting, clock=clock)  # type: ignore[arg-type]
-    assert not figures.now().HasField("forming")
+    assert not figures.collect_message().HasField("forming")
 
     def seconds() -> float:
         clock.now += 2.0
-        return figures.now().forming.seconds
+        return figures.collect_message().forming.seconds
 
     waiting.forming = PendingRound(2, (0,), (1,))
     assert [seconds(), seconds()] == [0.0, 2.0]
     waiting.forming = None  # the push is sent again
-    assert not figures.now().HasField("forming")
+    assert not figures.collect_message().HasField("forming")
     waiting.forming = PendingRound(2, (0,), (1,))
     assert seconds() == 4.0
     waiting.version = 1
     assert seconds() == 0.0
-    assert figures.now().forming == pb.Forming(wanted=2, arrived=[0], awaited=[1])
+    assert figures.collect_message().forming == pb.Forming(wanted=2, arrived=[0], awaited=[1])
 
 
 def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
     stage = Stage.make(ASYNC, RowRetention(max_rows=10, evict_after_steps=2))
-    figures = PsStatisticsCollector(stage.server).now()
+    figures = PsStatisticsCollector(stage.server).collect_message()
     assert [(table.name, table.rows) for table in figures.tables] == [("a", 0), ("b", 0)]
     stage.push(0, a=[1, 2, 3])
     for version in range(1, 4):
         stage.push(version, a=[1], b=[7])
-    a, b = PsStatisticsCollector(stage.server).now().tables
+    a, b = PsStatisticsCollector(stage.server).collect_message().tables
     assert (a.rows, a.dropped, a.bound) == (1, 2, 10)
     assert (b.rows, b.dropped, b.bound) == (1, 0, 10)
     assert a.bytes > 1000 * 4
@@ -175,15 +179,15 @@ def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
 
 def test_tables_are_told_by_name_up_to_a_bound() -> None:
     names = tuple(f"t{number:04}" for number in range(MAX_REPORTED_TABLES + 50))
-    told = PsStatisticsCollector(Stage.make(ASYNC, tables=names[::-1]).server).now().tables
+    told = PsStatisticsCollector(Stage.make(ASYNC, tables=names[::-1]).server).collect_message().tables
     assert tuple(table.name for table in told) == names[:MAX_REPORTED_TABLES]
 
 
 def test_before_anything_is_declared_there_are_no_tables() -> None:
     server = ParameterServer(0, ShardWriter(0))
-    assert PsStatisticsCollector(server).now() == pb.PsFigures()
+    assert PsStatisticsCollector(server).collect_message() == pb.PsFigures()
     with pytest.raises(PeerRefusedError):
-        server.declaration()
+        server.require_declaration()
 
 
 class Heavy:

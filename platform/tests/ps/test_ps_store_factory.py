@@ -58,10 +58,13 @@ def test_the_choice_and_its_reason(wanted, found, optimizer, value, reason):
 def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and_when_restored(
     found, optimizer, message, hint
 ):
-    wants = StoreFactory("native", found=found)
+    wants = StoreFactory("native", native_extension=found)
     contents = ModelState(wants)
     snapshot = NumpyParameterStore(declared(optimizer), NOTHING).take_snapshot()
-    for refused in (lambda: contents.declare(declared(optimizer), NOTHING), lambda: wants.restored(snapshot)):
+    for refused in (
+        lambda: contents.declare_model(declared(optimizer), NOTHING),
+        lambda: wants.restore_store(snapshot),
+    ):
         with pytest.raises(PeerRefusedError, match=message) as caught:
             refused()
         assert caught.value.kind == "model"
@@ -81,12 +84,12 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
     monkeypatch.setattr(builtins, "__import__", without)
     found = model_state.find_extension()
     assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
-    assert type(StoreFactory(found=found).make(declared(ADAM), NOTHING)) is NumpyParameterStore
+    assert type(StoreFactory(native_extension=found).make_store(declared(ADAM), NOTHING)) is NumpyParameterStore
 
 
 def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
     caplog.set_level("INFO")
-    StoreFactory(found=BUILT).make(declared(FTRL), NOTHING)
+    StoreFactory(native_extension=BUILT).make_store(declared(FTRL), NOTHING)
     (message,) = [record.getMessage() for record in caplog.records]
     assert not missing_keys(message, "numpy", "ftrl", "sgd, adam")
 

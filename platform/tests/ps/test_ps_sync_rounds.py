@@ -23,7 +23,7 @@ def sit(rounds: SyncRounds, *seats: WaitingPush) -> list[list[int]]:
     closed = []
     for one in seats:
         rounds.join(one)
-        closed.append([other.worker for other in rounds.close()])
+        closed.append([other.worker for other in rounds.close_round()])
     return closed
 
 
@@ -54,24 +54,24 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
         rounds.expect_push(worker, worker)
     assert sit(rounds, seat(1)) == [[]]
     if gone == "parted":
-        rounds.parted(2, "link 2")
+        rounds.handle_disconnect(2, "link 2")
     else:
-        rounds.drop(lambda lease: lease == 2)
-    assert [one.worker for one in rounds.close()] == [1]
+        rounds.stop_expecting_refused(lambda lease: lease == 2)
+    assert [one.worker for one in rounds.close_round()] == [1]
 
 
 def test_a_connection_that_was_replaced_may_close() -> None:
     rounds = SyncRounds(2)
     rounds.expect_push(2, 2)
     rounds.bind_connection(2, "new")
-    rounds.parted(2, "old")
+    rounds.handle_disconnect(2, "old")
     assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
 
 
 def test_no_round_closes_before_one_that_was_refused_has_come_again() -> None:
     rounds = SyncRounds(1)
     rounds.expect_push(1, 1)
-    rounds.refuse(2, 2)
+    rounds.guarantee_next_round(2, 2)
     assert sit(rounds, seat(1), seat(3), seat(2)) == [[], [], [1, 2, 3]]
 
 
@@ -88,7 +88,7 @@ def test_one_that_is_taken_back_is_waited_for() -> None:
     rounds.expect_push(2, 2)
     rounds.join(seat(1))
     rounds.withdraw_push(1)
-    assert rounds.expected == {1: 1, 2: 2}
+    assert rounds.expected_leases == {1: 1, 2: 2}
     assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
 
 
@@ -97,26 +97,26 @@ ONE, TWO, THREE = PushId(1, 0), PushId(2, 0), PushId(3, 0)
 
 def test_followers_wait_for_all_of_their_round() -> None:
     followed = FollowerRounds()
-    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
-    assert followed.close(lambda share: True) == ()
-    followed.join(FollowerPush(THREE, frozenset([THREE]), again=False))
-    assert followed.close(lambda share: True) == (THREE,)
-    followed.join(FollowerPush(TWO, frozenset([ONE, TWO]), again=False))
-    assert followed.close(lambda share: True) == (ONE, TWO)
-    assert followed.close(lambda share: True) == ()
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), is_retry=False))
+    assert followed.close_round(lambda share: True) == ()
+    followed.join(FollowerPush(THREE, frozenset([THREE]), is_retry=False))
+    assert followed.close_round(lambda share: True) == (THREE,)
+    followed.join(FollowerPush(TWO, frozenset([ONE, TWO]), is_retry=False))
+    assert followed.close_round(lambda share: True) == (ONE, TWO)
+    assert followed.close_round(lambda share: True) == ()
 
 
 def test_followers_do_not_wait_for_what_cannot_come() -> None:
     followed = FollowerRounds()
-    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=False))
-    assert followed.close(lambda share: share != TWO) == (ONE,)
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), is_retry=False))
+    assert followed.close_round(lambda share: share != TWO) == (ONE,)
 
 
 def test_a_follower_that_is_sent_again_waits_for_nobody() -> None:
     """The others may have had their answer of a process that is gone, and will never send theirs again."""
     followed = FollowerRounds()
-    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), again=True))
-    assert followed.close(lambda share: True) == (ONE,)
+    followed.join(FollowerPush(ONE, frozenset([ONE, TWO]), is_retry=True))
+    assert followed.close_round(lambda share: True) == (ONE,)
 
 
 # ------------------------------------------------------------ all together

@@ -46,15 +46,15 @@ def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
 
 def sits(ps: Ps, count: int = 1) -> None:
     """Wait until so many pushes wait for their round."""
-    changed, updates = ps.server._changed, ps.server._updater
+    changed, updates = ps.server._condition, ps.server._updater
     with changed:
-        assert changed.wait_for(lambda: len(updates._waiting) == count, 10)
+        assert changed.wait_for(lambda: len(updates._pending_pushes) == count, 10)
 
 
 def behind(ps: Ps, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
-    with ps.server._changed:
-        assert ps.server._changed.wait_for(lambda: ps.server._paused_pushes == count, 10)
+    with ps.server._condition:
+        assert ps.server._condition.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
 def joined(ps: Ps, *leases: int) -> list[Worker]:
@@ -94,7 +94,9 @@ def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_
     assert refused.outcome == STALE
     assert refused.version == 1
     np.testing.assert_array_equal(slab, [-1, -1, -1])
-    assert dict(ps.server.attach(MasterAttachment(incarnation=1, floor=0)).applied) == {LEASE: 1}
+    assert dict(ps.server.attach_master(MasterAttachment(incarnation=1, lowest_open_lease=0)).applied_steps) == {
+        LEASE: 1
+    }
     fast.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=1)
     sits(ps)
     again, slab = slow.push(OTHER, 0, [0, 1, 1], worker=1, next=OTHER, version=refused.version)

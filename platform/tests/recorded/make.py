@@ -59,7 +59,7 @@ def state_of(stage: ScenarioRunner, entries: Sequence[Any]) -> Any:
     """The state that entries lead to, as JSON."""
     job = type(stage.job)(stage.settings)
     job.replay_journal(None, entries)
-    return json.loads(json.dumps(job.snapshot()))
+    return json.loads(json.dumps(job.to_snapshot()))
 
 
 def lay_out() -> None:

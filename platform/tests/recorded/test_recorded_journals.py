@@ -37,7 +37,7 @@ def test_a_recorded_journal_leads_to_the_same_state(path: Path) -> None:
 def replayed(settings: dict[str, Any], snapshot: Any, entries: list[Any]) -> Any:
     job = JobStateMachine(JobSettings(**settings))
     job.replay_journal(snapshot, entries)
-    return json.loads(json.dumps(job.snapshot()))
+    return json.loads(json.dumps(job.to_snapshot()))
 
 
 def test_every_kind_of_entry_is_recorded(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ def test_it_finds_the_records_that_the_master_and_workers_find(
     blocks: list[list[int]], window: int, seed: int, epoch: int
 ) -> None:
     rows = [[f"part-{at}", sum(sizes)] for at, sizes in enumerate(blocks)]
-    order = ShuffleOrder.of(rows, BlockLayout.of(blocks, 1).runs, window, seed)
+    order = ShuffleOrder.from_rows(rows, BlockLayout.from_sizes(blocks, 1).runs, window, seed)
     found = RecordedOrder.of(rows, order.to_json()).epoch(epoch).places(0, order.records)
-    expected = [order.epoch(epoch).place(position) for position in range(order.records)]
+    expected = [order.epoch_order(epoch).locate_record(position) for position in range(order.records)]
     assert found == [(place.source, place.record) for place in expected]
 
 

@@ -75,8 +75,8 @@ def test_the_new_journal_is_the_job_at_its_checkpoint(tmp_path: Path) -> None:
     assert state.checkpoint is not None
     assert (state.checkpoint.cut, state.step, state.cut_number) == (3, 12, 9)
     assert state.pods.next_worker_index == 8
-    assert state.training is not None
-    assert state.training.count_remaining_records() == 16
+    assert state.training_ledger is not None
+    assert state.training_ledger.count_remaining_records() == 16
     assert [path.name for path in aside.iterdir()] == ["000001-000001.edlj"]
     assert [path.name for path in run.journal.glob("*.edlj")] == ["000002-000001.edlj"]
     journal, _ = Journal.open(run.journal, holder="the next master")

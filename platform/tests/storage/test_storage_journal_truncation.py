@@ -112,10 +112,10 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
 def test_a_compacted_journal_knows_as_much(tmp_path: Path) -> None:
     state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in ENTRIES:
-        state.apply(JournalEntry.from_json(entry))
+        state.apply_entry(JournalEntry.from_json(entry))
     run = run_with(tmp_path, [], 2)
     journal, _ = Journal.open(run.journal, holder="the test")
-    journal.compact(state.snapshot())
+    journal.compact(state.to_snapshot())
     journal.close()
     assert check(run) == JournaledCuts(SavedCheckpoint(2, 2, 0, LEDGER), 3)
 

@@ -237,7 +237,7 @@ def shown(command: ev.CoreCommand) -> str:
             return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"
         case ev.SaveCheckpoint(cut, step, _, ledger):
             return f"disk     save cut={cut} step={step} ledger={_ledger(ledger)}"
-        case ev.TakeSnapshot(cut, within=within, keep=keep):
+        case ev.TakeSnapshot(cut, included_steps=within, keep_paused=keep):
             return f"all ps   snapshot cut={cut} within={_through(within)}{' keep' if keep else ''}"
     name = {"PrepareCut": "prepare", "HoldUpdates": "hold", "ReleaseCut": "release", "Unpin": "unpin"}
     return f"all ps   {name[type(command).__name__]} cut={command.cut}"

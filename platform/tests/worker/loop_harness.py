@@ -120,11 +120,13 @@ class Servers:
         self.version += 1
         server = self.servers[index] = ParameterServer(index, ShardWriter(index), strategy=self._strategy)
         if attach:
-            server.attach(MasterAttachment(incarnation=1, floor=0, slots=self.slots))
+            server.attach_master(MasterAttachment(incarnation=1, lowest_open_lease=0, slot_owners=self.slots))
         address = f"unix:{self._folder.name}/{index}-{self._starts}"
         self._uids[index] = f"ps-{index}-{self._starts}"
         plane = BulkRequestHandler(server)
-        self._bulk[index] = BulkServer(address, TOKEN, plane, max_body_bytes=1 << 24, on_disconnect=plane.parted)
+        self._bulk[index] = BulkServer(
+            address, TOKEN, plane, max_body_bytes=1 << 24, on_disconnect=plane.handle_disconnect
+        )
         self._bulk[index].start()
         return server
 
@@ -134,7 +136,9 @@ class Servers:
 
     def state(self, index: int) -> AttachResult:
         """Version and applied steps: what a master learns when it attaches again."""
-        return self.servers[index].attach(MasterAttachment(incarnation=1, floor=0, slots=self.slots))
+        return self.servers[index].attach_master(
+            MasterAttachment(incarnation=1, lowest_open_lease=0, slot_owners=self.slots)
+        )
 
     def placement(self) -> pb.Placement:
         addresses = [
@@ -299,18 +303,18 @@ class LoopHarness:
         self.gate = ShutdownGate()
         self.session = MasterSession(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
         self.reader = MemoryReader(records, corrupt)
-        self.leases = LeaseClient(self.session, self.held, lambda: self.progress.known(), wait_seconds=0)
-        self.progress = ProgressReporter(self.session, self.leases.lose)
+        self.leases = LeaseClient(self.session, self.held, lambda: self.progress.known_leases(), wait_seconds=0)
+        self.progress = ProgressReporter(self.session, self.leases.mark_lost)
         self.streams = {
-            kind: RecordStream(lambda: self.reader, CorruptRecordSkipper(allowed), pipeline, self.leases.alive)
+            kind: RecordStream(lambda: self.reader, CorruptRecordSkipper(allowed), pipeline, self.leases.is_held)
             for kind in ("training", "evaluation", "prediction")
         }
         self.session.register()
 
     def held(self, leased: LeasedTask) -> None:
-        self.progress.hold(leased)
+        self.progress.track_lease(leased)
         if leased.kind in self.streams:
-            self.streams[leased.kind].add(leased)
+            self.streams[leased.kind].add_task(leased)
 
     def parameters(
         self,
@@ -345,7 +349,7 @@ class LoopHarness:
             clock=clock,
         )
         self._closing.callback(parameters.close)
-        parameters.declare()
+        parameters.declare_model()
         return parameters
 
     def take(self, *tasks: pb.Task) -> list[LeasedTask]:
@@ -355,9 +359,9 @@ class LoopHarness:
         asking = threading.Thread(target=self.leases.run, daemon=True)
         asking.start()
         taken = []
-        while (leased := self.leases.take()) is not None:
+        while (leased := self.leases.next_task()) is not None:
             taken.append(leased)
-            self.leases.release(leased)
+            self.leases.release_slot(leased)
         return taken
 
     def trainer(

@@ -44,7 +44,7 @@ def read_all(reader: RecordIOReader, allowed: int) -> int:
     corrupt, (source,) = CorruptRecordSkipper(allowed), reader.sources()
     assert source.records == RECORDS
     ends = ((start, min(start + WINDOW, RECORDS)) for start in range(0, RECORDS, WINDOW))
-    return sum(corrupt.read(reader, source.name, *window).skipped for window in ends)
+    return sum(corrupt.read(reader, source.name, *window).skipped_records for window in ends)
 
 
 @given(chunks=st.sets(st.integers(0, CHUNKS - 1), min_size=1))

@@ -22,7 +22,7 @@ NETWORK: Any = SimpleNamespace(
     ],
     tables=[TableSpec("emb", 50, 2, {"name": "zeros"}, 0), TableSpec("words", 0, 2, {"name": "zeros"}, 0)],
 )
-TASK = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch=32)
+TASK = LeasedTask(1, "training", "part-0.recordio", 64, 100, minibatch_size=32)
 
 
 def step(slab_at: int | None = None, table: str = "", value: float = np.nan, loss: float = 1.0) -> Any:

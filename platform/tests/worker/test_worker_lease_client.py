@@ -27,23 +27,23 @@ def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
     two, three = threading.Event(), threading.Event()
 
     def hold(leased: LeasedTask) -> None:
-        held.append(leased.lease - LEASE)
+        held.append(leased.lease_id - LEASE)
         {2: two, 3: three}.get(len(held), threading.Event()).set()
 
     leases = LeaseClient(session(master), hold, tuple, wait_seconds=0)
     asking = threading.Thread(target=leases.run)
     asking.start()
     assert two.wait(5)
-    first = leases.take()
+    first = leases.next_task()
     assert first is not None
     assert held == [1, 2]
 
-    leases.release(first)
+    leases.release_slot(first)
     assert three.wait(5)
     taken = []
-    while (leased := leases.take()) is not None:
-        taken.append(leased.lease - LEASE)
-        leases.release(leased)
+    while (leased := leases.next_task()) is not None:
+        taken.append(leased.lease_id - LEASE)
+        leases.release_slot(leased)
     asking.join(5)
     assert taken == [2, 3, 4]
 
@@ -54,7 +54,7 @@ def test_waiting_is_asked_again() -> None:
     master.stop()
     leases = LeaseClient(session(master), lambda leased: None, tuple, wait_seconds=0)
     leases.run()
-    assert leases.take() is None
+    assert leases.next_task() is None
     assert len(master.requests("Lease")) == 4
 
 
@@ -64,14 +64,14 @@ def test_a_lost_master_comes_out_where_tasks_are_taken() -> None:
     leases = LeaseClient(session(master), lambda leased: None, tuple)
     leases.run()
     with pytest.raises(MasterLostError):
-        leases.take()
+        leases.next_task()
 
 
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 500), st.integers(1, 70))
 def test_the_windows_of_a_range_are_its_records_once(start: int, count: int, minibatch: int) -> None:
     leased = LeasedTask(1, "training", "s", start, start + count, minibatch)
-    covered = [i for step in range(leased.steps) for i in range(*leased.window(step))]
+    covered = [i for step in range(leased.step_count) for i in range(*leased.step_range(step))]
     assert covered == list(range(start, start + count))
 
 
@@ -110,7 +110,7 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     order: list[str] = []
     gate = ShutdownGate()
     departure = GracefulShutdown(gate, lambda code: order.append(f"exit {code}"))
-    departure.prepare(lambda deadline: order.append("goodbye"))
+    departure.set_lease_return(lambda deadline: order.append("goodbye"))
     inside, go_on = threading.Event(), threading.Event()
 
     def push() -> None:
@@ -122,7 +122,7 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     pushing = threading.Thread(target=push)
     pushing.start()
     assert inside.wait(5)
-    leaving = threading.Thread(target=departure.go)
+    leaving = threading.Thread(target=departure.shut_down)
     leaving.start()
     while not gate.closed:
         pass
@@ -130,10 +130,10 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     pushing.join(5)
     leaving.join(5)
     assert order == ["push", "goodbye", "exit 0"]
-    assert departure.wait() == 0
+    assert departure.wait_for_exit() == 0
 
 
 def test_a_process_without_a_master_yet_just_ends() -> None:
     codes: list[int] = []
-    GracefulShutdown(ShutdownGate(), codes.append).go()
+    GracefulShutdown(ShutdownGate(), codes.append).shut_down()
     assert codes == [0]

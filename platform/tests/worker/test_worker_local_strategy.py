@@ -227,7 +227,7 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[...
     sources = [shuffle.RecordSource("a", 30), shuffle.RecordSource("b", 7)]
     planned = list(steps(spec, sources))
     for epoch in range(2):
-        windows = [(p.task.source, *p.task.window(p.step)) for p in planned if p.epoch == epoch]
+        windows = [(p.task.source, *p.task.step_range(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
         order = [(s.source, s.start) for s in shuffle.plan_epoch(sources, 12, spec.train.seed, epoch)]

@@ -55,7 +55,7 @@ def test_values_come_with_every_third_push(stage: LoopHarness, monkeypatch: pyte
     monkeypatch.setattr(BulkClient, "send", watched)
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
     for step in range(7):
-        parameters.slab()
+        parameters.latest_values()
         parameters.push(push(step))
     assert asked[:: len(stage.servers.servers)] == [False, False, True, False, False, True, False]
 
@@ -66,10 +66,10 @@ def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(
 ) -> None:
     parameters = stage.parameters(network(stage), optimizer=optimizer, get_model_steps=STEPS)
     onlooker = stage.parameters(network(stage), optimizer=optimizer)
-    parameters.slab()
+    parameters.latest_values()
     for step in range(7):
         parameters.push(push(step, gradient=step - 2.5))
-        np.testing.assert_array_equal(parameters.slab(), onlooker.pull(0))
+        np.testing.assert_array_equal(parameters.latest_values(), onlooker.pull_pinned(0))
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFINITIONS.keys() - {"ftrl"}))
@@ -79,9 +79,9 @@ def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: Loop
     for step in range(200):
         early.push(gradient_push(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
     late = stage.parameters(network(stage), optimizer=OptimizerSpec(name), get_model_steps=STEPS)
-    pulled = late.slab().copy()
+    pulled = late.latest_values().copy()
     late.push(push(0, gradient=1e-6))
-    steps = np.abs(late.slab() - pulled) / np.maximum(1, np.abs(pulled))
+    steps = np.abs(late.latest_values() - pulled) / np.maximum(1, np.abs(pulled))
     assert steps.max() <= 0.6, "no further than one step: LAMB's goes with the norm of the values"
 
 
@@ -92,41 +92,41 @@ def test_values_that_follow_from_slot_variables_alone_are_refused(stage: LoopHar
 
 def test_the_steps_of_others_are_seen_with_the_next_pull(stage: LoopHarness) -> None:
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
-    one.slab()
+    one.latest_values()
     other.push(gradient_push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
     seen = []
     for step in range(STEPS):
         one.push(push(step))
-        seen.append(float(one.slab()[0]))
+        seen.append(float(one.latest_values()[0]))
     assert seen == [-0.5, -1.0, -5.5]
 
 
 def test_own_steps_do_not_make_a_push_stale(stage: LoopHarness) -> None:
     """The copy knows of them: what it lacks are the steps of others."""
     one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
-    one.slab()
+    one.latest_values()
     one.push(push(0))
     other.push(gradient_push(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
     one.push(push(1))
-    assert (set(one.versions), one.version) == ({2}, 3)
+    assert (set(one.value_versions), one.global_step) == ({2}, 3)
     one.push(push(2))
-    assert (set(one.versions), one.version) == ({4}, 4)
+    assert (set(one.value_versions), one.global_step) == ({4}, 4)
 
 
 def test_after_a_refused_push_the_values_are_pulled(stage: LoopHarness) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
-    parameters.slab()
+    parameters.latest_values()
     for server in stage.servers.servers.values():
-        server.revoke(1, [LEASE], 0)
+        server.revoke_leases(1, [LEASE], 0)
     assert parameters.push(push(0)).revoked
-    np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
+    np.testing.assert_array_equal(parameters.latest_values(), np.zeros(FEATURES))
 
 
 def test_a_step_that_applies_nothing_moves_nothing(stage: LoopHarness) -> None:
     parameters = stage.parameters(network(stage), get_model_steps=STEPS)
-    parameters.slab()
+    parameters.latest_values()
     parameters.push(gradient_push(LEASE, 0))
-    np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
+    np.testing.assert_array_equal(parameters.latest_values(), np.zeros(FEATURES))
 
 
 def test_statistics_move_by_their_weighed_deltas() -> None:
@@ -134,9 +134,9 @@ def test_statistics_move_by_their_weighed_deltas() -> None:
     model = LinearNetwork()
     model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
     parameters = stage.parameters(model, get_model_steps=STEPS)
-    parameters.slab()
+    parameters.latest_values()
     parameters.push(gradient_push(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
-    assert parameters.slab().tolist() == [-4, -4, 2]
+    assert parameters.latest_values().tolist() == [-4, -4, 2]
     stage.close()
 
 
@@ -148,6 +148,6 @@ def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, execut
         parameters = stage.parameters(network(stage), get_model_steps=steps)
         for leased in stage.take(task(1, 0, 30), task(2, 30, 44)):
             stage.trainer(network(stage), parameters, executor=executor).run(leased)
-        ends.append(parameters.pull(0))
+        ends.append(parameters.pull_pinned(0))
         stage.close()
     np.testing.assert_array_equal(*ends)

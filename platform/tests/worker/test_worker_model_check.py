@@ -149,7 +149,7 @@ class Deciding(ScriptedMaster):
         state.begin_incarnation(1)
         events = (DatasetDescribed(**parts, blocks=blocks and BlockLayout.from_json(blocks)), PodsSynced(), Tick())
         told = [command for event in events for command in state.handle(event, 0.0)]
-        return [(end.reason, {"input": 2}[end.kind]) for end in told if isinstance(end, EndJob)]
+        return [(end.reason, {"input": 2}[end.failure_kind]) for end in told if isinstance(end, EndJob)]
 
 
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:

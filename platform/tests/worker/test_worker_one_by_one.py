@@ -39,7 +39,7 @@ class Fed:
         self.windows: list[int] = []
         self.changed = threading.Condition()
 
-    def minibatch(self, tag: int, window: RecordWindow) -> Minibatch:
+    def make_minibatch(self, tag: int, window: RecordWindow) -> Minibatch:
         rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
         rows = rows.reshape(-1, FEATURES + 1)
         with self.changed:
@@ -74,7 +74,7 @@ def with_pipeline(stage: LoopHarness) -> Fed:
     fed = Fed()
     corrupt = CorruptRecordSkipper(0)
     feed: Callable[[Any], Any] = lambda windows: feed_pipeline.feed_in_background(fed, windows)  # type: ignore[arg-type] # noqa: E731
-    stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.alive)
+    stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.is_held)
     return fed
 
 
@@ -86,7 +86,7 @@ def train(stage: LoopHarness, fed: Fed, executor: SerialExecutor | None, *tasks:
     plain = network.train
 
     def watched(slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> LinearStep:
-        seen.append((stage.servers.servers[0].account().version * MINIBATCH, fed.last()))
+        seen.append((stage.servers.servers[0].collect_statistics().version * MINIBATCH, fed.last()))
         return plain(slab, rows, features, labels, weights)
 
     network.train = watched  # type: ignore[method-assign]
@@ -130,12 +130,12 @@ def test_a_lease_that_is_lost_holds_up_nobody(stage: LoopHarness) -> None:
     fed = with_pipeline(stage)
     stream = stage.streams["training"]
     first, second = (LeasedTask.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
-    stream.add(first)
-    stream.add(second)
+    stream.add_task(first)
+    stream.add_task(second)
     assert next(iter(stream.load_steps(first))).step == 0
-    stage.leases.lose([LEASE + 1])
+    stage.leases.mark_lost([LEASE + 1])
     until = time.monotonic() + 5
     found = list(stream.load_steps(second))
-    assert [loaded.records for loaded in found] == [MINIBATCH, MINIBATCH]
+    assert [loaded.record_count for loaded in found] == [MINIBATCH, MINIBATCH]
     assert time.monotonic() < until
     assert fed.windows[-1] == 12

@@ -85,17 +85,17 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
     seen = computed_from(network)
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
     onlooker = stage.parameters(network, optimizer=optimizer)
-    push, after = parameters.push, [onlooker.pull(0)]
+    push, after = parameters.push, [onlooker.pull_pinned(0)]
 
     def watched(step: GradientPush) -> Any:
         result = push(step)
-        after.append(onlooker.pull(0))
+        after.append(onlooker.pull_pinned(0))
         return result
 
     parameters.push = watched  # type: ignore[method-assign]
     for leased in stage.take(task(1, 0, 24), task(2, 24, 34)):
         stage.trainer(network, parameters, rate=RATE, executor=executor).run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     first, second = range(6), range(6, 9)  # a range begins with nothing under way
     known = [max(steps.start, step - missed) for steps in (first, second) for step in steps]
@@ -150,9 +150,9 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialE
 def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
-    foreseen = parameters.slab(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    foreseen = parameters.latest_values(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     np.testing.assert_array_equal(foreseen, np.full(3, -1))
-    np.testing.assert_array_equal(parameters.slab(), np.zeros(3))
+    np.testing.assert_array_equal(parameters.latest_values(), np.zeros(3))
 
 
 @pytest.mark.parametrize(("optimizer", "staleness"), [(SGD, 1), (OptimizerSpec("adam"), 2)], ids=str)
@@ -163,11 +163,11 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
     other = stage.parameters(network, optimizer=optimizer)
     mine, theirs = (gradient_push(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
-    parameters.slab(mine)
-    parameters_of_next = parameters.versions
+    parameters.latest_values(mine)
+    parameters_of_next = parameters.value_versions
     other.push(theirs)
     parameters.push(mine)
-    assert {parameters.version - known for known in parameters_of_next} == {staleness}
+    assert {parameters.global_step - known for known in parameters_of_next} == {staleness}
 
 
 def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
@@ -205,7 +205,7 @@ def test_a_range_begins_with_the_newest_values(stage: LoopHarness, executor: Ser
 
     other = stage.parameters(network)
     other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
-    expected = other.slab().copy()
+    expected = other.latest_values().copy()
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
     seen: list[np.ndarray] = []
     train = network.train
@@ -223,7 +223,7 @@ def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> N
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
         trainer.run(leased)
-    assert stage.servers.state(0).applied == {LEASE + 1: 2}
+    assert stage.servers.state(0).applied_steps == {LEASE + 1: 2}
     stage.close()
 
 
@@ -320,23 +320,23 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     def cut() -> None:
         """As a master does, but that it gives up at once where a step is on its way."""
         number = next(cuts)
-        applied = [server.hold(1, number) for server in servers]
+        applied = [server.pause_pushes(1, number) for server in servers]
         for server in servers:
             if applied[1:] == applied[:-1]:
-                server.snapshot(1, number, None, pin=False, included_steps=applied[0])
+                server.take_snapshot(1, number, None, pin=False, included_steps=applied[0])
             else:
-                server.release(1, number)
+                server.release_cut(1, number)
 
     def revoke() -> None:
         for server in servers:
-            server.revoke(1, [LEASE + 1], 0)
+            server.revoke_leases(1, [LEASE + 1], 0)
 
     network = DataNetwork(ps)
     script = Script(faults)
     script.act = {
         "revoked": revoke,
-        "first lost": lambda: stage.leases.lose([LEASE + 1]),
-        "second lost": lambda: stage.leases.lose([LEASE + 2]),
+        "first lost": lambda: stage.leases.mark_lost([LEASE + 1]),
+        "second lost": lambda: stage.leases.mark_lost([LEASE + 2]),
         "cut": cut,
         "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
     }
@@ -346,18 +346,18 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     with new_executor() as made, suppress(LeavingError):
         for leased in tasks:
             stage.trainer(network, parameters, rate=1.0, executor=made).run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     told_in = reported(stage)
-    values = stage.parameters(LinearNetwork(ps)).slab()
+    values = stage.parameters(LinearNetwork(ps)).latest_values()
     for part, server in enumerate(servers):
-        applied = server._leases._steps  # also of revoked leases
-        steps = [leased.window(step) for leased in tasks for step in range(applied.get(leased.lease, 0))]
+        applied = server._applied_steps._steps  # also of revoked leases
+        steps = [leased.step_range(step) for leased in tasks for step in range(applied.get(leased.lease_id, 0))]
         moved = sum((moves(window)[network.order] for window in steps), np.zeros(3, np.float32))
         np.testing.assert_array_equal(values[network.ps_slices[part]], -moved[network.ps_slices[part]])
         assert all(through <= applied.get(lease, 0) for lease, through in told_in.items()), "in, but not here"
         if not faults:
-            assert applied == told_in == {leased.lease: leased.steps for leased in tasks}
+            assert applied == told_in == {leased.lease_id: leased.step_count for leased in tasks}
     stage.close()
 
 
@@ -365,7 +365,7 @@ def reported(stage: LoopHarness) -> dict[int, int]:
     """How many steps of each lease the master heard, or would hear now, to be in."""
     told = [lease for request in stage.master.requests("Progress") for lease in request.leases]
     told += [request.last for request in stage.master.requests("Report")]
-    return {lease.lease: lease.through for lease in (*told, *stage.progress.leases())}
+    return {lease.lease: lease.through for lease in (*told, *stage.progress.unreported_progress())}
 
 
 def moves(window: tuple[int, int]) -> np.ndarray:

@@ -28,14 +28,14 @@ def gradients(network: LinearNetwork) -> np.ndarray:
 def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
-    before = parameters.slab().copy()
+    before = parameters.latest_values().copy()
 
     result = parameters.push(gradient_push(LEASE, 0, learning_rate=0.5, weight=1, slab=gradients(network)))
 
     assert not result.revoked
     assert result.global_step == 1
-    np.testing.assert_array_equal(parameters.slab(), before - 0.5 * gradients(network))
-    assert all(stage.servers.state(part).applied == {LEASE: 1} for part in stage.servers.servers)
+    np.testing.assert_array_equal(parameters.latest_values(), before - 0.5 * gradients(network))
+    assert all(stage.servers.state(part).applied_steps == {LEASE: 1} for part in stage.servers.servers)
 
 
 def test_a_repeated_push_is_applied_once(stage: LoopHarness) -> None:
@@ -47,14 +47,14 @@ def test_a_repeated_push_is_applied_once(stage: LoopHarness) -> None:
     again = parameters.push(push)
 
     assert not again.revoked
-    np.testing.assert_array_equal(parameters.slab(), -gradients(network))
+    np.testing.assert_array_equal(parameters.latest_values(), -gradients(network))
 
 
 def test_values_of_one_step_survive_the_push_of_it(stage: LoopHarness) -> None:
     """A step may still read what it was computed from while the next values arrive."""
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
-    held = parameters.slab()
+    held = parameters.latest_values()
     kept = held.copy()
 
     parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
@@ -67,18 +67,18 @@ def test_values_that_lay_unused_for_long_are_pulled_anew(stage: LoopHarness) -> 
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
     one, other = (stage.parameters(network, clock=lambda: now[0]) for _ in range(2))
-    one.slab()
+    one.latest_values()
     other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
-    np.testing.assert_array_equal(one.slab(), 0 * gradients(network))
+    np.testing.assert_array_equal(one.latest_values(), 0 * gradients(network))
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
-    np.testing.assert_array_equal(one.slab(), -gradients(network))
+    np.testing.assert_array_equal(one.latest_values(), -gradients(network))
 
 
 def test_one_server_that_revoked_the_lease_is_enough(stage: LoopHarness) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
     last = max(stage.servers.servers)
-    stage.servers.servers[last].revoke(1, [LEASE], 0)
+    stage.servers.servers[last].revoke_leases(1, [LEASE], 0)
 
     assert parameters.push(gradient_push(LEASE, 0, slab=gradients(network))).revoked
 
@@ -95,13 +95,13 @@ def test_a_killed_server_is_followed_to_its_successor(stage: LoopHarness) -> Non
             stage.master.placement = stage.servers.placement()
 
     parameters = stage.parameters(network, pause=replace)
-    parameters.slab()
+    parameters.latest_values()
     stage.servers.kill(0)
 
     parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
 
     assert len(pauses) >= 2
-    np.testing.assert_array_equal(parameters.slab(), -gradients(network))
+    np.testing.assert_array_equal(parameters.latest_values(), -gradients(network))
     assert {stage.servers.state(part).version for part in stage.servers.servers} == {1}
 
 
@@ -124,7 +124,7 @@ def test_a_pushed_lease_of_an_unknown_master_is_tried_again() -> None:
     stage = LoopHarness()
 
     def attach(seconds: float) -> None:
-        stage.servers.servers[0].attach(MasterAttachment(incarnation=2, floor=0))
+        stage.servers.servers[0].attach_master(MasterAttachment(incarnation=2, lowest_open_lease=0))
 
     parameters = stage.parameters(LinearNetwork(), pause=attach)
     result = parameters.push(gradient_push(2 << 32, 0, slab=np.zeros(FEATURES, np.float32)))
@@ -154,12 +154,12 @@ def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: LoopHarness) -> N
     rows = {"emb": RowBatch(ids, np.ones((20, 1), np.float32))}
     parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
     for server in stage.servers.servers.values():
-        server.snapshot(1, 1, None, pin=True)
+        server.take_snapshot(1, 1, None, pin=True)
     parameters.push(gradient_push(LEASE, 1, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
 
-    np.testing.assert_array_equal(parameters.pull(1), -gradients(network))
+    np.testing.assert_array_equal(parameters.pull_pinned(1), -gradients(network))
     np.testing.assert_array_equal(parameters.pull_rows({"emb": ids}, pin=1)["emb"].values, np.full((20, 1), -0.5))
-    found = {int(i): float(v[0]) for chunk in parameters.scan(1, "emb") for i, v in zip(*chunk, strict=True)}
+    found = {int(i): float(v[0]) for chunk in parameters.scan_table(1, "emb") for i, v in zip(*chunk, strict=True)}
     assert found == dict.fromkeys(range(20), -0.5)
 
 

@@ -31,7 +31,7 @@ def predictor(stage: LoopHarness, output: PredictionOutput) -> Predictor:
     return Predictor(
         LinearNetwork(),
         SLAB,
-        StoredWeights.nothing(),
+        StoredWeights.empty(),
         output,
         stage.streams["prediction"],
         stage.leases,
@@ -49,7 +49,7 @@ def test_each_range_gives_one_file_with_its_outputs(stage: LoopHarness, tmp_path
     predict = predictor(stage, NpzOutput(out, ["s"]))
     for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
         predict.run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     assert sorted(path.name for path in out.iterdir()) == ["s-0-10.npz", "s-10-12.npz"]
     with np.load(out / "s-0-10.npz") as found:
@@ -69,14 +69,14 @@ def test_files_say_nothing_before_the_range_is_complete(stage: LoopHarness, tmp_
     """What was computed is in this process only: a range that is given back must be predicted as a whole."""
     files = NpzOutput(tmp_path, ["s"])
     (leased,) = stage.take(task(1, 0, 12, "prediction"))
-    end = files.end
+    end = files.end_range
 
     def ended(leased: LeasedTask) -> None:
-        stage.progress.send()
+        stage.progress.send_all()
         assert stage.master.requests("Progress")[-1].leases[0].through == 0
         end(leased)
 
-    files.end = ended  # type: ignore[method-assign]
+    files.end_range = ended  # type: ignore[method-assign]
     predictor(stage, files).run(leased)
     assert len(stage.master.requests("Progress")) == 1
 
@@ -105,7 +105,7 @@ class Raising:
 
 def test_a_processor_that_raises_is_the_users_error() -> None:
     with pytest.raises(UserCodeError) as error:
-        ProcessorOutput(Raising(), 0, Path(__file__).parent).add(np.zeros(3))
+        ProcessorOutput(Raising(), 0, Path(__file__).parent).add_minibatch(np.zeros(3))
     assert "PredictionOutputsProcessor.process() raised KeyError: 'table'" in str(error.value)
     assert 'raise KeyError("table")' in error.value.detail
 
@@ -117,18 +117,18 @@ def test_a_processor_without_process_is_named() -> None:
 
 def test_equal_file_names_in_different_folders_do_not_meet(tmp_path: Path) -> None:
     files = NpzOutput(tmp_path, ["/a/part", "/b/part", "/b/other"])
-    names = {files.path(LeasedTask(LEASE, "prediction", source, 0, 4)).name for source in ("/a/part", "/b/part")}
+    names = {files.file_path(LeasedTask(LEASE, "prediction", source, 0, 4)).name for source in ("/a/part", "/b/part")}
     assert len(names) == 2
-    assert files.path(LeasedTask(LEASE, "prediction", "/b/other", 0, 4)).name == "other-0-4.npz"
+    assert files.file_path(LeasedTask(LEASE, "prediction", "/b/other", 0, 4)).name == "other-0-4.npz"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files = NpzOutput(tmp_path / "file", ["s"])
     leased = LeasedTask(LEASE, "prediction", "s", 0, 4)
-    files.begin(leased)
+    files.begin_range(leased)
     with pytest.raises(StorageError, match="predictions"):
-        files.end(leased)
+        files.end_range(leased)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_several_outputs_have_several_names(outputs: Any, names: list[str]) -> N
 
 
 def test_a_run_directory_says_whether_it_predicts(tmp_path: Path) -> None:
-    assert PredictionRun.of(tmp_path) is None
+    assert PredictionRun.from_run_dir(tmp_path) is None
     (tmp_path / "predict.json").write_text('{"from": "/m.keras", "output": "/out"}')
-    found = PredictionRun.of(tmp_path)
+    found = PredictionRun.from_run_dir(tmp_path)
     assert found == PredictionRun(Path("/m.keras"), Path("/out"))
     (tmp_path / "predict.json").write_text('{"output": "/out"}')
     with pytest.raises(BadInputError, match="from"):
-        PredictionRun.of(tmp_path)
+        PredictionRun.from_run_dir(tmp_path)

@@ -195,7 +195,7 @@ def test_a_job_is_trained_evaluated_and_exported(job: Job) -> None:
     def pin(report: pb.ReportRequest) -> None:
         if report.lease == LEASE + 2:
             for server in job.servers.servers.values():
-                server.snapshot(1, 5, None, pin=True)
+                server.take_snapshot(1, 5, None, pin=True)
             job.master.pinned.set()
 
     job.master.tasks = [job.task(1, "training", 0, 20), job.task(2, "training", 20, 40)]

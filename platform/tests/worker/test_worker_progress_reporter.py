@@ -29,13 +29,13 @@ class Talk:
 
 def test_sums_are_of_the_steps_since_the_last_message() -> None:
     talk = Talk()
-    talk.progress.hold(LeasedTask(1, "training"))
-    talk.progress.stepped(1, 1, loss=2.0)
-    talk.progress.stepped(1, 2, loss=4.0, skipped_records=3)
-    talk.progress.send()
-    talk.progress.stepped(1, 3, loss=5.0)
-    talk.progress.finish(1)
-    talk.progress.send()
+    talk.progress.track_lease(LeasedTask(1, "training"))
+    talk.progress.record_step(1, 1, loss=2.0)
+    talk.progress.record_step(1, 2, loss=4.0, skipped_records=3)
+    talk.progress.send_all()
+    talk.progress.record_step(1, 3, loss=5.0)
+    talk.progress.finish_task(1)
+    talk.progress.send_all()
 
     (first,) = talk.master.requests("Progress")[0].leases
     assert (first.through, first.loss_sum, first.loss_steps, first.skipped_records) == (2, 6.0, 2, 3)
@@ -47,17 +47,17 @@ def test_sums_are_of_the_steps_since_the_last_message() -> None:
 @given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
 def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:
     talk = Talk()
-    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(1, "training"))
     steps = skipped = 0
     for action in actions:
         if action == "send":
-            talk.progress.send()
+            talk.progress.send_all()
         else:
             steps += 1
             skipped += action == "skip"
-            talk.progress.stepped(1, steps, loss=1.0, skipped_records=int(action == "skip"))
-    talk.progress.finish(1)
-    talk.progress.send()
+            talk.progress.record_step(1, steps, loss=1.0, skipped_records=int(action == "skip"))
+    talk.progress.finish_task(1)
+    talk.progress.send_all()
 
     told = [m for r in talk.master.requests("Progress") for m in r.leases]
     told.append(talk.master.requests("Report")[0].last)
@@ -72,46 +72,46 @@ def test_a_lease_wakes_the_sending_thread_which_may_have_had_nothing_to_wait_for
 ) -> None:
     talk, calls = Talk(), list[str]()
     monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
-    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(1, "training"))
     assert calls == ["woken"], "its heartbeat would be due long before the thread looks again"
 
 
 def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     talk, calls = Talk(), list[str]()
-    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(1, "training"))
     monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
     for step in range(1, 7):
         calls.append(f"step {step}")
-        talk.progress.stepped(1, step, loss=1.0)
+        talk.progress.record_step(1, step, loss=1.0)
         if step == 4:
-            talk.progress.send()
+            talk.progress.send_all()
     assert calls == ["step 1", "woken", "step 2", "step 3", "step 4", "step 5", "woken", "step 6"]
 
 
 def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
     talk = Talk()
-    talk.progress.hold(LeasedTask(1, "training"))
-    talk.progress.hold(LeasedTask(2, "training"))
-    talk.progress.send()
+    talk.progress.track_lease(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(2, "training"))
+    talk.progress.send_all()
     assert [m.lease for m in talk.master.requests("Progress")[0].leases] == [1, 2]
 
 
 def test_a_heartbeat_is_due_after_a_quarter_of_the_expiry() -> None:
     talk = Talk()
     assert talk.progress._heartbeat_seconds() == float("inf")
-    talk.progress.hold(LeasedTask(1, "training", expires_seconds=8))
-    talk.progress.hold(LeasedTask(2, "training", expires_seconds=60))
+    talk.progress.track_lease(LeasedTask(1, "training", expires_seconds=8))
+    talk.progress.track_lease(LeasedTask(2, "training", expires_seconds=60))
     assert talk.progress._heartbeat_seconds() == 2
 
 
 def test_lost_leases_are_forgotten_and_passed_on() -> None:
     talk = Talk()
-    talk.progress.hold(LeasedTask(1, "training"))
-    talk.progress.hold(LeasedTask(2, "training"))
+    talk.progress.track_lease(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(2, "training"))
     talk.master.lost = [1]
-    talk.progress.send()
-    talk.progress.finish(1)
-    talk.progress.send()
+    talk.progress.send_all()
+    talk.progress.finish_task(1)
+    talk.progress.send_all()
     assert talk.lost == [1, 1] or talk.lost == [1]
     assert talk.master.requests("Report") == []
     assert [m.lease for m in talk.master.requests("Progress")[-1].leases] == [2]
@@ -120,11 +120,11 @@ def test_lost_leases_are_forgotten_and_passed_on() -> None:
 def test_the_goodbye_names_everything_that_is_in() -> None:
     talk = Talk()
     for lease in (1, 2):
-        talk.progress.hold(LeasedTask(lease, "training"))
-    talk.progress.stepped(1, 4, loss=1.0)
-    talk.progress.finish(1)
-    talk.progress.stepped(2, 1, loss=1.0)
-    assert {m.lease: m.through for m in talk.progress.leases()} == {1: 4, 2: 1}
+        talk.progress.track_lease(LeasedTask(lease, "training"))
+    talk.progress.record_step(1, 4, loss=1.0)
+    talk.progress.finish_task(1)
+    talk.progress.record_step(2, 1, loss=1.0)
+    assert {m.lease: m.through for m in talk.progress.unreported_progress()} == {1: 4, 2: 1}
 
 
 # ------------------------------------------------------------------------------------------------ the session
@@ -132,9 +132,9 @@ def test_the_goodbye_names_everything_that_is_in() -> None:
 
 def test_a_master_that_was_away_is_told_who_this_is_before_anything_else() -> None:
     talk = Talk()
-    talk.progress.hold(LeasedTask(1, "training"))
+    talk.progress.track_lease(LeasedTask(1, "training"))
     talk.master.away = 3
-    talk.progress.send()
+    talk.progress.send_all()
     assert [method for method, _ in talk.master.log] == ["Register", "Progress"]
 
 
@@ -142,13 +142,13 @@ def test_a_new_master_is_followed_and_an_old_one_is_not_believed() -> None:
     talk = Talk()
     talk.session.register()
     talk.master.incarnation = 2
-    talk.progress.hold(LeasedTask(1, "training"))
-    talk.progress.send()
+    talk.progress.track_lease(LeasedTask(1, "training"))
+    talk.progress.send_all()
     assert talk.session.incarnation == 2
     talk.master.incarnation = 1
     talk.master.lost = [1]
     with pytest.raises(MasterLostError, match="incarnation 1 answered"):
-        talk.progress.send()
+        talk.progress.send_all()
     assert talk.lost == []
 
 

@@ -60,7 +60,7 @@ def declared(arrays: Arrays, tables: Sequence[TableSpec]) -> str:
 def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequence[VariableSpec] = ()) -> BadInputError:
     """What is said to a model; the job ends with it at once, with code 2."""
     with pytest.raises(BadInputError) as caught:
-        StoredWeights.read(directory, tables).slab(variables)
+        StoredWeights.from_checkpoint(directory, tables).flat_values(variables)
     assert (describe_failure(caught.value).kind, describe_failure(caught.value).exit_code) == ("input", 2)
     assert caught.value.where == str(directory)
     assert "Give back the model as it was when the run began" in str(caught.value.hint)
@@ -69,7 +69,7 @@ def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequen
 
 
 def test_rows_come_from_all_shards_and_the_rest_as_initialized(tmp_path: Path) -> None:
-    weights = StoredWeights.read(written(tmp_path, rows("users", 5, 1), rows("users", 8)), [USERS])
+    weights = StoredWeights.from_checkpoint(written(tmp_path, rows("users", 5, 1), rows("users", 8)), [USERS])
     found = weights.pull_rows({"users": np.array([8, 0, 1, 9])})["users"].values
     start = initial_rows(UNIFORM, 7, np.array([0, 9]), 2)
     np.testing.assert_array_equal(found, [[8, 8], start[0], [1, 1], start[1]])
@@ -77,13 +77,15 @@ def test_rows_come_from_all_shards_and_the_rest_as_initialized(tmp_path: Path) -
 
 def test_rows_that_were_not_trained_are_as_the_trained_model_had_them(tmp_path: Path) -> None:
     """Also if the model would begin otherwise now: another train.seed, another initializer."""
-    weights = StoredWeights.read(written(tmp_path, rows("users", 5)), [replace(USERS, initializer={}, seed=1)])
+    weights = StoredWeights.from_checkpoint(
+        written(tmp_path, rows("users", 5)), [replace(USERS, initializer={}, seed=1)]
+    )
     found = weights.pull_rows({"users": np.array([5, 6])})["users"].values
     np.testing.assert_array_equal(found, [[5, 5], initial_rows(UNIFORM, 7, np.array([6]), 2)[0]])
 
 
 def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path: Path) -> None:
-    weights = StoredWeights.read(written(tmp_path, rows("users"), rows("users")), [USERS])
+    weights = StoredWeights.from_checkpoint(written(tmp_path, rows("users"), rows("users")), [USERS])
     ids = np.array([3, 4])
     np.testing.assert_array_equal(weights.pull_rows({"users": ids})["users"].values, initial_rows(UNIFORM, 7, ids, 2))
 
@@ -92,15 +94,15 @@ def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path:
 def test_a_table_that_was_trained_dense_can_be_served(tmp_path: Path, tables: tuple[TableSpec, ...] | None) -> None:
     """Below ps.embedding_threshold then, and under strategy Local always."""
     whole = np.arange(20, dtype=np.float32).reshape(10, 2)
-    weights = StoredWeights.read(written(tmp_path, {"dense/users": whole}, tables=tables), [USERS])
+    weights = StoredWeights.from_checkpoint(written(tmp_path, {"dense/users": whole}, tables=tables), [USERS])
     np.testing.assert_array_equal(weights.pull_rows({"users": np.array([0, 9])})["users"].values, whole[[0, 9]])
 
 
 def test_a_table_that_was_served_can_be_dense(tmp_path: Path) -> None:
-    weights = StoredWeights.read(written(tmp_path, rows("users", 5), rows("users", 0)), [])
+    weights = StoredWeights.from_checkpoint(written(tmp_path, rows("users", 5), rows("users", 0)), [])
     expected = initial_rows(UNIFORM, 7, np.arange(10), 2)
     expected[[0, 5]] = [[0, 0], [5, 5]]
-    np.testing.assert_array_equal(weights.slab([VariableSpec("users", (10, 2))]), expected.ravel())
+    np.testing.assert_array_equal(weights.flat_values([VariableSpec("users", (10, 2))]), expected.ravel())
 
 
 def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -135,8 +137,8 @@ def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, tabl
 
 def test_dense_values_come_in_the_models_order(tmp_path: Path) -> None:
     shards = [{"dense/b": floats(3)}, {"dense/a": floats([1, 2])}]
-    weights = StoredWeights.read(written(tmp_path, *shards, tables=()), [])
-    np.testing.assert_array_equal(weights.slab([VariableSpec("a", (1, 2)), VariableSpec("b", (1,))]), [1, 2, 3])
+    weights = StoredWeights.from_checkpoint(written(tmp_path, *shards, tables=()), [])
+    np.testing.assert_array_equal(weights.flat_values([VariableSpec("a", (1, 2)), VariableSpec("b", (1,))]), [1, 2, 3])
 
 
 def test_dense_variables_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -170,11 +172,11 @@ def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> No
     content[-1] ^= 1
     shard.write_bytes(content)
     with pytest.raises(StorageError, match="is damaged") as caught:
-        StoredWeights.read(directory, [USERS])
+        StoredWeights.from_checkpoint(directory, [USERS])
     assert "edl checkpoint ls --verify" in str(caught.value.hint)
     (directory / "manifest.json").unlink()
     with pytest.raises(BadInputError, match="is no checkpoint") as refused:
-        StoredWeights.read(directory, [USERS])
+        StoredWeights.from_checkpoint(directory, [USERS])
     assert "edl checkpoint ls --verify" in str(refused.value.hint)
 
 
@@ -185,4 +187,4 @@ def test_strings_that_are_no_declaration_are_no_crash(tmp_path: Path) -> None:
         directory, checkpoint_shards.CheckpointManifest(1, 1, "2026-01-01T00:00:00Z", (info,), {})
     )
     with pytest.raises(StorageError, match="not the shard of a checkpoint"):
-        StoredWeights.read(directory, [])
+        StoredWeights.from_checkpoint(directory, [])

@@ -46,8 +46,8 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
         first = True
         following = lease if step + 1 < len(gradients) else 0
         while True:
-            parameters.slab()
-            versions = parameters.versions
+            parameters.latest_values()
+            versions = parameters.value_versions
             sent = gradient_push(
                 lease, step, learning_rate=1, weight=1, slab=values, value_versions=versions, next_lease_id=following
             )
@@ -65,13 +65,13 @@ def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[in
     with ThreadPoolExecutor(2) as threads:
         tried = list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
     states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied for state in states] == [{LEASE: steps, SECOND: steps}] * count
+    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * count
     assert len({state.version for state in states}) == 1, "all servers make the same updates"
     # Whoever is alone, before the other has joined or after it has ended, is a round of one.
     alone = 2 * (states[0].version - steps)
     assert 0 <= alone <= 2 * steps
     assert sum(not first for worker in tried for first in worker) <= 2
-    values = workers[0].pull(0) / -gradient(network, 1.0)
+    values = workers[0].pull_pinned(0) / -gradient(network, 1.0)
     assert len(set(values.tolist())) == 1, "every part of the slab moved by the same rounds"
 
 
@@ -93,10 +93,10 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
     network.train = interrupted  # type: ignore[method-assign]
     (leased,) = stage.take(task(1, 0, 16))
     stage.trainer(network, parameters).run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied for state in states] == [{LEASE + 1: 4, SECOND: 1}] * count
+    assert [state.applied_steps for state in states] == [{LEASE + 1: 4, SECOND: 1}] * count
     assert len(calls) == 6
     slab, between = network.initial_values(), gradient(network, 8.0)
     for start in range(0, 16, MINIBATCH):
@@ -104,7 +104,7 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
         if start == MINIBATCH:
             slab = slab - between
         slab = slab - np.float32(0.01) * train(slab, {}, rows[:, :-1], rows[:, -1]).flat_gradients
-    np.testing.assert_array_equal(parameters.slab(), slab)
+    np.testing.assert_array_equal(parameters.latest_values(), slab)
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 4)
 
@@ -149,4 +149,4 @@ def test_a_lost_follower_is_followed_to_its_successor(make: Callable[[int], Loop
         gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
         list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
     states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied for state in states] == [{LEASE: steps, SECOND: steps}] * count
+    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * count

@@ -46,12 +46,12 @@ def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: LoopHarnes
 
     for leased in stage.take(task(1, 0, 16), task(2, 16, 26)):
         trainer.run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
-    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(0, 16), (16, 26)]))
+    np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(0, 16), (16, 26)]))
     reports = stage.master.requests("Report")
     assert [(r.lease - LEASE, r.last.through) for r in reports] == [(1, 4), (2, 3)]
-    assert stage.servers.state(0).applied == {LEASE + 1: 4, LEASE + 2: 3}
+    assert stage.servers.state(0).applied_steps == {LEASE + 1: 4, LEASE + 2: 3}
     assert sum(r.last.loss_steps for r in reports) == 7
 
 
@@ -60,13 +60,13 @@ def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: LoopH
     parameters = stage.parameters(network)
     trainer = stage.trainer(network, parameters)
     first, second = stage.take(task(1, 0, 16), task(2, 16, 32))
-    stage.servers.servers[0].revoke(1, [LEASE + 1], 0)
+    stage.servers.servers[0].revoke_leases(1, [LEASE + 1], 0)
 
     trainer.run(first)
     trainer.run(second)
-    stage.progress.send()
+    stage.progress.send_all()
 
-    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(16, 32)]))
+    np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(16, 32)]))
     assert [r.lease for r in stage.master.requests("Report")] == [LEASE + 2]
 
 
@@ -75,7 +75,7 @@ def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: LoopHar
     trainer = stage.trainer(network, stage.parameters(network))
     (leased,) = stage.take(task(1, 0, 16))
     stage.master.lost = [LEASE + 1]
-    stage.progress.send()
+    stage.progress.send_all()
 
     trainer.run(leased)
 
@@ -101,7 +101,7 @@ def test_nan_stops_with_source_and_records(stage: LoopHarness) -> None:
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
         trainer.run(leased)
-    assert stage.servers.state(0).applied == {LEASE + 1: 2}
+    assert stage.servers.state(0).applied_steps == {LEASE + 1: 2}
 
 
 def test_nan_may_be_skipped_and_the_step_is_still_in(stage: LoopHarness, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,9 +110,9 @@ def test_nan_may_be_skipped_and_the_step_is_still_in(stage: LoopHarness, caplog:
     (leased,) = stage.take(task(1, 0, 16))
 
     stage.trainer(network, parameters, skip_nan=True).run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
-    np.testing.assert_array_equal(parameters.slab(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
+    np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 3)
     assert "s: records 8 to 11: loss nan; the step is not applied, 1 so far" in caplog.messages
@@ -139,7 +139,7 @@ def test_corrupt_records_are_skipped_and_counted_up_to_the_limit() -> None:
     parameters = stage.parameters(network)
     (leased,) = stage.take(task(1, 0, 12))
     stage.trainer(network, parameters).run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.skipped_records, report.last.loss_steps) == (3, 5, 2)
@@ -163,7 +163,7 @@ def test_a_corrupt_record_counts_once_however_often_it_is_read() -> None:
     trainer = stage.trainer(network, stage.parameters(network))
     for leased in stage.take(task(1, 0, 4), task(2, 0, 4, epoch=1)):
         trainer.run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
     assert [r.last.skipped_records for r in stage.master.requests("Report")] == [1, 1]
     stage.close()
 
@@ -179,18 +179,18 @@ def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: LoopHarnes
     parameters = stage.parameters(network)
     for leased in stage.take(task(1, 0, 8)):
         stage.trainer(network, parameters).run(leased)
-    stage.servers.servers[0].snapshot(1, 1, None, pin=True)
-    pinned = parameters.slab().copy()
+    stage.servers.servers[0].take_snapshot(1, 1, None, pin=True)
+    pinned = parameters.latest_values().copy()
     for leased in stage.take(task(2, 8, 32)):
         stage.trainer(network, parameters).run(leased)
     pulls: list[int] = []
-    pull = parameters.pull
-    parameters.pull = lambda pin: pulls.append(pin) or pull(pin)  # type: ignore[method-assign,func-returns-value]
+    pull = parameters.pull_pinned
+    parameters.pull_pinned = lambda pin: pulls.append(pin) or pull(pin)  # type: ignore[method-assign,func-returns-value]
 
     evaluate = evaluator(stage, network, parameters)
     for leased in stage.take(task(3, 0, 20, "evaluation", pin=1), task(4, 20, 30, "evaluation", pin=1)):
         evaluate.run(leased)
-    stage.progress.send()
+    stage.progress.send_all()
 
     assert pulls == [1]
     for seen in network.evaluated:
@@ -203,13 +203,13 @@ def test_an_evaluation_says_nothing_before_it_is_complete(stage: LoopHarness) ->
     """A range that is given back must be evaluated as a whole: its states exist in one worker only."""
     network = LinearNetwork()
     parameters = stage.parameters(network)
-    stage.servers.servers[0].snapshot(1, 1, None, pin=True)
+    stage.servers.servers[0].take_snapshot(1, 1, None, pin=True)
     told: list[int] = []
     evaluate = network.evaluate
 
     def watched(*arguments: Any) -> None:
         evaluate(*arguments)
-        stage.progress.send()
+        stage.progress.send_all()
         told.append(stage.master.requests("Progress")[-1].leases[0].through)
 
     network.evaluate = watched  # type: ignore[method-assign]
@@ -221,15 +221,15 @@ def test_an_evaluation_says_nothing_before_it_is_complete(stage: LoopHarness) ->
 def test_metrics_turns_sums_into_values(stage: LoopHarness) -> None:
     payload = json.dumps({"mae": {"additive": True, "states": [6.0, 4]}}).encode()
     (leased,) = stage.take(task(1, 0, 0, "metrics", payload=payload))
-    evaluator(stage, LinearNetwork(), None).metrics(leased)
-    stage.progress.send()
+    evaluator(stage, LinearNetwork(), None).compute_metrics(leased)
+    stage.progress.send_all()
     assert json.loads(stage.master.requests("Report")[0].result) == {"mae": 1.5}
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", rb'{"a": "\ud800"}', b"[" * 100_000, b"9" * 400], ids=len)
 def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
     with pytest.raises(RefusedError, match="says of the task 'metrics' is not JSON"):
-        LeasedTask(1, "metrics", payload=payload).told()
+        LeasedTask(1, "metrics", payload=payload).decode_payload()
 
 
 # ------------------------------------------------------------------------------------------------ the loop itself
@@ -251,7 +251,7 @@ def test_the_loop_does_every_kind_and_ends_with_the_work(stage: LoopHarness) -> 
 
     def do(leased: LeasedTask) -> None:
         done.append(leased.kind)
-        stage.progress.finish(leased.lease)
+        stage.progress.finish_task(leased.lease_id)
 
     start(stage, task(1, 0, 4), task(2, 0, 4, "evaluation"), task(3, 0, 0, "export"))
     assert loop(stage, training=do, evaluation=do, export=do).run() == 0
@@ -288,9 +288,9 @@ def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: LoopHarness) -> 
     done: list[int] = []
 
     def do(leased: LeasedTask) -> None:
-        if leased.lease == LEASE + 1:
+        if leased.lease_id == LEASE + 1:
             raise BadInputError("this one")
-        done.append(leased.lease)
+        done.append(leased.lease_id)
 
     stage.master.fatal = False
     start(stage, task(1, 0, 4), task(2, 4, 8))
@@ -353,8 +353,8 @@ def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced
     assert loop(replaced, training=trainer.run, **handlers).run() == 0
 
     assert declared.is_set()
-    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(0, 16)]))
-    assert all(replaced.servers.state(i).applied == {LEASE + 1: 4} for i in replaced.servers.servers)
+    np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(0, 16)]))
+    assert all(replaced.servers.state(i).applied_steps == {LEASE + 1: 4} for i in replaced.servers.servers)
 
 
 def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replaced: LoopHarness) -> None:

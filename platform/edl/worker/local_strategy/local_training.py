@@ -83,9 +83,9 @@ def steps(
                 train.minibatch_size,
                 epoch,
                 shuffle_window=window,
-                named=named,
+                position_describer=named,
             )
-            for step in range(task.steps):
+            for step in range(task.step_count):
                 yield Planned(epoch, task, step)
 
 
@@ -250,12 +250,12 @@ class LocalTraining:
         """Runs ahead, on the feeding thread."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
-            start, end = plan.task.window(plan.step)
+            start, end = plan.task.step_range(plan.step)
             if self._shuffled is not None:
                 window = self._corrupt.read_shuffled(self._shuffled, plan.epoch, start, end)
             else:
                 window = self._corrupt.read(reader, plan.task.source, start, end)
-            self._windows[tag] = (end - start, window.skipped)
+            self._windows[tag] = (end - start, window.skipped_records)
             yield tag, window
 
     def _train_step(self, plan: Planned, minibatch: Any) -> None:

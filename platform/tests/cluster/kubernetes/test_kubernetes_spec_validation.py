@@ -26,7 +26,7 @@ CLAIM = VolumeSpec(mount="/data", claim="datasets")
 
 
 def told(spec: JobSpec) -> list[tuple[str, str]]:
-    return [(each.path, each.message) for each in find_spec_problems(spec)]
+    return [(each.field_path, each.message) for each in find_spec_problems(spec)]
 
 
 @pytest.mark.parametrize(
