@@ -135,10 +135,10 @@ class KerasNetwork:
             module: the user's.
             seed: of the initial values: equal in all workers.
             embedding_threshold: bytes from which on an Embedding is served as rows.
-            part: the index of the PS that owns a variable.
-            parts: number of PS.
+            ps_of_variable: the index of the PS that owns a variable.
+            ps_count: number of PS.
             sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
-            worker: index of the worker: two of them draw other random numbers (Dropout), each the same ones again.
+            worker_index: of the worker: two of them draw other random numbers (Dropout), each the same ones again.
 
         Raises:
             BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
@@ -237,7 +237,7 @@ class KerasNetwork:
         """Loss and gradients of a minibatch.
 
         Args:
-            slab: values of the dense variables; read only.
+            flat_values: values of the dense variables; read only.
             rows: of each served table, with the ids as :meth:`unique_ids` gave them.
             features: as ``feed`` gave them.
             labels: as ``feed`` gave them.

@@ -115,7 +115,7 @@ def iter_dependencies(
 
     Args:
         tensor: of a graph.
-        inputs: those inputs of an operation that count.
+        inputs_of: those inputs of an operation that count.
     """
     left, seen = [tensor.op], set()
     while left:

@@ -18,7 +18,7 @@ class NativeParameterStore(TableParameterStore):
 
     Args:
         declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.NATIVE_OPTIMIZERS``.
-        dense: initial slab, copied.
+        initial_values: initial slab, copied.
         retention: which rows its tables keep; by default all.
         threads: that share a large batch of one table.
 

@@ -40,7 +40,7 @@ class NativeTableSnapshot:
     Args:
         table: is kept alive.
         dim: elements of a row.
-        slots: names of its slot variables.
+        slot_names: names of its slot variables.
         has_last_steps: its rows say by which step they were named last.
     """
 
@@ -139,7 +139,7 @@ class NativeTable:
     for each other, and the GIL is released.
 
     Args:
-        declared: its shape and initial values.
+        table_spec: its shape and initial values.
         optimizer: one of OPTIMIZERS.
         threads: that share a large batch.
         isa: ``baseline``, ``avx2`` or ``avx512``; empty for the best that this processor has.

@@ -27,8 +27,8 @@ class NumpyTable:
     """One table.
 
     Args:
-        declared: its shape and initial values.
-        slots: slot variables and the value they start at.
+        table_spec: its shape and initial values.
+        slot_starts: slot variables and the value they start at.
         rule: moves its rows.
         retention: which rows it keeps.
         salt: 64 bits, of its index where ids are any int64; by default secret. No result depends on it.

@@ -67,7 +67,7 @@ class ParameterStore(Protocol):
 
         Args:
             gradients: as they arrived.
-            step: how many pushes there are with this one, from 1.
+            update_number: how many pushes there are with this one, from 1.
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
@@ -117,7 +117,7 @@ class FlatParameters:
     Args:
         declaration: what is in it, and what moves it.
         values: initial ones, ``[declaration.size]``, copied.
-        rule: of an optimizer and a weight decay.
+        rule_factory: of an optimizer and a weight decay.
     """
 
     def __init__(self, declaration: ModelDeclaration, values: Floats, rule_factory: RuleFactory = make_rule) -> None:
@@ -170,7 +170,7 @@ class TableParameterStore(ABC):
 
     Args:
         declaration: what it holds.
-        dense: initial slab, copied.
+        initial_values: initial slab, copied.
         retention: which rows its tables keep; by default all.
 
     Raises:

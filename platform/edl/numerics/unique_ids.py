@@ -111,7 +111,7 @@ class UniqueIdFinder(threading.local):
     """Finds equal ids; several threads may do so at once, each with a hash table of its own.
 
     Args:
-        make: what finds them.
+        make_finder: what finds them.
     """
 
     def __init__(self, make_finder: Callable[[], FindUnique] = make_fastest_finder) -> None:

@@ -112,9 +112,9 @@ class AppliedSteps:
 
         Args:
             incarnation: of the master, from 1.
-            floor: leases below are closed.
-            revoked: revoked leases; those known here stay revoked too.
-            live: leases of lower incarnations that live on.
+            lowest_open_lease: leases below are closed.
+            revoked_leases: revoked leases; those known here stay revoked too.
+            live_leases: leases of lower incarnations that live on.
 
         Raises:
             StaleMasterError, RetryableError: as :meth:`check_may_attach` says.

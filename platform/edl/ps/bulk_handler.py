@@ -194,7 +194,7 @@ class BulkRequestHandler:
 
     Args:
         server: what is asked.
-        most_steps: that a lease of this job has.
+        max_lease_steps: that a lease of this job has.
     """
 
     def __init__(self, server: ParameterServer, *, max_lease_steps: int = MAX_LEASE_STEPS) -> None:

@@ -31,7 +31,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
     Args:
         server: what is controlled.
         uid: of this pod.
-        checkpoints: the run's folder of them: nothing else is read or written. None: any folder.
+        checkpoint_root: the run's folder of them: nothing else is read or written. None: any folder.
     """
 
     def __init__(self, server: ParameterServer, uid: str, checkpoint_root: Path | None = None) -> None:

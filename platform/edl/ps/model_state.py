@@ -59,8 +59,8 @@ def choose_store(
     """NATIVE or NUMPY: NATIVE wherever that can be had, unless the job asks for NUMPY.
 
     Args:
-        wanted: what the job's ``ps.store`` says.
-        found: the extension.
+        requested_store: what the job's ``ps.store`` says.
+        extension: what this process has of native code.
         optimizer: of the model; None before it is known.
     """
     if requested_store == NUMPY_STORE:
@@ -140,7 +140,7 @@ class ModelState:
     """Parameters and their version; used under the server's lock.
 
     Args:
-        stores: makes what holds them.
+        store_factory: makes what holds them.
 
     Attributes:
         version: pushes that were applied.

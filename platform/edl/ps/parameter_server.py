@@ -41,9 +41,9 @@ class ParameterServer:
     """See the module's docstring. Safe to be called from any thread.
 
     Args:
-        index: of this PS.
+        ps_index: of this PS.
         writer: writes the shards of checkpoints.
-        stores: makes what holds the parameters; by default the best that there is.
+        store_factory: makes what holds the parameters; by default the best that there is.
         strategy: how pushes become updates.
         push_timeout: seconds that a push waits, for its cut and its round together.
         clock: monotonic seconds.
@@ -175,7 +175,7 @@ class ParameterServer:
                     f"the master that granted lease {push.push_id.lease} has not attached yet", kind="incarnation"
                 )
             if out is not None:
-                # The lock was free while the push waited: values of another model do not fit into ``out``.
+                # If the push waited, the lock was free: values of another model do not fit into ``out``.
                 self._model_state.require_unchanged_store(push.declaration).read_flat(out)
             return admission, self._model_state.version
 
@@ -280,9 +280,9 @@ class ParameterServer:
             cut: its number.
             checkpoint: the directory that the copy is written to.
             pin: keep the copy for evaluations and the export.
-            floor: leases below are closed.
-            within: steps of each live lease that the copy is to have: other servers have them.
-            keep: let no other push in before the cut is released: this server, or another, is about to end.
+            lowest_open_lease: leases below are closed.
+            included_steps: steps of each live lease that the copy is to have: other servers have them.
+            keep_paused: let no other push in before the cut is released: this server, or another, is about to end.
 
         Returns:
             None if such a step has not come yet: to be asked again.

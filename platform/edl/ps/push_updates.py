@@ -140,8 +140,8 @@ class AsyncUpdater:
     """Every push is an update, at once.
 
     Args:
-        leases: which pushes enter.
-        contents: what they change.
+        applied_steps: which pushes enter.
+        model_state: what they change.
         staleness_aware: divide the learning rate by the updates since the values that a gradient was computed at,
             as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
     """

@@ -77,10 +77,10 @@ def keep_registered(
     Args:
         channel: to the master.
         registration: what is said each time.
-        stopping: set when this process is told to go.
+        stop_requested: set when this process is told to go.
         lost_timeout: seconds without a master after which nobody needs this process any more.
-        figures: what people are told, asked for each time.
-        heard_of_master: told which incarnation of the master has answered.
+        collect_figures: what people are told, asked for each time.
+        record_incarnation: told which incarnation of the master has answered.
         clock: monotonic seconds.
 
     Raises:
@@ -234,9 +234,9 @@ def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in
     """Threads that share a large batch: as many as this parameter server has cores, at least one.
 
     Args:
-        ps: of the job.
-        cores: that this process may run on.
-        alone: it is in a pod, which was promised ``ps.resources.cpu`` of the node's cores; else the parameter servers
+        ps_spec: of the job.
+        available_cores: that this process may run on.
+        in_pod: it is in a pod, which was promised ``ps.resources.cpu`` of the node's cores; else the parameter servers
             of the job divide the machine.
     """
     share = math.ceil(ps_spec.resources.cpu) if in_pod else available_cores // ps_spec.count

@@ -70,8 +70,8 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
 
     Args:
         directory: of the checkpoint.
-        index: of this PS.
-        slots: ``slots[i]`` is the index of the PS that owns slot i.
+        ps_index: of this PS.
+        slot_owners: ``slots[i]`` is the index of the PS that owns slot i.
 
     Raises:
         StorageError: a shard is missing or damaged, or there is none.

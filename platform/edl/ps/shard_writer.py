@@ -108,7 +108,7 @@ class ShardWriter:
     """Writes the shards of one PS, each in a thread of its own that dies with the process.
 
     Args:
-        index: of this PS.
+        ps_index: of this PS.
         write: writes one cut to a directory; only tests give another one.
     """
 

@@ -48,7 +48,7 @@ class SyncRounds:
     """The round that forms now; pure.
 
     Args:
-        wanted: pushes that an update waits for, if so many can come.
+        required_pushes: pushes that an update waits for, if so many can come.
     """
 
     def __init__(self, required_pushes: int) -> None:
@@ -189,7 +189,7 @@ class FollowerRounds:
         """The pushes of a round, in order of leases, if none is missing that may come; the largest such round.
 
         Args:
-            comes: whether a push that is not here can still enter: it has not, and its lease is good.
+            may_come: whether a push that is not here can still enter: it has not, and its lease is good.
         """
         # A push names itself alone if the first server has forgotten its round. Larger rounds come first, so that it
         # goes with those that name it.

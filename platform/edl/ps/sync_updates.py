@@ -26,11 +26,11 @@ class SyncUpdater:
     Those that name their round follow the first parameter server; those that do not are put together here.
 
     Args:
-        leases: which pushes enter.
-        contents: what they change.
-        wanted: pushes of an update, if so many can come.
-        tolerance: versions that the values of a gradient may lag behind.
-        held: whether a cut keeps further steps out.
+        applied_steps: which pushes enter.
+        model_state: what they change.
+        required_pushes: pushes of an update, if so many can come.
+        version_tolerance: versions that the values of a gradient may lag behind.
+        is_paused: whether a cut keeps further steps out.
     """
 
     def __init__(

@@ -204,7 +204,7 @@ class BulkConnection:
 
         Args:
             into: contiguous memory for the body, if it fits there; else the connection's own is used.
-            within: seconds for the whole frame, however slowly its bytes come.
+            frame_timeout: seconds for the whole frame, however slowly its bytes come.
 
         Raises:
             Refused: not a frame, another version, or larger than the limits; what follows cannot be read.

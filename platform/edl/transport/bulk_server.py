@@ -44,14 +44,14 @@ class BulkServer:
     Args:
         address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
         token: the job's.
-        handle: answers a frame; called in the connection's thread. The frame's body is valid until it returns,
+        handle_frame: answers a frame; called in the connection's thread. The frame's body is valid until it returns,
             the answer's buffers must stay unchanged until they are sent.
-        max_body: bytes of the largest body that is taken.
-        idle: seconds without a byte moving after which a peer counts as gone.
+        max_body_bytes: bytes of the largest body that is taken.
+        idle_timeout: seconds without a byte moving after which a peer counts as gone.
         max_connections: that have proved the token; one more is closed.
-        max_unproven: that have not, for five seconds each. One more takes the place of the oldest: who has the token
-            proves it at once, and needs none of the places that others keep.
-        parted: called in a connection's thread once it has ended.
+        max_unauthenticated: that have not, for five seconds each. One more takes the place of the oldest: who has the
+            token proves it at once, and needs none of the places that others keep.
+        on_disconnect: called in a connection's thread once it has ended.
     """
 
     def __init__(

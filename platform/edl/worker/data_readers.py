@@ -31,8 +31,8 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
 
     Args:
         data: of the job.
-        name: ``training``, ``validation`` or ``prediction``.
-        custom: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list of
+        data_set: ``training``, ``validation`` or ``prediction``.
+        custom_reader: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list of
             several.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
 

@@ -70,7 +70,7 @@ class GracefulShutdown:
 
     Args:
         gate: closed first, so that nothing new begins.
-        end: ends the process with an exit code.
+        end_process: ends the process with an exit code.
     """
 
     def __init__(self, gate: ShutdownGate, end_process: Callable[[int], None]) -> None:

@@ -113,10 +113,10 @@ class LeaseClient:
 
     Args:
         session: the master.
-        held: is told of every task the moment it is leased, on the asking thread; may start to read its records.
-        known: the leases that are not over, those whose report is under way included.
+        on_granted: is told of every task the moment it is leased, on the asking thread; may start to read its records.
+        known_leases: the leases that are not over, those whose report is under way included.
         wait_seconds: how long the master may keep a question waiting when there is no work.
-        named: says which records the positions of a shuffled epoch are.
+        position_describer: says which records the positions of a shuffled epoch are.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class ProgressReporter:
 
     Args:
         session: the master.
-        lost: is told of leases that are not this worker's any more.
+        on_lost: is told of leases that are not this worker's any more.
         interval: seconds between two messages at least.
         clock: seconds, monotonic.
     """
@@ -313,10 +313,10 @@ class ProgressReporter:
         """Steps ``0 .. through - 1`` of a lease are in, on all PS.
 
         Args:
-            lease: which one.
-            through: steps that are in.
+            lease_id: which one.
+            applied_steps: steps that are in.
             loss: of the newest step; None if it applied nothing.
-            skipped: corrupt records of the newest step that were left out.
+            skipped_records: corrupt records of the newest step that were left out.
         """
         with self._changed:
             buffer = self._buffers.get(lease_id)

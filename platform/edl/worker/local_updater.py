@@ -28,7 +28,7 @@ class LocalUpdater:
     Args:
         layout: of the slab.
         optimizer: the job's.
-        between: steps from one pull to the next; all but the last are local.
+        steps_between_pulls: steps from one pull to the next; all but the last are local.
 
     Raises:
         BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.

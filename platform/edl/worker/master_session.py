@@ -165,7 +165,8 @@ class MasterSession:
         """Ask for a task; the master may keep the question for ``wait_seconds``.
 
         Args:
-            held: the leases that this worker knows, looked at for every try: a grant may get lost with its master.
+            known_leases: the leases that this worker knows, looked at for every try: a grant may get lost with its
+                master.
         """
 
         def request() -> pb.LeaseRequest:

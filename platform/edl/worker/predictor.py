@@ -159,7 +159,7 @@ class ProcessorOutput:
 
     Args:
         processor: the user's.
-        worker: index of this worker.
+        worker_index: index of this worker.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
 
     Raises:

@@ -68,8 +68,8 @@ class PsBulkConnections:
     Args:
         directory: where they are.
         connect: opens a connection to an address.
-        declaration: what a PS is told first that has lost, or never had, the model.
-        patience: seconds without any answer of a PS after which the job has failed here.
+        make_declaration: what a PS is told first that has lost, or never had, the model.
+        answer_timeout: seconds without any answer of a PS after which the job has failed here.
         clock: seconds, monotonic.
         pause: waits that many seconds.
     """

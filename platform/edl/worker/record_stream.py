@@ -169,10 +169,10 @@ class RecordStream:
     """Reads leased ranges in the order in which they were added.
 
     Args:
-        reader: of the records.
-        corrupt: what may be skipped.
+        open_reader: of the records.
+        corrupt_records: what may be skipped.
         pipeline: turns windows into minibatches; called once, on the thread that takes the first minibatch.
-        alive: whether a lease is still this worker's; the rest of one that is not is left unread.
+        is_held: whether a lease is still this worker's; the rest of one that is not is left unread.
         seed: of the job, by which the order of shuffled records is found.
     """
 

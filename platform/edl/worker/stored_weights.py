@@ -77,7 +77,7 @@ class StoredWeights:
     Args:
         directory: of the checkpoint.
         dense: its variables by name. Under strategy Local every table is one of them.
-        served: its tables by name.
+        table_rows: its tables by name.
         tables: served tables of the model.
 
     Raises:

@@ -114,9 +114,9 @@ def watch_placement(
     """From now on, have the loop look at every newer placement; returns how it is done.
 
     Args:
-        session: hears of placements.
-        leases: what the loop waits for.
-        parameters: that this worker has declared once; used on the loop's thread only.
+        master_session: hears of placements.
+        lease_client: what the loop waits for.
+        parameter_client: that this worker has declared once; used on the loop's thread only.
     """
 
     def look(_: LeasedTask) -> None:

@@ -65,7 +65,7 @@ def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_
     Args:
         folder: private to the job, on this machine.
         cores: that workers share.
-        patience: in seconds.
+        timeout_seconds: after which the caller goes on without a turn.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

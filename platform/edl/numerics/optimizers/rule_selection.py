@@ -38,7 +38,7 @@ def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
 
     Args:
         optimizer: with its hyperparameters.
-        decay: the weight decay of what it is applied to: ``OptimizerSpec.weight_decay_for``.
+        weight_decay: the weight decay of what it is applied to: ``OptimizerSpec.weight_decay_for``.
     """
     base_rule = _RULE_FACTORIES[optimizer.name](optimizer)
     return partial(_apply_with_decay, weight_decay, base_rule) if weight_decay else base_rule
@@ -51,7 +51,8 @@ def make_blocks(
 
     Args:
         optimizer: that moves it.
-        places: the variables in slab order, those that are trained before statistics, each with its part of the slab.
+        variable_slices: the variables in the order of the flat parameters, those that are trained before statistics,
+            each with its part of them.
     """
     block_per_variable = optimizer.name in _WHOLE_VARIABLE_OPTIMIZERS
     merged_blocks: list[FlatBlock] = []
