@@ -257,7 +257,7 @@ def _goes(job: Job, worker: int) -> bool | None:
     """
     path = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
     log = in_container(job.place, READER, "cat", path)
-    return "leases lost" in log or "departure gone" in log or None
+    return "leases lost" in log or "graceful_shutdown gone" in log or None
 
 
 def _moved(job: Job, ps: str, node: str) -> bool | None:

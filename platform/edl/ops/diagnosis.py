@@ -147,7 +147,8 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
         return None
     room = ClusterCapacity(nodes, [])
     place = room.place_pod(pod)
-    if place.node is not None or not place.lacking:
+    # Cordoned and unready nodes take no pods now, but come back: `edl submit` counts them, too.
+    if place.node is not None or not place.lacking or not room.never_fits_reason(pod):
         return None
     wanted = pod_requests(pod)
     asked = format_amounts({name: wanted[name] for name in place.lacking if name in wanted})

@@ -71,6 +71,15 @@ def test_a_pod_larger_than_every_node_can_never_start(cluster: InMemoryCluster) 
     assert "resources" in found.remedy
 
 
+def test_a_pod_that_fits_on_a_cordoned_node_only_may_start_later(cluster: InMemoryCluster) -> None:
+    """As `edl submit` says it: a cordoned node comes back."""
+    pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
+    nodes = [cluster.node("n1"), cluster.node("n2", cpu="96", unschedulable=True)]
+    (found,) = complaints(seen(CALM), pods, nodes=nodes)
+    assert missing_keys(found.text, "never")
+    assert not missing_keys(found.text, "cpu")
+
+
 def test_pods_that_ended_or_leave_are_not_waited_for(cluster: InMemoryCluster) -> None:
     leaving = put_pod(cluster, Role.WORKER, 1, unscheduled(NO_CPU))
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
