@@ -81,19 +81,19 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     if state.has_ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.pods_synced:
-        return WaitForWork("the master has just started and looks who is there")
+        return WaitForWork("the master has just started and has not listed the pods yet")
     pods = state.pods
     if pods.has_ended(worker):
-        return StopWork("the cluster says that this pod has ended")
+        return StopWork("the cluster reports that this pod has ended")
     if not pods.is_live(worker):
-        return WaitForWork("the cluster has not shown this pod yet")
+        return WaitForWork("the cluster has not reported this pod yet")
     pod = pods.by_uid[worker]
     if pod.has_left:
-        return StopWork("this worker has said goodbye")
+        return StopWork("this worker has already left")
     if not pod.has_run:
-        return WaitForWork("the cluster has not shown this pod running yet")
+        return WaitForWork("the cluster has not reported this pod as running yet")
     if not pod.staying:
-        return WaitForWork("this worker was told to go")
+        return WaitForWork("this worker was told to leave")
 
     # From here on the worker counts as heard of, whatever it gets: its leases must not expire while it waits for more.
     record_heartbeat(state, worker, now)
@@ -109,7 +109,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
     # Records that ended a worker are trained with nothing else in hand: the next end then names the one to blame.
     if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
-        return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
+        return WaitForWork("this worker retrains records that crashed another worker; it gets no other work until then")
 
     # A worker that still builds its model holds what it gets for seconds, until TensorFlow is imported. While others
     # are ready it gets one range of training to begin with, and nothing that all would wait for.
@@ -206,7 +206,7 @@ def idle_reason(state: JobState) -> str:
         return "waiting for the first checkpoint"
     if state.checkpoint_failure is not None and state.checkpoint_failure.paused_at is not None:
         return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
-    return "all that is left is in the hands of other workers"
+    return "all remaining work is leased to other workers"
 
 
 # ------------------------------------------------------------------------------------------------ hearing of leases

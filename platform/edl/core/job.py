@@ -76,7 +76,7 @@ def _check_pins(state: JobState) -> None:
         return
     pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
     if state.evaluation is not None and not all(state.evaluation.pin in pins for pins in pins_by_ps):
-        state.record_entry(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
+        state.record_entry(EvaluationAbandoned(reason="not all parameter servers still keep its version"))
     if state.final_pin and not all(state.final_pin in pins for pins in pins_by_ps):
         state.record_entry(FinalCutPinned(cut=0))
     _unpin_unused(state, pins_by_ps)

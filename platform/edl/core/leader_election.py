@@ -73,11 +73,11 @@ def may_acquire_lease(
         Whether, and why or why not.
     """
     if lease is None:
-        return Decision(True, "nobody held it before")
+        return Decision(True, "it had no holder")
     if not lease.holder:
-        return Decision(True, "the master before gave it back")
+        return Decision(True, "the previous master released it")
     if lease.holder == identity:
-        return Decision(True, "this pod holds it already")
+        return Decision(True, "this pod already holds it")
     if holder_ended:
         return Decision(True, f"{lease.holder} has ended")
     silent = max(lease.unchanged_seconds, _server_silence(lease.renewed_at, server_now))

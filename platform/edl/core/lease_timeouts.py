@@ -111,7 +111,7 @@ class LeaseHolder:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
         silent = now - self.last_seen
         if silent >= self.silence_limit(timeouts):
-            return dict.fromkeys(self.last_steps, f"no word from the worker for {silent:.1f} s")
+            return dict.fromkeys(self.last_steps, f"no heartbeat from the worker for {silent:.1f} s")
         if self.last_steps:
             current = min(self.last_steps)
             idle = now - self.last_steps[current]

@@ -60,7 +60,7 @@ def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
 
 
 def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
-    """A PS speaks as one that nobody told to go. If it was handed over, its successor waits until it has gone.
+    """A PS speaks as one that nobody told to go. After a handover its successor waits until it has gone.
 
     Whoever has the job's token can say in its name that it was told to go.
     """
@@ -72,26 +72,26 @@ def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
         or not state.pods_synced
     ):
         return
-    pod.is_abandoned, pod.leaving_reason = True, "it was handed over"
-    state.emit(WarningRaised(f"ps-{pod.index} was handed over and does not go: it is deleted"))
+    pod.is_abandoned, pod.leaving_reason = True, "its parameters were handed over"
+    state.emit(WarningRaised(f"ps-{pod.index} handed over its parameters but has not exited: it is deleted"))
     state.add_commands(DeletePod(pod.uid, 0.0))
 
 
 def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
     """Whether a PS may end: nothing is lost with it, or nobody can help that."""
     if not state.pods_synced:
-        return Decision(False, "the master has just started and looks who is there")
+        return Decision(False, "the master has just started and has not listed the pods yet")
     if pod is None or not pod.live:
-        return Decision(True, "the cluster does not show this pod")
+        return Decision(True, "the cluster does not report this pod")
     if pod.uid in state.pods.handed_over_ps:
-        return Decision(True, f"checkpoint {state.paused_cut} has all that it holds")
+        return Decision(True, f"checkpoint {state.paused_cut} contains all its parameters")
     if pod.uid in state.unsaved_ps:
         return Decision(True, state.unsaved_ps[pod.uid])
     if not state.settings.durable:
         return Decision(True, "the job has no volume for checkpoints")
     if state.pods.parameter_holders.get(pod.index) != pod.uid:
         return Decision(True, "it holds no parameters")
-    return Decision(False, "what it holds is not in a checkpoint yet")
+    return Decision(False, "its parameters are not in a checkpoint yet")
 
 
 def advance_handover(state: JobState, now: float) -> None:
@@ -104,7 +104,7 @@ def advance_handover(state: JobState, now: float) -> None:
         return
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
         snapshots.abort_cut(
-            state, "a parameter server was told to go: one is taken that updates are held after", now, 0
+            state, "a parameter server is leaving; the next cut pauses updates until its successor is ready", now, 0
         )
     if snapshots.can_begin_cut(state, now):
         snapshots.begin_cut(state, checkpoint=True, pin=False, keep_paused=True)
@@ -228,7 +228,7 @@ def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
     if not state.pods_synced:
         _attach_ps(state, pod, None, now)
         return
-    state.emit(WarningRaised(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
+    state.emit(WarningRaised(f"ps-{pod.index} holds updates whose journal is lost: it is replaced"))
     _replace_empty_ps(state, pod)
     if not state.workers_replaced:
         state.workers_replaced = True
@@ -430,7 +430,7 @@ def replace_unreachable_ps(state: JobState, now: float) -> None:
         state.emit(
             WarningRaised(
                 f"ps-{pod.index} is replaced: its node {pod.node} is unreachable, and neither the master nor a "
-                f"worker has had an answer of it for {silent:.0f} s"
+                f"worker has had an answer from it for {silent:.0f} s"
             )
         )
         state.add_commands(DeletePod(pod.uid, 0.0))

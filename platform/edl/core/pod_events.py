@@ -17,8 +17,8 @@ from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
 from edl.core.state import JobState
 
-_GONE_REASON = "gone when the master came back"
-_LEAVING_REASON = "a master before this one told it to go"
+_GONE_REASON = "missing when the master restarted"
+_LEAVING_REASON = "a previous master told it to leave"
 
 
 def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
@@ -97,7 +97,7 @@ def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
     if pod.state is PodState.KILLED:
         how = "was killed by a signal (SIGKILL), as the kernel does when the memory runs out"
     else:
-        how = "ended by itself with exit code 0, before its work was done: does the model's code end the process?"
+        how = "exited with code 0 before its work was done: does the model's code exit the process?"
     return f"worker-{pod.index} {how}", ""
 
 
@@ -194,7 +194,7 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
         )
     pod.had_lease = True
     if uid in state.pods.leaving_workers:
-        _handle_worker_lost(state, pod, "its run was ended", now)
+        _handle_worker_lost(state, pod, "its run was stopped", now)
     else:
         _handle_end(state, pod, now)
 

@@ -128,12 +128,12 @@ STEPS_PER_CRASH = 16
 _CRASH_BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 _LOSS_REASONS: Mapping[PodState, str] = {
     PodState.SUCCEEDED: "it had nothing left to do",
-    PodState.PREEMPTED: "others need the room more",
-    PodState.EVICTED: "its node had to let it go",
+    PodState.PREEMPTED: "it was preempted",
+    PodState.EVICTED: "its node evicted it",
     PodState.NODE_LOST: "its node is gone",
-    PodState.DELETED: "somebody deleted it",
-    PodState.KILLED: "a signal ended it",
-    PodState.EXITED: "it ended by itself, without an error",
+    PodState.DELETED: "it was deleted",
+    PodState.KILLED: "it was ended by a signal",
+    PodState.EXITED: "it exited without an error",
     PodState.OUT_OF_MEMORY: "what replaces it gets more memory",
 }
 
@@ -149,7 +149,7 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
     if not (ended is PodState.CRASHED if crashed is None else crashed):
         return Decision(0.0, f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job")
     if crash_count >= MAX_CRASHES:
-        return Decision(None, f"crashed {crash_count} times with next to no work done between")
+        return Decision(None, f"crashed {crash_count} times with almost no progress in between")
     delay = _CRASH_BACKOFF.delay(crash_count)
     return Decision(delay, f"crashed: replaced after {delay:g} s")
 
@@ -196,7 +196,7 @@ def decide_after_oom(
     """
     message = f"worker-{worker_index} ran out of memory"
     if worker_index < memory.first_worker:
-        return Decision(memory, f"{message}: workers that are asked for now get more already")
+        return Decision(memory, f"{message}: workers requested since then already get more")
     if raise_factor <= 1:
         return Decision(
             None,

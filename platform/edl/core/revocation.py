@@ -31,7 +31,7 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
     for worker, holder in list(state.holders.items()):
         unknown = holder.find_unknown_leases(state.lease_timeouts)
         if unknown:
-            why = "its worker does not know of it"
+            why = "its worker does not report it"
             revoke_leases(state, worker, why, now, in_flight=False, only_leases=unknown)
         reasons = holder.find_expired_leases(now, state.lease_timeouts)
         if reasons:
@@ -101,7 +101,7 @@ def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float
     if state.cut is not None and state.cut.may_pause_updates:
         # A step that one PS has may never reach the others now: they would wait for it.
         snapshots.abort_cut(
-            state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
+            state, f"leases of {revocation.worker} were revoked meanwhile", now, snapshots.RETRY_SECONDS
         )
     state.record_entry(revocation)
     for number in revocation.leases:

@@ -142,7 +142,7 @@ def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
 def _request_reason(state: JobState, role: Role, wanted: int) -> str:
     if role is Role.PS:
         return f"the parameters need {state.settings.ps}"
-    return f"{wanted} wanted, {state.pods.count_expected_workers()} there or on their way"
+    return f"{wanted} wanted, {state.pods.count_expected_workers()} running or pending"
 
 
 def _worker_options(state: JobState) -> PodOptions:

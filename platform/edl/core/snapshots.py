@@ -169,7 +169,7 @@ def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None
     if unmet:
         state.unconfirmed_leases = {lease: live[lease] for lease in unmet}
         names = sorted({f"ps-{state.pods.by_uid[ps].index}" for ps in unmet.values()})
-        reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has made a step since"
+        reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has completed a step since"
         abort_cut(state, reason, now, RETRY_SECONDS)
         return
     steps = cut.decide_included_steps(live)
@@ -236,7 +236,7 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
     for index, updates in found.missing_updates.items():
         more = updates - state.counters.updates_of.get(index, 0)
         if more:
-            reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
+            reason = f"ps-{index}: steps that were applied but not yet reported when it was lost"
             state.emit(RollbackDone(records=0, updates=more, to_cut=back, reason=reason))
     if found.step_differences:
         uid, steps = max(found.step_differences.items(), key=lambda item: abs(item[1]))
@@ -278,7 +278,7 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
         return
     if event.error:
         state.record_entry(CutCalledOff(cut=cut.number, reason=event.error))
-        state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
+        state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the previous one is kept: {event.error}"))
         record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
@@ -368,4 +368,4 @@ def _describe_obstacle(state: JobState) -> str:
     if state.cut.stage is CutStage.SAVING:
         return "it was still being written"
     names = sorted(f"ps-{state.pods.by_uid[uid].index}" for uid in state.cut.waiting_ps if uid in state.pods.by_uid)
-    return f"{', '.join(names) or 'leases on their way back'} had not answered"
+    return f"{', '.join(names) or 'pending lease revocations'} had not answered"

@@ -50,7 +50,7 @@ def _end_stall(state: JobState, now: float) -> None:
     reason = f"{', '.join(stalled.missing_ps)} {'serves' if len(stalled.missing_ps) == 1 else 'serve'} again"
     if stalled.unsaved:
         saved = "a checkpoint was written again"
-        reason = saved if state.checkpoint_failure is None else "steps may be made again, until the next one is due"
+        reason = saved if state.checkpoint_failure is None else "training continues until the next one is due"
     state.emit(StallEnded(seconds=now - stalled.since, reason=reason))
 
 
@@ -83,14 +83,14 @@ def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
 def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:
     if pod is None:
         refusal = state.pods.refusals.get((Role.PS, index), "")
-        return MissingPs(index, f"the cluster does not start it: {refusal}" if refusal else "a new one is asked for")
+        return MissingPs(index, f"the cluster did not start it: {refusal}" if refusal else "a new one was requested")
     silent = now - max(pod.last_seen, state.last_step)
     if pod.unreachable_since and silent >= SILENCE_SECONDS:
         return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable_since)
     if not pod.has_run:
-        return MissingPs(index, f"it has no place yet: {pod.message}" if pod.message else "it is being started")
+        return MissingPs(index, f"it is not scheduled yet: {pod.message}" if pod.message else "it is starting")
     if not (pod.attached and pod.initialized):
-        return MissingPs(index, "it loads its checkpoint" if pod.loading else "it is being started")
+        return MissingPs(index, "it is loading its checkpoint" if pod.loading else "it is starting")
     if silent >= SILENCE_SECONDS:
         return MissingPs(index, f"it has not answered for {silent:.0f} s")
     return None

@@ -212,7 +212,7 @@ class JobState:
         shuffle_order: of the training records, if they are shuffled: its positions are what the training ledger is
             about.
         revoked_leases: returned training leases at or above the floor.
-        revocations: leases on their way back.
+        revocations: pending lease revocations.
         final_pin: the cut at the end of training, once taken.
         scale_override: least and most workers that somebody wants instead of what the spec says; None: as it says.
         pods_synced: every pod that exists has been seen.

@@ -43,7 +43,7 @@ def check_text(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"a text has half of a surrogate pair at {error.start}") from None
+        raise ValueError(f"a text has an unpaired surrogate at {error.start}") from None
     return text
 
 

@@ -53,7 +53,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
             with user_code(module.zoo, "the model, called on features of feed,"):
                 model(sample, training=False)
     if not model.built:
-        raise BadInputError("the model is built by its first call, and there are no features to call it on")
+        raise BadInputError("the model is built by its first call, and there are no records to call it on")
     return model
 
 
@@ -221,7 +221,7 @@ def derive_feature_spec(model: Any, sample: Any) -> Any:
         return tf.nest.map_structure(spec_for_any_count, sample)
     graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
     if getattr(graph, "_inputs_struct", None) is None:
-        raise BadInputError("the model does not say what features it takes, and there are none to look at")
+        raise BadInputError("the model does not declare its inputs, and there are no records to infer them from")
     return tf.nest.map_structure(_input_spec, graph._inputs_struct)
 
 
@@ -301,9 +301,10 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
     if differences:
         again = "; once they have the names that are missing, a resumed run exports them" if missing else ""
         raise BadInputError(
-            f"the model function made another model for the export than for training ({'; '.join(differences)})",
-            hint="it is called once for each: give layers names and sizes that are the same at each call, without a "
-            f"counter that goes on or a random number{again}",
+            f"the model function returned a different model for the export than for training "
+            f"({'; '.join(differences)})",
+            hint="it is called once for each: layer names and sizes must be the same at each call, without a running "
+            f"counter or a random number{again}",
         )
 
 

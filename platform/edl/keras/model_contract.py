@@ -72,7 +72,7 @@ def is_blocked_method(model: Any, method: str) -> bool:
 # module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called, nor are those themselves.
 
 
-_OWN_LOOP_REMEDY = "EDL goes through the records itself; a method that call() uses needs another name"
+_OWN_LOOP_REMEDY = "EDL iterates over the records itself; rename the method if call() uses it"
 _TRAINING_REMEDY = (
     "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
 )

@@ -177,13 +177,13 @@ _RefusalTable = Mapping[str, tuple[str, str]]
 
 _REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
-        "a job goes on from EDL's checkpoints",
+        "a job resumes from EDL's checkpoints",
         "leave it out: checkpoint.every_steps says how often they are taken",
     ),
     "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
     "SwapEMAWeights.swap_on_epoch": ("the weights that it puts in would be kept and exported", "leave it out"),
     "TerminateOnNaN": (
-        "steps whose loss is not finite do not reach callbacks",
+        "callbacks do not see steps whose loss is not finite",
         "use train.on_nan: stop, which is the default",
     ),
 }

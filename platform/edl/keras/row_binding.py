@@ -282,7 +282,7 @@ def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> N
             for ids in trace.recording.ids_by_layer[layer]:
                 _check_dependencies(layer, ids, trace.recording.zero_operations)
         if evaluation.id_origins(layer) != training.id_origins(layer):
-            raise unsupported_embedding_error(layer, "it looks up other ids in training than in evaluation")
+            raise unsupported_embedding_error(layer, "it looks up different ids in training and in evaluation")
 
 
 class _IdTrace:

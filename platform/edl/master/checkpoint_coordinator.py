@@ -175,7 +175,7 @@ class CheckpointCoordinator:
             self._wait_for_fence()
             removed = prune_for_full_disk(self.directory, self._keep, self._protected(), failed_cut=failed)
         except (StorageError, RetryableError) as error:
-            log.warning("no room was made for the next checkpoint: %s", error)
+            log.warning("could not free space for the next checkpoint: %s", error)
         else:
             log.info("checkpoint %d was not written; removed to make room for the next: %s", failed, removed)
 
@@ -185,7 +185,7 @@ class CheckpointCoordinator:
             self._wait_for_fence()
             prune_checkpoints(self.directory, self._keep, self._protected() | {newest})
         except (StorageError, RetryableError) as error:
-            log.warning("old checkpoints stay: %s", error)
+            log.warning("could not remove old checkpoints: %s", error)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -193,9 +193,7 @@ def tune_interpreter() -> None:
 
 log = logging.getLogger("edl.master")
 
-BEGINS_ANEW_MESSAGE = (
-    "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
-)
+BEGINS_ANEW_MESSAGE = "the job starts over: it has no volume, so the state of the previous master is lost"
 _FLUSH_SECONDS = 1.0
 _THREADS_BESIDE_WORKERS, _THREADS_PER_WORKER = 16, 3
 _MIN_WORKERS = 64
@@ -247,7 +245,7 @@ def serve_job(
     with ExitStack() as taken:
         taken.callback(backend.close)
         if not backend.acquire(stopping):
-            log.info("told to go before it was this master's turn")
+            log.info("told to leave while waiting to become the master")
             return SIGTERM_EXIT
         with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
@@ -387,7 +385,7 @@ class MasterProcess:
             self._write_current_state()
         if shell.failure is not None:
             return FAILED_EXIT
-        log.info("told to go: the journal is flushed, pods are left alone")
+        log.info("told to leave: the journal is flushed, pods keep running")
         return SIGTERM_EXIT
 
     @property
@@ -443,7 +441,7 @@ class MasterProcess:
             for event in desired_state_events(board.watch_desired_state()):
                 self.shell.handle(event)
         except MasterEndsError as error:
-            log.info("wishes are left to the next master: %s", error)
+            log.info("the desired state is left to the next master: %s", error)
 
     def _wait_for_stop(self, stop_wanted: threading.Event) -> None:
         """The user of ``edl run`` stops the job; the thread ends with the process."""

@@ -54,7 +54,7 @@ def parse_member_uid(member: pb.Member) -> str:
         Refused: it does not say.
     """
     if not member.uid:
-        raise PeerRefusedError("the message does not say whose it is", kind="bad")
+        raise PeerRefusedError("the message names no sender", kind="bad")
     return member.uid
 
 
@@ -300,13 +300,13 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             attached = pod is not None and pod.attached
         if pod is None:
             # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
-            raise RetryableError("the cluster has not shown this pod yet")
+            raise RetryableError("the cluster has not reported this pod yet")
         if (pod.role, pod.index) != (Role.PS, index):
             raise PeerRefusedError(
-                f"the cluster says that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad"
+                f"the cluster reports that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad"
             )
         if not pod.live:
-            raise PeerRefusedError("the cluster says that this pod has ended", kind="bad")
+            raise PeerRefusedError("the cluster reports that this pod has ended", kind="bad")
         if request.HasField("figures"):
             self._on_ps_report(uid, index, request.figures)
         if request.leaving and self._may_ps_end(uid):

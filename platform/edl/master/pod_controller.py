@@ -60,7 +60,7 @@ class PodController:
             handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
         # A watch ends only when it is closed. Without one, this master would never hear that a pod has ended.
         if not self._closed:
-            raise RetryableError("the cluster does not say any more what becomes of the pods")
+            raise RetryableError("the watch on the pods ended")
 
     def _run_commands(self, handle: Callable[[CoreEvent], Any]) -> None:
         while (command := self._commands.get()) is not None and not self._closed:

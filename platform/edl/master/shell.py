@@ -273,7 +273,7 @@ class MasterShell:
 
     def _check_fence(self) -> None:
         if not self.core_clock.may_decide():
-            raise MasterFrozenError("this master waits for its Lease")
+            raise MasterFrozenError("this master is waiting for its Lease")
 
     def wait_for_fence(self) -> None:
         """Return when this master may decide.

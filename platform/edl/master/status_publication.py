@@ -128,7 +128,7 @@ def _load_timeline(path: Path) -> Sequence[TimelinePoint]:
     try:
         return tuple(section_type.from_json(TimelinePoint, moment, str(path)) for moment in _read_optional(path) or ())  # type: ignore[attr-defined]
     except (SpecError, StorageError, TypeError) as error:
-        log.warning("the timeline begins anew: %s", error)
+        log.warning("the timeline starts over: %s", error)
         return ()
 
 

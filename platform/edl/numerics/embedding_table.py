@@ -109,9 +109,11 @@ class RowRetention:
         limit_source = "as ps.max_rows says"
         if self.server_count > 1:
             limit_source = f"its part of ps.max_rows {self.max_rows} on {self.server_count} parameter servers"
-        eviction_hint = "set ps.evict_after_steps, so that rows which are not used any more make room"
+        eviction_hint = "set ps.evict_after_steps, so that unused rows are evicted"
         if self.evict_after_steps is not None:
-            eviction_hint = f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has gone unused for so long"
+            eviction_hint = (
+                f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has been unused for that long"
+            )
         raise TableFullError(
             f"{table.described} holds {stored_rows} rows on this parameter server, {new_rows} more do "
             "not fit: it may hold "

@@ -30,13 +30,13 @@ class PartialUpdateError(RefusedError):
 
 def out_of_memory_error(what: str) -> OutOfMemoryError:
     """The refusal of a request; ``what`` names it, with shapes."""
-    return OutOfMemoryError(f"there is no memory on this parameter server for {what}", hint=OUT_OF_MEMORY_HINT)
+    return OutOfMemoryError(f"this parameter server has no memory for {what}", hint=OUT_OF_MEMORY_HINT)
 
 
 def partial_update_error(what: str) -> PartialUpdateError:
     """The refusal of a push that was in part applied, and of everything after it."""
     return PartialUpdateError(
-        f"memory ran out on this parameter server in the middle of a push, at {what}: its values are of no step any "
-        "more",
+        f"memory ran out on this parameter server in the middle of a push, in {what}: the update was only "
+        "partially applied; the parameters are inconsistent",
         hint=OUT_OF_MEMORY_HINT,
     )

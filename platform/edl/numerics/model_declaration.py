@@ -132,7 +132,7 @@ class ModelDeclaration:
                 )
                 or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
             )
-        return None if self.variables == other.variables else "the variables are in another order than this PS holds"
+        return None if self.variables == other.variables else "the variables are in a different order than on this PS"
 
     def equals_ignoring_order(self, other: ModelDeclaration) -> bool:
         """Whether nothing but the order of the dense variables tells them apart."""

@@ -129,7 +129,7 @@ def _translate_released() -> Iterator[None]:
     try:
         yield
     except _native.ReleasedError as error:
-        raise PinError("this version of the rows is not kept any more") from error
+        raise PinError("this version of the rows is no longer kept") from error
 
 
 class NativeTable:

@@ -134,7 +134,9 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         if checkpoint_root is not None and (
             folder.resolve().parent != checkpoint_root.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
         ):
-            raise PeerRefusedError(f"{path} is no checkpoint of this run: they are {checkpoint_root}/cut-N", kind="bad")
+            raise PeerRefusedError(
+                f"{path} is not a checkpoint of this run; checkpoints are {checkpoint_root}/cut-N", kind="bad"
+            )
         return folder
 
 

@@ -72,7 +72,7 @@ def choose_store(
             NUMPY_STORE, f"optimizer {optimizer.name} has no native kernel; {', '.join(extension.optimizers)} have"
         )
     return Decision(
-        NATIVE_STORE, _REQUESTED_REASON if requested_store == NATIVE_STORE else "the native extension is there"
+        NATIVE_STORE, _REQUESTED_REASON if requested_store == NATIVE_STORE else "the native extension is available"
     )
 
 

@@ -151,7 +151,7 @@ class ParameterServer:
                 self._condition.notify_all()
                 try:
                     if not self._wait_until(lambda: not self._must_wait_for_cut(push.push_id), deadline):
-                        raise PeerRefusedError(f"a cut is not over after {self._push_timeout:g} s", kind="busy")
+                        raise PeerRefusedError(f"a cut did not complete within {self._push_timeout:g} s", kind="busy")
                 finally:
                     self._paused_pushes -= 1
 
@@ -389,7 +389,7 @@ class ParameterServer:
 
     def _check_running(self) -> None:
         if self._is_closed:
-            raise PeerRefusedError("this PS ends", kind="busy")
+            raise PeerRefusedError("this PS is shutting down", kind="busy")
 
     def _has_copied(self, cut: int) -> bool:
         return self._last_snapshot is not None and self._last_snapshot.cut == cut

@@ -101,7 +101,7 @@ def keep_registered(
         if (
             type(problem) is not logged_problem
         ):  # while a master is away the text changes with every try, its meaning does not
-            log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
+            log.info("%s", f"waiting for the master: {problem}" if problem else f"registered with {channel.address}")
             logged_problem = type(problem)
         stop_requested.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)
     if has_registered:
@@ -135,22 +135,22 @@ def _serve_until_released(
 ) -> None:
     """Serve on until the master says that this process may end, or does not answer any more."""
     registration.leaving = True
-    log.info("told to go: serves until what it holds is in a checkpoint")
+    log.info("told to leave: serving until the parameters are in a checkpoint")
     last_reply_at = clock()
     while True:
         registration.figures.CopyFrom(collect_figures())
         try:
             reply = channel.call(MasterMethods.Register, registration, timeout=_LEAVE_DEADLINE)
         except PeerRefusedError as error:
-            log.info("ends: the master refuses this process: %s", error)
+            log.info("exiting: the master refuses this process: %s", error)
             return
         except RetryableError as error:
             if clock() - last_reply_at >= _MASTER_LOST_SECONDS:
-                log.info("ends: no master is there that could take a checkpoint: %s", error)
+                log.info("exiting: no master is available to take a checkpoint: %s", error)
                 return
         else:
             if reply.may_end:
-                log.info("ends: the master lets it")
+                log.info("exiting: released by the master")
                 return
             last_reply_at = clock()
         time.sleep(_LEAVE_PERIOD)

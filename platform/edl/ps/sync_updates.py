@@ -97,10 +97,10 @@ class SyncUpdater:
         del self._pending_pushes[push.push_id]
         if push.leader_round:
             self._follower_rounds.remove_push(push.push_id)
-            return "the other pushes of its update have not come"
+            return "the other pushes of its update have not arrived"
         missing = sorted(self._sync_rounds.expected_leases.values())
         self._sync_rounds.withdraw_push(push.worker)
-        return f"a round waits for pushes of leases {missing}"
+        return f"a round is waiting for pushes of leases {missing}"
 
     def reevaluate(self) -> None:
         """What was revoked leaves; a round may be complete without it, or not be held any more."""

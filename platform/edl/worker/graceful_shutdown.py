@@ -86,12 +86,12 @@ class GracefulShutdown:
     def shut_down(self) -> None:
         """Leave: called on the thread that noticed the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
-            _LOG.info("told to go while a push is on its way: leaving it to the master to find out")
+            _LOG.info("told to leave during a push: the master will ask the parameter servers whether it was applied")
         if self._return_leases is not None:
             try:
                 self._return_leases(LEAVE_WAIT_SECONDS)
             except EdlError as error:
-                _LOG.info("left without a goodbye: %s", error)
+                _LOG.info("left without returning the leases: %s", error)
         _LOG.info("gone")
         self._end_process(0)
         self._finished.set()

@@ -384,7 +384,7 @@ class ProgressReporter:
         reply = self._session.report_result(report.last_progress, report.result)
         self._note_sent()
         if not reply.accepted:
-            _LOG.info("lease %d: the report was not taken: %s", report.last_progress.lease, reply.reason)
+            _LOG.info("lease %d: the report was rejected: %s", report.last_progress.lease, reply.reason)
 
     def _note_sent(self) -> None:
         with self._changed:

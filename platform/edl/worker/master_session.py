@@ -237,7 +237,7 @@ class MasterSession:
             except RetryableError as error:
                 self._give_up_after_timeout(error)
                 if not disconnected:
-                    _LOG.info("the master does not answer (%s): asking again", error.message)
+                    _LOG.info("the master does not answer (%s): retrying", error.message)
                 disconnected = True
                 self._pause(pause)
                 pause = min(_LONGEST_PAUSE, pause * 2)

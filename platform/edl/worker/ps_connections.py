@@ -113,7 +113,7 @@ class PsBulkConnections:
             if self._clock() - started_at >= self._answer_timeout:
                 raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
             if pause == _FIRST_PAUSE:
-                _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
+                _LOG.info("a parameter server does not answer (%s): retrying", problem.message)
             self._pause(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
             self._drop_replaced(self._directory.register())

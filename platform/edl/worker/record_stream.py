@@ -260,7 +260,7 @@ class RecordStream:
                 raise self._read_error from None
             raise
         if minibatch is None:
-            raise self._read_error or RuntimeError("the pipeline ended before its windows did")
+            raise self._read_error or RuntimeError("the input pipeline ended too early")
         return minibatch
 
     def _read_windows(self) -> TaggedWindows:
@@ -324,7 +324,7 @@ class RecordStream:
             self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
         if self._shuffled_reader.order.fingerprint != task.order_fingerprint:
             raise BadInputError(
-                "the training data is not what it was when this run began: other files, records or chunks",
+                "the training data has changed since this run began: the files, records or chunks differ",
                 where="data.training",
                 hint="put the files back as they were, or start a new run",
             )

@@ -113,7 +113,7 @@ class StoredWeights:
 
         manifest = checkpoint_shards.load_manifest(directory)
         if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
-            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED_HINT)
+            raise BadInputError(f"is not a checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED_HINT)
         paths = [directory / shard.file for shard in manifest.shards]
         dense: dict[str, Floats] = {}
         row_parts: dict[str, list[tuple[Ids, Floats]]] = {}

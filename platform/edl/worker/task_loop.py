@@ -119,7 +119,7 @@ class TaskLoop:
         try:
             return self._handlers[task.kind]
         except KeyError:
-            raise BadInputError(f"this worker does not know tasks of kind {task.kind!r}") from None
+            raise BadInputError(f"this worker does not support tasks of kind {task.kind!r}") from None
 
     def report_failure(self, error: BaseException, lease_id: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""

@@ -235,7 +235,7 @@ class Trainer:
 
         Raises:
             NotFiniteError: a step's loss or gradient is not finite and the job stops at that.
-            LeavingError: this worker was told to go.
+            LeavingError: this worker was told to leave.
             EdlError: records cannot be read, or the PS are away for too long.
         """
         self._training_callbacks.begin_epoch(task.epoch)
@@ -369,7 +369,10 @@ class Trainer:
             # stays as it is: with synchronous training nothing else is under way.
             self._stale_pushes += 1
             _LOG.debug(
-                "lease %d: step %d is computed anew, %d so far", task.lease_id, loaded_step.step, self._stale_pushes
+                "lease %d: step %d is recomputed because its values were stale, %d so far",
+                task.lease_id,
+                loaded_step.step,
+                self._stale_pushes,
             )
             step = self._with_rows(task, loaded_step)
             self.pull_values(leased_range, step, None)

@@ -96,7 +96,7 @@ def test_who_was_gone_when_the_master_came_back_is_named() -> None:
     masters.restart()
     masters.see(PodsSynced())
     (back,) = [tell for tell in masters.told if isinstance(tell, RollbackDone)]
-    assert back.reason == "ps-0: gone when the master came back"
+    assert back.reason == "ps-0: missing when the master restarted"
     revoked = [tell for tell in masters.told if isinstance(tell, LeaseRevoked)]
     assert [tell.worker for tell in revoked] == [0]
     assert masters.state.pods.index_of("never shown") is None

@@ -58,13 +58,13 @@ def test_a_ps_that_is_lost_until_its_successor_has_loaded_its_checkpoint() -> No
     stage = trains()
     stage.job.handle(PsHeartbeat("ps-1"), 4.0)
     see(stage, "ps-0", 5.0, phase=PodPhase.FAILED, exit_code=137)
-    assert find_missing_ps(stage.job, 5.0) == (MissingPs(0, "a new one is asked for"),)
+    assert find_missing_ps(stage.job, 5.0) == (MissingPs(0, "a new one was requested"),)
     see(stage, "ps-0-b", 6.0, phase=PodPhase.PENDING, node="", message="0/3 nodes are available")
-    assert find_missing_ps(stage.job, 6.0) == (MissingPs(0, "it has no place yet: 0/3 nodes are available"),)
+    assert find_missing_ps(stage.job, 6.0) == (MissingPs(0, "it is not scheduled yet: 0/3 nodes are available"),)
     see(stage, "ps-0-b", 7.0)
     stage.play("7.1 registered ps-0-b")
     stage.play("7.2 attached ps-0-b empty")
-    assert find_missing_ps(stage.job, 7.3) == (MissingPs(0, "it loads its checkpoint"),)
+    assert find_missing_ps(stage.job, 7.3) == (MissingPs(0, "it is loading its checkpoint"),)
     stage.play("7.4 attached ps-0-b")
     assert find_missing_ps(stage.job, 7.5) == ()
 
@@ -116,7 +116,7 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     see(stage, "ps-0-b", 19.0)
     stage.job.handle(PsHeartbeat("ps-1"), 20.0)
     assert told(stage, 20.0) == []
-    said = "it is being started; the one before is lost: its node n1 is unreachable"
+    said = "it is starting; the one before is lost: its node n1 is unreachable"
     assert find_missing_ps(stage.job, 20.0) == (MissingPs(0, said, 1.7e9),)
     stage.play("20.1 registered ps-0-b")
     stage.play("20.2 attached ps-0-b empty")

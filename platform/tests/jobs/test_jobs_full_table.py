@@ -67,8 +67,8 @@ def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_
     assert run.errors.strip() == (
         f"ps-0: table 'users/embeddings' (50000 x 4) holds {HELD} rows on this parameter server, {MINIBATCH} more do "
         f"not fit: it may hold {BOUND}, as ps.max_rows says\n"
-        "  raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that rows which are not used any more make "
-        "room; then go on with --resume"
+        "  raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that unused rows are evicted; "
+        "then go on with --resume"
     )
     assert sum(line["role"] == "worker" for line in run.events("role_ended")) == 1, "it is not tried again and again"
     summary = run.lines[-1]

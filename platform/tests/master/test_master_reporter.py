@@ -138,7 +138,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 EMITTED: tuple[JobEvent, ...] = (
-    RoleRequested(role="worker", index=4, reason="4 wanted, 3 there or on their way"),
+    RoleRequested(role="worker", index=4, reason="4 wanted, 3 running or pending"),
     RoleLeaving(role="worker", index=0, cause="preempted"),
     WorkerCountChanged(min=1, max=4),
     RequeuedRecordsLeased(source="s", start=0, end=4, worker=0),

@@ -226,7 +226,7 @@ def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
     (ps, _), _ = two
     ps.hold(1)
     ps.server.close()
-    with pytest.raises(PeerRefusedError, match="this PS ends") as caught:
+    with pytest.raises(PeerRefusedError, match="this PS is shutting down") as caught:
         ps.server.take_snapshot(1, 1, None, pin=False, included_steps={LEASE: 1})
     assert caught.value.kind == "busy"
 

@@ -150,8 +150,8 @@ class RetentionContract:
             "may hold 3, as ps.max_rows says"
         )
         assert refused.value.hint == (
-            "raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that rows which are not used any more make "
-            "room; then go on with --resume"
+            "raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that unused rows are evicted; then "
+            "go on with --resume"
         )
         np.testing.assert_array_equal(table.read(EVERY), before)
 
