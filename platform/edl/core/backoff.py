@@ -1,4 +1,4 @@
-"""How long to wait after failures in a row: twice as long after each, up to a limit.
+"""Exponential backoff: the delay doubles after each consecutive failure, up to a limit.
 
 For what is tried by one process: a pod that is asked for, a watch, a supervisor that is started again. Calls between
 roles, which hundreds of workers repeat at once, spread their tries more (``edl.transport.retry``).
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_SERVER_DELAY_SECONDS = 60.0
-"""Seconds that a server may ask for; one that asks for more is asked again sooner."""
+"""Upper bound for a server's Retry-After, in seconds; a longer one is shortened to this."""
 _MAX_DOUBLINGS = 32
-"""Beyond any limit; without it a float overflows after a thousand failures."""
+"""Beyond every limit in use. Without a cap, a float would overflow after about a thousand failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class ExponentialBackoff:
     max_seconds: float = 5.0
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row; none after none."""
+        """Seconds to wait after ``failures`` consecutive failures; 0 after none."""
         if failures <= 0:
             return 0.0
         return min(self.first_seconds * 2.0 ** min(failures - 1, _MAX_DOUBLINGS), self.max_seconds)
 
     def jittered_delay(self, failures: int, jitter: float, server_delay: float | None = None) -> float:
-        """The same with jitter, so that many who failed together do not return together.
+        """The delay with jitter, so that clients that failed together do not retry together.
 
         Args:
             failures: in a row, 1 or more.

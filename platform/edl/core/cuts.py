@@ -1,4 +1,4 @@
-"""How far a cut is: prepared, updates held, a copy made by every PS, saved.
+"""The stages of a cut: prepared, updates paused, copied by every PS, saved.
 
 The protocol is described in docs/design/0002-record-accounting.md. This module keeps score, ``snapshots`` acts on it.
 """
@@ -13,27 +13,30 @@ from typing import Any
 from edl.core.decision import Decision
 
 HOLD_TIMEOUT_SECONDS = 5.0
-"""How long the PS may take to hold updates. They hold them for no longer than that by themselves, for want of steps."""
+"""How long the PS may pause updates while they wait for steps of the cut, in seconds.
+
+Each PS also enforces this limit itself.
+"""
 COPY_TIMEOUT_SECONDS = 60.0
-"""How long they may take for the arrival of such steps and for their copies."""
+"""How long the missing steps and the copies may take, in seconds."""
 
 
 class CutStage(StrEnum):
-    """How far a cut is."""
+    """The stage that a cut has reached."""
 
     PREPARING = "preparing"
-    """The PS make room for their copies while updates go on."""
+    """The PS allocate memory for their copies while updates continue."""
     HOLDING = "holding"
-    """They are told to let no further step in, and say how far they are."""
+    """The PS admit no further steps and report which steps they have applied."""
     SNAPSHOT = "snapshot"
-    """They let in what any of them has, copy, and go on."""
+    """The PS admit the steps that at least one of them has applied, make their copies, and resume."""
     SAVING = "saving"
-    """The copies are on their way to the disk while updates go on."""
+    """The copies are written to disk while updates continue."""
 
 
 @dataclass(slots=True)
 class PendingCut:
-    """One cut on its way.
+    """A cut in progress.
 
     Attributes:
         checkpoint: whether it is written to disk.
@@ -64,11 +67,11 @@ class PendingCut:
     keep_paused: bool = False
 
     def enter_stage(self, stage: CutStage, waiting_ps: Iterable[str], deadline: float = float("inf")) -> None:
-        """Wait for every PS once more."""
+        """Enter a stage and wait for every PS again."""
         self.stage, self.waiting_ps, self.deadline = stage, set(waiting_ps), deadline
 
     def record_answer(self, stage: CutStage, ps: str) -> bool:
-        """A PS answered what it was asked in a stage; whether the cut was waiting for that."""
+        """Record that a PS answered for a stage; returns whether the cut was waiting for it."""
         if self.stage is not stage or ps not in self.waiting_ps:
             return False
         self.waiting_ps.discard(ps)
@@ -81,22 +84,22 @@ class PendingCut:
 
     @property
     def awaits_copies(self) -> bool:
-        """Whether some PS has no copy yet."""
+        """Whether some PS has not made its copy yet."""
         return self.stage is not CutStage.SAVING
 
     @property
     def may_pause_updates(self) -> bool:
-        """Whether updates may be held for it."""
+        """Whether updates may be paused for this cut."""
         return self.stage in (CutStage.HOLDING, CutStage.SNAPSHOT)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether updates have been held for too long."""
+        """Whether updates have been paused for longer than allowed."""
         return self.may_pause_updates and now >= self.deadline
 
     def find_unconfirmed_leases(
         self, done_steps: Mapping[int, int], restore_lease: Mapping[str, int]
     ) -> dict[int, str]:
-        """Leases with steps that may be lost to a PS, and that PS.
+        """The leases whose steps a PS may have lost, and that PS.
 
         One that went back to a checkpoint after a lease was granted cannot tell a step that is on its way from one that
         it had and has lost, until a push of that lease has reached it.
@@ -114,7 +117,7 @@ class PendingCut:
         return found
 
     def decide_included_steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
-        """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
+        """How many steps of each live lease all PS must have in their copies; None if this cannot be known.
 
         A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
         no other before all have answered. So those that lack it wait for it, and for nothing else.
@@ -133,7 +136,7 @@ class PendingCut:
 
 
 def is_due(step: int, last: int, every: int | None) -> bool:
-    """Whether a multiple of ``every`` steps was passed since the last cut for that purpose.
+    """Whether training passed a multiple of ``every`` steps since the last cut for this purpose.
 
     Multiples, because a cut comes some steps after it is due: counted from the last one, they would drift apart.
     """
@@ -146,12 +149,12 @@ def is_due(step: int, last: int, every: int | None) -> bool:
 
 STOPPED = "stopped by its user"
 FINAL_SECONDS = 10.0
-"""How long a final checkpoint may take on one machine."""
+"""Time limit for a final checkpoint on one machine, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that is complete on disk."""
+    """A complete checkpoint on disk."""
 
     cut: int
     step: int
@@ -161,7 +164,7 @@ class SavedCheckpoint:
 
 @dataclass(slots=True)
 class CheckpointFailure:
-    """The newest attempt to write a checkpoint failed.
+    """The latest attempt to write a checkpoint failed.
 
     Attributes:
         reason: for people.

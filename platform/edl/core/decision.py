@@ -1,4 +1,4 @@
-"""A decision and why it was taken."""
+"""A decision and the reason for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T_co]):
-    """A value with the reason that users read."""
+    """A value with the reason that is shown to users."""
 
     value: T_co
     reason: str

@@ -1,4 +1,4 @@
-"""Evaluation of one pinned version: which records are left, and the sum of what workers found.
+"""Evaluation of one pinned version: the remaining records and the merged metric states.
 
 Metric results are the metrics' state variables. ``additive`` states are added elementwise as they come; the states of
 metrics that merge in their own way are kept, one set a task, and a worker merges them. A number that is not finite is
@@ -62,7 +62,7 @@ def _add_states(a: Any, b: Any) -> Any:
 
 @dataclass(slots=True)
 class EvaluationRound:
-    """One evaluation over all validation records at one cut.
+    """One evaluation of all validation records at one cut.
 
     Attributes:
         step: global step of the pinned version, for people.
@@ -79,7 +79,7 @@ class EvaluationRound:
     saved: bool = False
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The round as JSON, for the journal's compaction."""
+        """The round as JSON, for journal compaction."""
         return {
             "pin": self.pin,
             "step": self.step,
@@ -104,12 +104,12 @@ class EvaluationRound:
 
 
 MAX_HISTORY = 1000
-"""Evaluations of which it is remembered what the callbacks were after them: a job may go back to a checkpoint."""
+"""How many evaluations the history keeps. It is needed when a job rolls back to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricMonitor:
-    """What every one of these callbacks compares.
+    """The metric that a callback monitors, with the rule for comparing its values.
 
     Attributes:
         monitor: name of a metric of the evaluation, without ``val_``.
@@ -122,7 +122,7 @@ class MetricMonitor:
     min_delta: float = 0.0
 
     def is_improvement(self, value: float, reference: float | None) -> bool:
-        """Whether a value is better than another one; any value is better than none, and NaN than nothing.
+        """Whether ``value`` is better than ``best``. Any value is better than none, and NaN is never better.
 
         Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
         """
@@ -183,7 +183,7 @@ CALLBACK_TYPES: Mapping[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallbackProgress:
-    """How far a callback is. Not every kind uses every field.
+    """The progress of one callback. Not every kind uses every field.
 
     Attributes:
         best: the best value so far.
@@ -221,7 +221,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class CallbackState:
-    """All that were declared, and what they have decided so far.
+    """The declared callbacks and what they have decided so far.
 
     Attributes:
         specs: in the order of the user's list.
@@ -243,18 +243,27 @@ class CallbackState:
 
     @property
     def keeps_best_checkpoint(self) -> bool:
-        """Whether the weights of the best evaluation are to be kept: then each evaluated cut becomes a checkpoint."""
+        """Whether the weights of the best evaluation are kept.
+
+        If so, every evaluated cut becomes a checkpoint.
+        """
         return any(_keeps_best(callback) for callback in self.specs)
 
     @property
     def best_cuts(self) -> frozenset[int]:
-        """Checkpoints that must not be removed: of the best now, and of the best before the newest evaluations."""
+        """Checkpoints that must not be removed.
+
+        The current best, and those that were best before recent evaluations.
+        """
         before = {each["best_cut"] for _, state in self.history for each in state["progress"]}
         return frozenset(({each.best_cut for each in self.progress} | before) - {0})
 
     @property
     def best_to_restore(self) -> CallbackProgress | None:
-        """Whose weights the trained model has at the end (``restore_best_weights``); None: those of the last step."""
+        """The evaluation whose weights the final model gets (``restore_best_weights``).
+
+        None: those of the last step.
+        """
         for callback, progress in zip(self.specs, self.progress, strict=True):
             if isinstance(callback, EarlyStopping) and callback.restore_best_weights and progress.best_cut:
                 return progress
@@ -262,7 +271,7 @@ class CallbackState:
 
     @property
     def best_to_write(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
-        """The first of the best checkpoints that a worker is to write to its file, with its place in the list."""
+        """The first best checkpoint that a worker still has to write to its file, with its index in the list."""
         for at, (callback, progress) in enumerate(zip(self.specs, self.progress, strict=True)):
             if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
                 return at, callback, progress
@@ -271,7 +280,7 @@ class CallbackState:
     # ------------------------------------------------------------------ changes
 
     def declare_callbacks(self, specs: Sequence[CallbackSpec]) -> CallbackState:
-        """As a job goes on whose user asks for these: those that are new begin anew, others go on."""
+        """The state for these callbacks: known ones keep their progress, new ones start fresh."""
         if tuple(specs) == self.specs:
             return self
         before = dict(zip(map(_callback_identity, self.specs), self.progress, strict=True))
@@ -282,7 +291,7 @@ class CallbackState:
         return CallbackState(tuple(specs), known, self.evaluations, rate, stopped)
 
     def apply_evaluation(self, evaluation: EvaluationResult) -> CallbackState:
-        """After one more evaluation. A value that is not finite improves nothing."""
+        """The state after one more evaluation. A value that is not finite is never an improvement."""
         rate, stopped, progress = self.learning_rate, self.stop_reason, []
         for callback, was in zip(self.specs, self.progress, strict=True):
             if callback.monitor not in evaluation.metrics:
@@ -306,18 +315,18 @@ class CallbackState:
         return self.apply_evaluated_state(evaluation.step, after.evaluated_state())
 
     def apply_evaluated_state(self, step: int, state: Mapping[str, Any]) -> CallbackState:
-        """After an evaluation at ``step`` that led to what :meth:`evaluated_state` said then."""
+        """The state after an evaluation at ``step`` whose outcome was recorded as ``evaluated_state``."""
         return replace(self.with_evaluated_state(state), history=(*self.history, (step, state))[-MAX_HISTORY:])
 
     def mark_written(self, position: int, cut: int) -> CallbackState:
-        """A worker has written the file of the best checkpoint of one of them."""
+        """Record that a worker wrote the file of a callback's best checkpoint."""
         progress = list(self.progress)
         if position < len(progress):
             progress[position] = replace(progress[position], written=cut)
         return replace(self, progress=tuple(progress))
 
     def roll_back_to(self, step: int) -> CallbackState:
-        """As they were when the job was at ``step``: what was evaluated after it has not happened."""
+        """The state as of ``step``; later evaluations are discarded."""
         kept = tuple(one for one in self.history if one[0] <= step)
         if len(kept) == len(self.history):
             return self
@@ -327,14 +336,14 @@ class CallbackState:
         return replace(then, history=kept)
 
     def trim_history(self, step: int) -> CallbackState:
-        """The job does not go back behind ``step`` any more."""
+        """Drop history that no rollback can reach: the job never goes back before ``step``."""
         older = [one for one in self.history if one[0] <= step]
         return replace(self, history=(*older[-1:], *(one for one in self.history if one[0] > step)))
 
     # ------------------------------------------------------------------ as JSON
 
     def evaluated_state(self) -> dict[str, Any]:
-        """What evaluations have led to, without what was declared."""
+        """The outcome of the evaluations, without the declarations."""
         return {
             "progress": [asdict(progress) for progress in self.progress],
             "evaluations": self.evaluations,
@@ -343,7 +352,7 @@ class CallbackState:
         }
 
     def with_evaluated_state(self, state: Mapping[str, Any]) -> CallbackState:
-        """With what :meth:`evaluated_state` described."""
+        """Restore what :meth:`evaluated_state` returned."""
         progress = tuple(CallbackProgress(**each) for each in state["progress"])
         return replace(
             self,
@@ -354,7 +363,7 @@ class CallbackState:
         )
 
     def to_snapshot(self) -> dict[str, Any]:
-        """All of it."""
+        """The complete state."""
         return {
             "declared": callbacks_to_json(self.specs),
             **self.evaluated_state(),
@@ -363,7 +372,7 @@ class CallbackState:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> CallbackState:
-        """What :meth:`to_snapshot` described."""
+        """Restore what :meth:`to_snapshot` returned."""
         history = tuple((step, state) for step, state in snapshot["history"])
         return replace(cls(callbacks_from_json(snapshot["declared"])).with_evaluated_state(snapshot), history=history)
 
@@ -374,7 +383,7 @@ def callbacks_to_json(specs: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
 
 
 def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
-    """What :func:`callbacks_to_json` gave.
+    """Parse what :func:`callbacks_to_json` returned.
 
     Raises:
         ValueError: it is nothing of that kind; says what is wrong.
@@ -403,7 +412,7 @@ def _callback_from_row(row: Any) -> CallbackSpec:
 
 
 def _is_valid_value(value: Any, kind: str) -> bool:
-    """Whether a value of JSON is what a field says, finite and of a size that a number can have."""
+    """Whether a JSON value has the field's type, is finite and is within range."""
     if value is None:
         return "None" in kind
     if kind.startswith(("str", "bool")):
@@ -427,12 +436,18 @@ def _initial_progress(callback: CallbackSpec) -> CallbackProgress:
 
 
 def _callback_identity(callback: CallbackSpec) -> tuple[str, str, str]:
-    """A callback whose patience was changed is still the same one; one that looks at another metric is not."""
+    """The identity of a callback.
+
+    Changing its patience keeps it the same callback, changing its monitor does not.
+    """
     return type(callback).__name__, callback.monitor, callback.mode
 
 
 def _keep_weights(progress: CallbackProgress, epoch: int, evaluation: EvaluationResult) -> CallbackProgress:
-    """The weights of this evaluation are the best, if they are on disk; else those before stay kept."""
+    """Mark this evaluation's weights as the best if its checkpoint is on disk.
+
+    Otherwise keep the earlier ones.
+    """
     if not evaluation.cut:
         return progress
     return replace(
@@ -471,7 +486,10 @@ def _apply_early_stopping(
 def _apply_plateau(
     callback: ReduceLROnPlateau, progress: CallbackProgress, value: float, rate: float
 ) -> tuple[CallbackProgress, float | None]:
-    """Keras' ``ReduceLROnPlateau.on_epoch_end``, and the rate if it is another one; an optimizer's is a float32."""
+    """Keras' ``ReduceLROnPlateau.on_epoch_end``.
+
+    Returns a new rate if it changed, rounded to float32 as in an optimizer.
+    """
     now = replace(progress, cooldown=progress.cooldown - 1, wait=0) if progress.cooldown > 0 else progress
     if callback.is_improvement(value, now.best):
         return replace(now, best=value, wait=0), None
@@ -488,14 +506,17 @@ def _apply_plateau(
 def _apply_best_checkpoint(
     callback: BestCheckpoint, progress: CallbackProgress, value: float, epoch: int, evaluation: EvaluationResult
 ) -> CallbackProgress:
-    """Keras' ``ModelCheckpoint._should_save_model``; one that could not be written does not become the best."""
+    """Keras' ``ModelCheckpoint._should_save_model``.
+
+    A model that could not be written does not become the best.
+    """
     if not evaluation.cut or not callback.is_improvement(value, progress.best):
         return progress
     return replace(_keep_weights(progress, epoch, evaluation), best=value)
 
 
 def _round_to_float32(value: float) -> float:
-    """The nearest number of single precision, as a variable or tensor of Keras has it; infinite beyond the largest."""
+    """The nearest float32, which is how Keras stores it; infinite beyond the largest float32."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

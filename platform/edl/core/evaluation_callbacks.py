@@ -1,4 +1,4 @@
-"""What the job's callbacks mean for the job: when they are declared, what an evaluation makes of them, how it ends.
+"""Applies the job's callbacks: when they are declared, after each evaluation, and at the end of training.
 
 The decisions themselves are in ``callbacks``. Each is journaled with the evaluation that it follows from, so that a
 later master, or a run that goes on, knows it.
@@ -27,7 +27,7 @@ from edl.core.state import JobState
 
 
 def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
-    """A worker says which callbacks the user asks for; all workers of a run say the same."""
+    """Register the callbacks that a worker declares; all workers of a run must declare the same ones."""
     if state.has_ended:
         return
     if state.declared_callbacks is not None and tuple(specs) != state.declared_callbacks:
@@ -50,7 +50,10 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
 def decide_after_evaluation(
     state: JobState, evaluation: EvaluationRound, metrics: Mapping[str, float | None]
 ) -> dict[str, Any] | None:
-    """Decide after an evaluation; returns what its journal entry is to say of the callbacks, if there are any."""
+    """Decide after an evaluation.
+
+    Returns the callbacks' part of its journal entry, if there are any callbacks.
+    """
     before = state.callbacks
     if not before.specs:
         return None
@@ -81,19 +84,19 @@ def _emit_callback_events(
 
 
 def can_finish_evaluation(state: JobState, evaluation: EvaluationRound) -> bool:
-    """Whether an evaluation may be ended: what is to be kept of it is on disk by then, or will never be."""
+    """Whether an evaluation can be completed: what must be kept of it is on disk, or never will be."""
     saving = state.cut is not None and state.cut.number == evaluation.pin and state.cut.stage is CutStage.SAVING
     return not (state.callbacks.keeps_best_checkpoint and saving)
 
 
 def request_best_write(state: JobState) -> None:
-    """Have a worker write the file of a best checkpoint that has none yet."""
+    """Request that a worker writes the file of a best checkpoint that has no file yet."""
     if state.callbacks.best_to_write is not None:
         state.ledgers.setdefault(BEST_MODEL, single_task_ledger(BEST_MODEL))
 
 
 def best_write_payload(state: JobState) -> dict[str, Any] | None:
-    """What the worker is told that writes it."""
+    """The task payload for that worker."""
     found = state.callbacks.best_to_write
     if found is None:
         return None
@@ -109,7 +112,9 @@ def best_write_payload(state: JobState) -> dict[str, Any] | None:
 
 
 def restore_best_weights(state: JobState) -> bool:
-    """``restore_best_weights`` at the end: the best checkpoint becomes the newest one. Whether all of that is done.
+    """Carry out ``restore_best_weights`` at the end.
+
+    The best checkpoint becomes the newest one. Returns whether this is finished.
 
     The newest checkpoint is what is exported, predicted with, and gone on from.
     """
@@ -126,14 +131,14 @@ def restore_best_weights(state: JobState) -> bool:
 
 
 def _final_ledger(state: JobState) -> dict[str, Any]:
-    """The ledger at the end of training, with what the newest checkpoint says beside it."""
+    """The ledger at the end of training, with the metadata of the newest checkpoint."""
     assert state.training_ledger is not None
     known = state.checkpoint.ledger if state.checkpoint is not None else {}
     return {**known, **state.training_ledger.to_snapshot()}
 
 
 def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now: float) -> None:
-    """The best checkpoint is the newest one now, or could not be copied."""
+    """The best checkpoint was copied and is now the newest one, or the copy failed."""
     del now
     if event.cut != state.copy_cut or state.training_ledger is None:
         return

@@ -1,4 +1,4 @@
-"""What can happen to a job, and what a job can want done: the alphabet of ``edl.core.job``.
+"""Events and commands: the interface of ``edl.core.job``.
 
 Events are facts that the master's shell saw; commands are wishes that it carries out. All are values: a failure is a
 list of events that can be replayed.
@@ -23,19 +23,19 @@ from edl.core.shuffle import BlockLayout, RecordRange
 
 @dataclass(frozen=True, slots=True)
 class PodChanged:
-    """The cluster says something about a pod."""
+    """The cluster reports the state of a pod."""
 
     pod: PodStatus
 
 
 @dataclass(frozen=True, slots=True)
 class PodsSynced:
-    """Every pod that exists has been reported: pods that the journal knows and nobody saw are gone."""
+    """All existing pods have been reported. Pods in the journal that were not reported are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRefused:
-    """The cluster would not start a pod; it may later if ``retry``."""
+    """The cluster refused to start a pod; a later attempt may succeed if ``retry``."""
 
     role: Role
     index: int
@@ -45,28 +45,28 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class PsRegistered:
-    """A PS says where it listens."""
+    """A PS registers the address that it listens on."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class PsHeartbeat:
-    """A PS that this master knows says that it is there; it does so every second."""
+    """The heartbeat of a PS that this master knows; sent every second."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class PsLeaving:
-    """A PS was told to go; it serves until it may end, and asks again and again whether it may."""
+    """A PS received SIGTERM. It keeps serving and repeats this message until it is allowed to exit."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetDescribed:
-    """What records there are: ``[[name, records], ...]`` of each part of the data set.
+    """The records of the data set: ``[[name, records], ...]`` for each part.
 
     Attributes:
         blocks: of the training sources; None: their reader has no random access.
@@ -80,7 +80,7 @@ class DatasetDescribed:
 
 @dataclass(frozen=True, slots=True)
 class PsAttached:
-    """A PS answered the master: it listens to this incarnation from now on.
+    """A PS attached to this master.
 
     Attributes:
         initialized: it holds variables (declared by a worker, or restored).
@@ -96,7 +96,7 @@ class PsAttached:
 
 @dataclass(frozen=True, slots=True)
 class PsSilent:
-    """A PS whose pod lives has not answered for so many seconds; it is asked on."""
+    """A PS whose pod is alive has not answered for ``seconds``; the request is still being retried."""
 
     uid: str
     seconds: float
@@ -104,7 +104,7 @@ class PsSilent:
 
 @dataclass(frozen=True, slots=True)
 class PsRefused:
-    """A PS will not do what it was asked, now or ever.
+    """A PS permanently refuses a request.
 
     Attributes:
         cut: that it takes no part in: the next one may succeed; 0: it refuses what a job cannot do without.
@@ -119,7 +119,7 @@ class PsRefused:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRefused:
-    """A PS cannot read the checkpoint that it was told to load.
+    """A PS cannot read the checkpoint that it was asked to load.
 
     Attributes:
         cut: of the checkpoint.
@@ -136,7 +136,7 @@ class CheckpointRefused:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeclared:
-    """A worker told every PS what the variables and the optimizer are.
+    """A worker declared the variables and the optimizer to every PS.
 
     Attributes:
         callbacks: those that the master is to decide; None if the worker does not say.
@@ -148,7 +148,7 @@ class ModelDeclared:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequested:
-    """A worker asks for work.
+    """A worker requests work.
 
     Attributes:
         known_leases: the leases that it knows of; None if it does not say.
@@ -160,7 +160,7 @@ class LeaseRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """What a worker says about one lease: steps below ``done_steps`` are in on all PS."""
+    """The progress of one lease: steps below ``done_steps`` are applied on all PS."""
 
     lease: int
     done_steps: int
@@ -171,7 +171,7 @@ class LeaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """A worker's batched progress, which is also its heartbeat."""
+    """Batched progress of a worker; also its heartbeat."""
 
     worker: str
     steps: tuple[LeaseProgress, ...] = ()
@@ -189,7 +189,7 @@ class TaskReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker that was told to go says goodbye; nothing of it is in flight."""
+    """A worker that was asked to stop exits; none of its pushes is in flight."""
 
     worker: str
     reason: str
@@ -198,7 +198,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker cannot go on. ``kind``: input, nan, refused (all end the job) or crash (its pod will end)."""
+    """A worker cannot continue. ``kind``: input, nan and refused end the job; after crash its pod exits."""
 
     worker: str
     kind: str
@@ -209,7 +209,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeasesRevoked:
-    """A PS refuses these leases from now on; it had applied so many steps of each.
+    """A PS refuses these leases from now on; the counts say how many steps of each it had applied.
 
     Attributes:
         first_steps: the first step of each that it let in since it began, or went back to a checkpoint.
@@ -222,7 +222,7 @@ class LeasesRevoked:
 
 @dataclass(frozen=True, slots=True)
 class CutPrepared:
-    """A PS has room for its copy of a cut."""
+    """A PS has allocated memory for its copy of a cut."""
 
     ps: str
     cut: int
@@ -230,7 +230,10 @@ class CutPrepared:
 
 @dataclass(frozen=True, slots=True)
 class UpdatesHeld:
-    """A PS lets no further step in for a cut; it has applied so many of each lease, of those that it has met."""
+    """A PS admits no further steps for a cut.
+
+    The counts say how many it has applied of each lease it has seen.
+    """
 
     ps: str
     cut: int
@@ -239,7 +242,7 @@ class UpdatesHeld:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """A PS has its copy of a cut, for which it held updates for ``pause`` seconds.
+    """A PS has made its copy of a cut; updates were paused for ``pause`` seconds.
 
     Attributes:
         admitted_steps: steps that it let in since it began, or went back to a checkpoint; None if it does not count
@@ -255,7 +258,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaveFinished:
-    """A checkpoint is complete on disk (``error`` empty) or is not."""
+    """Saving a checkpoint finished: it is complete on disk, or ``error`` says why not."""
 
     cut: int
     error: str = ""
@@ -263,7 +266,7 @@ class CheckpointSaveFinished:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopyFinished:
-    """A checkpoint has a copy under another number (``error`` empty), or has not."""
+    """Copying a checkpoint to another number finished, or ``error`` says why not."""
 
     source: int
     cut: int
@@ -272,7 +275,7 @@ class CheckpointCopyFinished:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the job to end.
+    """A user wants the job to end.
 
     Attributes:
         reason: for people.
@@ -285,7 +288,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """Somebody wants other numbers of workers than the spec says; None: as the spec says."""
+    """A user wants other worker counts than the spec; None: as in the spec."""
 
     min: int | None = None
     max: int | None = None
@@ -293,7 +296,7 @@ class ScaleRequested:
 
 @dataclass(frozen=True, slots=True)
 class DesiredStateInvalid:
-    """Somebody wants something of the job that cannot be read or done."""
+    """The desired state of the job cannot be read or carried out."""
 
     message: str
 
@@ -347,7 +350,7 @@ CoreEvent = (
 
 @dataclass(frozen=True, slots=True)
 class MissingPs:
-    """A PS that the job waits for.
+    """A PS that the job is waiting for.
 
     Attributes:
         why: for people; what follows "ps-0, ".
@@ -361,14 +364,14 @@ class MissingPs:
 
 @dataclass(frozen=True, slots=True)
 class RecordEntry:
-    """Append an entry to the journal; answers of the same batch wait until it is on disk."""
+    """Append an entry to the journal. Answers of the same batch are held back until it is on disk."""
 
     entry: JournalEntry
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """Answer: work for the worker.
+    """Answer: a lease for the worker.
 
     Attributes:
         timeout_seconds: without progress for so long, the lease is revoked.
@@ -392,21 +395,21 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True)
 class WaitForWork:
-    """Answer: nothing now."""
+    """Answer: no work at the moment."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopWork:
-    """Answer: leave, no more work will come."""
+    """Answer: exit, there will be no more work."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Answer to progress and reports.
+    """Answer to progress and task reports.
 
     Attributes:
         lost_leases: leases that are not the worker's (any more).
@@ -420,7 +423,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class MayEnd:
-    """Answer to a PS that was told to go: whether it may end now."""
+    """Answer to a leaving PS: whether it may exit now."""
 
     value: bool
     reason: str
@@ -428,7 +431,7 @@ class MayEnd:
 
 @dataclass(frozen=True, slots=True)
 class StartPod:
-    """Ask the cluster for a pod."""
+    """Ask the cluster to start a pod."""
 
     role: Role
     index: int
@@ -437,7 +440,7 @@ class StartPod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Tell a pod to go."""
+    """Ask the cluster to delete a pod."""
 
     uid: str
     grace: float
@@ -445,7 +448,7 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class AttachPs:
-    """Make a PS listen to this incarnation.
+    """Attach a PS to this master.
 
     Attributes:
         restore_cut: the cut whose checkpoint it loads first.
@@ -463,7 +466,7 @@ class AttachPs:
 
 @dataclass(frozen=True, slots=True)
 class RevokeLeases:
-    """Make a PS refuse these leases and say how many steps of each it applied."""
+    """Make a PS refuse these leases and report how many steps of each it has applied."""
 
     ps: str
     leases: tuple[int, ...]
@@ -472,21 +475,21 @@ class RevokeLeases:
 
 @dataclass(frozen=True, slots=True)
 class PrepareCut:
-    """Make every PS get room for its copy of a cut; updates go on."""
+    """Make every PS allocate memory for its copy of a cut; updates continue."""
 
     cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class HoldUpdates:
-    """Make every PS let no further step in and say how far it is."""
+    """Make every PS stop admitting steps and report which ones it has applied."""
 
     cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Make every PS wait for the steps below ``included_steps``, by lease, copy its state, and let all others in again.
+    """Make every PS wait for the steps below ``included_steps`` of each lease, copy its state, and resume.
 
     ``lowest_open_lease``: every lease below was closed when the ledger's half of the cut was taken; a later one would
     not do. ``keep_paused``: the others are not let in before ``ReleaseCut``.
@@ -502,14 +505,14 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCut:
-    """The cut is off, or updates need not be held after it any more: let them in again."""
+    """Resume updates: the cut was aborted, or updates need not stay paused after it."""
 
     cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """When every PS has its shard on disk, write the manifest with this ledger position.
+    """Write the manifest with this ledger position once every PS has its shard on disk.
 
     ``dataset`` goes into it too: with it a checkpoint can stand for a journal that was damaged.
     """
@@ -524,7 +527,7 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CopyCheckpoint:
-    """Make a checkpoint on disk the newest one, under the number ``cut`` and with this ledger position."""
+    """Make an existing checkpoint the newest one, under the number ``cut`` and with this ledger position."""
 
     source: int
     cut: int
@@ -534,14 +537,14 @@ class CopyCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Unpin:
-    """Nobody reads the cut any more."""
+    """Release a pinned cut: nobody reads it any more."""
 
     cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStalled:
-    """What ``StallState`` tells people, before it is in words: those need a calendar, which the core has not.
+    """Training stalled. The shell turns this into text because the core has no calendar.
 
     Attributes:
         missing: parameter servers for want of which training stands.
@@ -555,7 +558,7 @@ class TrainingStalled:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEntered:
-    """The job does something else from now on. For the master's log: people see it in the status."""
+    """The job entered a new phase. For the master's log only: users see the phase in the status."""
 
     kind: ClassVar[str] = "phase"
     phase: str
@@ -564,14 +567,14 @@ class PhaseEntered:
 
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """Tell people what happened: a line of ``events.jsonl``, whose time is put in when it is written."""
+    """Append an event to ``events.jsonl``; the writer adds the time."""
 
     event_name: PublishedEvent | TrainingStalled | PhaseEntered
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job is over: ``phase`` is Done, Failed or Interrupted.
+    """The job is over; ``phase`` is Done, Failed or Interrupted.
 
     Attributes:
         detail: more lines for people: the user's traceback.

@@ -1,4 +1,4 @@
-"""What a worker that asks gets, and what its progress and reports mean."""
+"""Lease granting: which work a worker gets, and how its progress and reports are recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from edl.core.task_results import find_result_error
 
 
 def record_heartbeat(state: JobState, worker: str, now: float) -> None:
-    """A worker spoke. What arrives late from one that has ended says nothing."""
+    """Record that a worker is alive. Messages that arrive after it has ended are ignored."""
     if state.pods.has_ended(worker):
         return
     holder = state.holders.get(worker)
@@ -61,7 +61,7 @@ def record_heartbeat(state: JobState, worker: str, now: float) -> None:
     holder.last_seen = now
 
 
-# What holds others up comes first.
+# Order matters: work that blocks other workers comes first.
 _KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
 
@@ -71,13 +71,14 @@ def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -
 
 
 def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
-    """A lease for a worker that asks, or why it gets none now.
+    """Grant a lease to a worker, or say why it gets none now.
 
     Args:
         known_leases: leases that the worker knows of; None: it does not say.
     """
-    # A worker that can do nothing for the job any more ends; one that the master has yet to hear of waits. A master
-    # that has just started knows neither: whoever asks may be in the middle of a lease that the journal has.
+    # Workers that can no longer contribute stop; workers that the master has not seen yet wait. A
+    # master that has just started cannot tell the two apart: the worker may be in the middle of a
+    # lease that is in the journal.
     if state.has_ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.pods_synced:
@@ -95,24 +96,26 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     if not pod.staying:
         return WaitForWork("this worker was told to leave")
 
-    # From here on the worker counts as heard of, whatever it gets: its leases must not expire while it waits for more.
+    # From here on this is a heartbeat, whatever the answer is: the worker's leases must not expire
+    # while it waits for more work.
     record_heartbeat(state, worker, now)
     if state.pending_stop is not None:
         return WaitForWork("the job ends: a final checkpoint is being taken")
 
-    # The answer to an earlier request may have been lost after its lease was entered: the worker gets the same again.
-    # Otherwise nobody would work on that range until its lease expired.
+    # The answer to an earlier request may have been lost after its lease was journaled. Repeat it;
+    # otherwise the range would stay idle until the lease expires.
     held = state.worker_leases(worker)
     for kind, lease in held:
         if known_leases is not None and lease.number not in known_leases and not lease.done_steps:
             return _lease_reply(state, kind, lease)
 
-    # Records that ended a worker are trained with nothing else in hand: the next end then names the one to blame.
+    # A worker with suspect records gets no other work, so that its next crash identifies the
+    # records.
     if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
         return WaitForWork("this worker retrains records that crashed another worker; it gets no other work until then")
 
-    # A worker that still builds its model holds what it gets for seconds, until TensorFlow is imported. While others
-    # are ready it gets one range of training to begin with, and nothing that all would wait for.
+    # A worker that still builds its model cannot train until TensorFlow is imported. While other
+    # workers are ready it gets a single training range, and nothing that the whole job waits for.
     is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
     for kind in _KIND_PRIORITY:
         if is_slow and (kind != TRAINING or held):
@@ -124,12 +127,12 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
 
 def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
-    """The records of a kind of work that are due now; None when there are none, or nobody may begin with them yet."""
+    """The next range of this kind of work; None if there is none, or if it may not start yet."""
     ledger = state.ledgers.get(kind)
     if ledger is None:
         return None
     if kind == TRAINING:
-        # A push has to reach every PS, and what they lose has to be found in a checkpoint.
+        # A push must reach every PS, and a checkpoint must exist to recover what a PS loses.
         return ledger.next_range(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
@@ -137,9 +140,10 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
 
 
 def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
-    """Enter a lease, in the journal first: the answer leaves the master when the entry is on disk."""
+    """Journal and record a lease. The answer leaves the master only after the entry is on disk."""
     number = state.next_lease_number()
     ledger = state.ledgers[kind]
+    # Must precede the entry, which removes the range from the returned ranges.
     is_repeated = bool(ledger.returned_ranges)  # before the entry: it takes the range out of what was returned
     row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
     state.record_entry(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
@@ -154,7 +158,7 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
 
 
 def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
-    """What a worker has to know of its lease."""
+    """What the worker needs to know about its lease."""
     pin, step, payload = 0, state.step, None
     if kind in (EVALUATION, METRICS) and state.evaluation is not None:
         pin, step = state.evaluation.pin, state.evaluation.step
@@ -181,7 +185,7 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
 
 
 def remaining_step_budget(state: JobState) -> int | None:
-    """Steps that may still be handed out, under ``max_steps`` and without a new checkpoint; None without a limit."""
+    """Steps that may still be handed out under ``max_steps`` and without a new checkpoint; None if unlimited."""
     if state.callbacks.stop_reason:
         return 0
     limit, training, before_pause = state.settings.max_steps, state.training_ledger, steps_before_pause(state)
@@ -192,12 +196,15 @@ def remaining_step_budget(state: JobState) -> int | None:
 
 
 def is_serving_training(state: JobState) -> bool:
-    """Whether training work is handed out: all PS are there, and a checkpoint to fall back to, if there are any."""
+    """Whether training work is handed out.
+
+    All PS are ready, and the first checkpoint exists if checkpoints are enabled.
+    """
     return state.pods.all_ps_ready() and (state.checkpoint is not None or not state.settings.durable)
 
 
 def idle_reason(state: JobState) -> str:
-    """Why there is no work now, for people."""
+    """Why there is no work now, for users."""
     if not state.pods.all_ps_ready():
         return "waiting for the parameter servers"
     if not state.is_dataset_known:
@@ -213,7 +220,7 @@ def idle_reason(state: JobState) -> str:
 
 
 def handle_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
-    """Enter a worker's progress; answer which of its leases are not its own any more."""
+    """Record a worker's progress; the answer lists leases that it no longer owns."""
     record_heartbeat(state, event.worker, now)
     lost = tuple(steps.lease for steps in event.steps if _find_owned_lease(state, event.worker, steps.lease) is None)
     for steps in event.steps:
@@ -222,7 +229,7 @@ def handle_progress_reported(state: JobState, event: ProgressReported, now: floa
 
 
 def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, Lease] | None:
-    """Kind and lease of a number that this worker holds and keeps."""
+    """The kind and lease with this number, if this worker holds it and it is not being revoked."""
     found = state.find_lease(number)
     if found is None or found[1].worker != worker or found[1].revoke_reason is not None:
         return None
@@ -236,7 +243,7 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
         return
     kind, lease = found
     if kind == TRAINING and is_ledger_frozen(state):
-        # The job ends with a checkpoint that is being copied, and these steps came too late for it.
+        # The final checkpoint is already being copied; these steps are too late for it.
         return
     holder = state.holders.get(worker)
     if holder is not None:
@@ -251,14 +258,15 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
             )
             _check_corrupt_limit(state)
     elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
-        # Only the whole task has a result; a worker that is lost leaves none of it.
+        # These tasks have only one result for the whole range. A lost worker leaves no partial
+        # result.
         made = progress.done_steps - holder.partial_steps.get(progress.lease, 0)
         holder.partial_steps[progress.lease] = progress.done_steps
         _credit_steps(state, worker, progress.lease, made, now)
 
 
 def _loss(steps: LeaseProgress) -> float | None:
-    """The mean over the steps of a report; None when none of them has a loss."""
+    """The mean loss over the reported steps; None if no step has a loss."""
     return steps.loss_sum / steps.loss_steps if steps.loss_steps else None
 
 
@@ -270,7 +278,8 @@ def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now:
     if new_steps > 0:
         state.last_step = now
     if new_steps > 0 and holder is not None:
-        # Seconds a step: the time since the lease moved last, shared by the steps that came together.
+        # Seconds per step: the time since the lease last progressed, divided by the steps that
+        # arrived together.
         holder.is_starting = False
         state.lease_timeouts.record_step((now - holder.last_steps.get(lease, now)) / new_steps, now)
         holder.last_steps[lease] = now
@@ -280,7 +289,7 @@ def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now:
 
 
 def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
-    """Enter the end of a task, if it is the worker's to report."""
+    """Record the end of a task if this worker owns it."""
     record_heartbeat(state, event.worker, now)
     found = _find_owned_lease(state, event.worker, event.lease)
     if found is None:
@@ -301,6 +310,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         state.crash_suspects.close_lease(lease, lease.step_count)
     else:
         _record_result(state, kind, event)
+    # The next evaluation covers the same ranges again.
     state.range_crashes.pop((kind, lease.record_range), None)  # the next evaluation has the same ranges again
     _check_corrupt_limit(state)
     revocation.close_lease(state, event.worker, event.lease, now)
@@ -308,7 +318,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
 
 
 def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None) -> None:
-    """Enter what the data set is, and with it whether and how its training records are shuffled.
+    """Record the data set, and whether and how its training records are shuffled.
 
     Ends a job that could not fill a single minibatch with an epoch of it: it would make one small step an epoch, export
     an untrained model and call that done. What an older master entered already stays as it is.
@@ -338,7 +348,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
 
 
 def _check_corrupt_limit(state: JobState) -> None:
-    """No worker alone may have met more corrupt records than the job allows, and yet all together have."""
+    """End the job when the corrupt records of all workers together exceed the limit."""
     for one_pass, found in state.counters.corrupt.items():
         if found > state.settings.max_corrupt and not state.has_ended:
             kind, _, epoch = one_pass.partition(" ")
@@ -351,7 +361,7 @@ def _check_corrupt_limit(state: JobState) -> None:
 
 
 def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
-    """One entry a result: a master that dies between two would leave half of it behind."""
+    """Record a result in a single journal entry: a crash between two entries would leave half of it."""
     state.pods.credit_steps(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         parts = dict(event.result)

@@ -1,4 +1,4 @@
-"""The whole job as one state: events in, commands out.
+"""The job as a state machine: events in, commands out.
 
 Parts: ``grants`` (what a worker gets), ``scaling`` (which pods are asked for and which are told to go), ``pod_events``
 (what a pod's change means), ``revocation`` (leases that are taken back), ``parameter_servers`` (who holds the
@@ -31,11 +31,11 @@ from edl.core.ledger import DESCRIBE, EXPORT, METRICS, single_task_ledger
 from edl.core.state import JobState
 
 # --------------------------------------------------------------------------------------------------
-# What the job does next, derived from where it is.
+# The next actions of the job, derived from its state.
 
 
 def advance_job(state: JobState, now: float) -> None:
-    """Start what is missing, begin what is due, end what is over."""
+    """Start what is missing, begin what is due, finish what is complete."""
     if state.has_ended or not state.pods_synced:
         return
     parameter_servers.replace_unreachable_ps(state, now)
@@ -46,7 +46,7 @@ def advance_job(state: JobState, now: float) -> None:
         _advance_work(state, now)
     else:
         snapshots.advance_final_checkpoint(state, now)
-    # Last: what a cut waited for may be settled by now.
+    # Must come last: the steps above may have resolved what a cut was waiting for.
     if not state.has_ended:
         snapshots.advance_cut(state, now)
         stall.update_stall(state, now)
@@ -71,7 +71,7 @@ def _enter_phase(state: JobState, phase: str, reason: str) -> None:
 
 
 def _check_pins(state: JobState) -> None:
-    """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
+    """Drop pins that some PS has lost: a pin is usable only while every PS keeps it."""
     if not state.pods.all_ps_ready():
         return
     pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
@@ -83,7 +83,7 @@ def _check_pins(state: JobState) -> None:
 
 
 def _unpin_unused(state: JobState, pins_by_ps: Sequence[frozenset[int]]) -> None:
-    """What nobody reads any more is not kept: each pin is a copy of all parameters."""
+    """Release pins that nobody reads: each pin holds a copy of all parameters."""
     read = {state.final_pin, state.evaluation.pin if state.evaluation is not None else 0}
     for pin in sorted(frozenset().union(*pins_by_ps) - read):
         state.add_commands(Unpin(pin))
@@ -127,7 +127,7 @@ def _begin_due_cut(state: JobState, now: float) -> None:
 
 
 def _finish_training(state: JobState, now: float) -> None:
-    """All records are done: a last cut, evaluation and export of it, and the end."""
+    """All records are done: take the last cut, evaluate and export it, and end the job."""
     if state.final_pin == 0:
         if state.evaluation is None and snapshots.can_begin_cut(state, now):
             snapshots.begin_cut(state, checkpoint=state.settings.durable, pin=True)
@@ -160,7 +160,7 @@ def _begin_final_evaluation(state: JobState) -> None:
 
 
 def are_metrics_due(state: JobState) -> bool:
-    """Whether all records of the evaluation are in and a worker should turn the sum into values."""
+    """Whether all records of the evaluation are done and a worker should compute the metric values."""
     evaluation = state.evaluation
     return (
         evaluation is not None
@@ -170,16 +170,17 @@ def are_metrics_due(state: JobState) -> bool:
 
 
 _HOLDER_CHECK_SECONDS = 1.0
-"""Seconds between two looks at all holders: there may be a thousand of them, and many events a second."""
+"""Seconds between two scans of all lease holders: there may be a thousand holders and many events a second.
+"""
 
 
 class JobStateMachine(JobState):
-    """A job that decides."""
+    """The decision logic of one job."""
 
     __slots__ = ()
 
     def handle(self, event: CoreEvent, now: float) -> list[CoreCommand]:
-        """Decide what follows from an event.
+        """Process an event and return the commands that follow from it.
 
         Args:
             event: a fact.
@@ -200,7 +201,7 @@ class JobStateMachine(JobState):
         return commands
 
     def next_deadline(self, now: float) -> float:
-        """When ``Tick`` should be handled at the latest, if nothing happens before."""
+        """The latest time at which ``Tick`` must be handled if no other event arrives first."""
         if now >= self.next_holder_check:
             times = [holder.next_expiry(self.lease_timeouts) for holder in self.holders.values() if holder.last_steps]
             self.next_holder_check = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
@@ -217,14 +218,14 @@ class JobStateMachine(JobState):
         return min(times)
 
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
-        """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
+        """Start as master number ``number`` of this run; a cut in progress is aborted."""
         self.pending_commands = []
         self.record_entry(MasterStarted(number=number))
         commands, self.pending_commands = self.pending_commands, []
         return commands
 
     def fail_job(self, reason: str, kind: str) -> list[CoreCommand]:
-        """Fail the job for a reason that was found outside."""
+        """Fail the job for a reason found outside the core."""
         self.pending_commands = []
         self.end_job("Failed", reason, kind=kind)
         commands, self.pending_commands = self.pending_commands, []
@@ -275,4 +276,4 @@ _ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {
     events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),
     events.PsLeaving: lambda state, event: events.MayEnd(True, f"the job is {state.phase.lower()}"),
 }
-"""What workers and PS hear once the job has ended; nothing changes any more."""
+"""Answers to workers and PS after the job has ended; the state no longer changes."""

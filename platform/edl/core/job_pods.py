@@ -1,4 +1,4 @@
-"""Which pods a job has and which it wants.
+"""The pods that a job has and the pods that it wants.
 
 A relaunched PS keeps its index, a relaunched worker gets a new one: with workers 0 to 3, the one after worker-0 is
 worker-4. A worker that was told to go is replaced before it has gone, a PS after: two of them cannot hold the same
@@ -25,18 +25,18 @@ from edl.core.pod_lifecycle import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Pods that were asked for: those that are not seen yet, and those that the cluster would not start.
+# Requested pods: those that have not appeared yet, and those that the cluster refused to start.
 
 
 REQUEST_TIMEOUT = 60.0
-"""Seconds after which a pod that was asked for and never shown is asked for again; asking twice gives one pod."""
+"""Seconds until a requested pod that never appeared is requested again. Requests are idempotent."""
 
 PodKey = tuple[Role, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """A pod that was asked for and is not yet seen: how, and when."""
+    """A requested pod that has not appeared yet."""
 
     options: PodOptions
     requested_at: float
@@ -44,7 +44,9 @@ class PodRequest:
 
 @dataclass(slots=True)
 class PendingPodRequests:
-    """What was asked for; counted as it changes, because every event wants to know how much there is.
+    """Pod requests that are pending or were refused.
+
+    Counts are maintained incrementally because every event needs them.
 
     Attributes:
         elevated_count: how many of what is on its way have the higher class of a divided priority.
@@ -57,39 +59,39 @@ class PendingPodRequests:
     refusals: dict[PodKey, str] = field(default_factory=dict)
     rejected_indices: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
     _pending: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
-    """In the order in which they were last asked for."""
+    """Ordered by the time of the latest request."""
 
     def __contains__(self, name: PodKey) -> bool:
-        """Whether a pod is on its way."""
+        """Whether this pod is requested and has not appeared yet."""
         return name[1] in self._pending[name[0]]
 
     def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
-        """Everything that is on its way."""
+        """All pending requests."""
         return (((role, index), asked) for role, of in self._pending.items() for index, asked in of.items())
 
     def count_pending(self, role: Role) -> int:
-        """How many of a role are on their way."""
+        """The number of pending requests for a role."""
         return len(self._pending[role])
 
     def pending_indices(self, role: Role) -> KeysView[int]:
-        """Which of a role are on their way."""
+        """The pod indices with a pending request for a role."""
         return self._pending[role].keys()
 
     def add_request(self, name: PodKey, options: PodOptions, now: float) -> None:
-        """A pod is asked for."""
+        """Record that a pod was requested."""
         self._remove_request(name)
         self._pending[name[0]][name[1]] = PodRequest(options, now)
         self.elevated_count += options.elevated
         self.rejected_indices[name[0]].discard(name[1])
 
     def mark_appeared(self, name: PodKey) -> bool:
-        """A pod is there; whether it was on its way."""
+        """Record that a pod appeared; returns whether it was pending."""
         if self.refusals.pop(name, None) is not None:
             self.rejected_indices[name[0]].discard(name[1])
         return self._remove_request(name) is not None
 
     def mark_refused(self, name: PodKey, reason: str) -> bool:
-        """A pod was not started; whether it was on its way."""
+        """Record that a pod was refused; returns whether it was pending."""
         if self._remove_request(name) is None:
             return False
         self.refusals[name] = reason
@@ -97,7 +99,7 @@ class PendingPodRequests:
         return True
 
     def drop_request(self, name: PodKey) -> PodRequest:
-        """A pod that is on its way is not counted on any more."""
+        """Drop a pending request."""
         asked = self._remove_request(name)
         assert asked is not None
         if name in self.refusals:
@@ -105,12 +107,12 @@ class PendingPodRequests:
         return asked
 
     def clear(self) -> None:
-        """Nothing is on its way."""
+        """Drop all pending requests."""
         for name, _ in list(self.items()):
             self.drop_request(name)
 
     def overdue_requests(self, now: float) -> Iterator[PodKey]:
-        """What was asked for so long ago that it is to be asked for again."""
+        """Requests that are old enough to be repeated."""
         for role, by_index in self._pending.items():
             for index, asked in by_index.items():
                 if now - asked.requested_at < REQUEST_TIMEOUT:
@@ -118,11 +120,11 @@ class PendingPodRequests:
                 yield role, index
 
     def lowest_rejected(self, role: Role, count: int) -> list[int]:
-        """The lowest indices that were refused and are not on their way."""
+        """The lowest ``count`` indices that were refused and are not pending."""
         return heapq.nsmallest(count, self.rejected_indices[role]) if self.rejected_indices[role] else []
 
     def trim_rejected(self, role: Role, limit: int) -> None:
-        """Only so many of the refused ones are still wanted."""
+        """Forget all but ``count`` of the refused indices."""
         refused = self.rejected_indices[role]
         if len(refused) > limit:
             for index in sorted(refused)[limit:]:
@@ -195,26 +197,26 @@ class JobPod:
 
     @property
     def live(self) -> bool:
-        """Whether it may still do something."""
+        """Whether the pod has not ended."""
         return self.state not in TERMINAL_STATES
 
     @property
     def staying(self) -> bool:
-        """Whether it lives and nobody has told it to go."""
+        """Whether the pod is live and was not asked to stop."""
         return self.live and self.state is not PodState.LEAVING and self.leaving_since is None
 
     @property
     def expected_to_leave(self) -> bool:
-        """Whether it was told to go, or has said goodbye."""
+        """Whether the pod was asked to stop, or announced that it is leaving."""
         return self.told_to_leave or self.has_left or self.leaving_since is not None
 
     @property
     def is_pending(self) -> bool:
-        """Whether it stays and has not found a place to run yet."""
+        """Whether the pod is not leaving and not scheduled yet."""
         return self.staying and not self.has_run
 
     def update_status(self, status: PodStatus, *, job_ended: bool = False) -> None:
-        """Enter what the cluster says. What it said of the cause holds until the end.
+        """Update the pod from the cluster's report. A known cause is kept until the pod ends.
 
         Args:
             what: it says.
@@ -231,7 +233,7 @@ class JobPod:
         self.elevated, self.unreachable_since = self.elevated or status.elevated, status.unreachable_since
 
     def describe_end(self) -> str:
-        """Why it is going or gone, for people."""
+        """Why the pod is leaving or gone, for users."""
         return self.leaving_reason or self._cause_text() or self.reason or self.state.value
 
     def _cause_text(self) -> str:
@@ -240,7 +242,7 @@ class JobPod:
 
 @dataclass(slots=True)
 class PodIndex:
-    """The pods of one role by what they are, by uid; entered at every change.
+    """The pods of one role, grouped by state and keyed by uid; updated on every change.
 
     Every event asks how many there are, and there may be thousands: nobody walks over all of them for that.
 
@@ -261,7 +263,7 @@ class PodIndex:
     told_to_leave: dict[str, JobPod] = field(default_factory=dict)
 
     def update_pod(self, pod: JobPod) -> None:
-        """A pod is new, or has changed."""
+        """Add or update a pod."""
         live, staying = pod.live, pod.staying
         for group, belongs in (
             (self.live, live),
@@ -277,13 +279,13 @@ class PodIndex:
                 group.pop(pod.uid, None)
 
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
-        """A pod is told to go, because it is not wanted any more."""
+        """Record that a pod was asked to stop because it is no longer wanted."""
         pod.leaving_since, pod.leaving_reason = now, reason
         self.told_to_leave.pop(pod.uid, None)
         self.update_pod(pod)
 
     def told_to_leave_before(self, time: float) -> Iterator[JobPod]:
-        """Those that were last told to go at or before a time and have not gone."""
+        """Pods that were last asked to stop at or before ``time`` and have not ended."""
         for pod in self.told_to_leave.values():
             if pod.leaving_since is None or pod.leaving_since > time:
                 return
@@ -291,12 +293,12 @@ class PodIndex:
 
     @property
     def running_count(self) -> int:
-        """How many stay and have found a place to run."""
+        """The number of pods that are not leaving and are running."""
         return len(self.staying) - len(self.pending)
 
 
 # --------------------------------------------------------------------------------------------------
-# How long a role is not asked for after the cluster refused to start a pod of it.
+# Backoff per role after the cluster refused to start a pod.
 
 
 _REFUSAL_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=60.0)
@@ -304,7 +306,7 @@ _REFUSAL_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=60.0)
 
 @dataclass(slots=True)
 class StartBackoff:
-    """Twice as long after each round of refusals, until a pod of the role starts.
+    """The delay doubles with each round of refusals, until a pod of the role starts.
 
     Attributes:
         refusal_rounds: of refusals since the last success; refusals within one count once.
@@ -315,7 +317,7 @@ class StartBackoff:
     retry_at: float = float("-inf")
 
     def record_refusal(self, now: float) -> bool:
-        """The cluster would not start a pod; whether this is the first refusal of its round."""
+        """Record a refused start; returns whether it is the first refusal of its round."""
         if now < self.retry_at:
             return False
         self.refusal_rounds += 1
@@ -323,7 +325,7 @@ class StartBackoff:
         return True
 
     def start_limit(self, now: float) -> int | None:
-        """How many may be asked for: one to try with while refusals last; None: as many as are missing."""
+        """How many pods may be requested: one probe while starts are refused; None: no limit."""
         if not self.refusal_rounds:
             return None
         return 1 if now >= self.retry_at else 0
@@ -334,7 +336,7 @@ _UNLIMITED = 1 << 31
 
 @dataclass(slots=True)
 class JobPods:
-    """All pods of a job, by uid, and the wishes that are not yet seen fulfilled.
+    """All pods of a job by uid, and the pending pod requests.
 
     Attributes:
         next_worker_index: index of the next worker; survives the master.
@@ -382,16 +384,16 @@ class JobPods:
         return sorted(self.by_role[role].live.values(), key=lambda p: p.index)
 
     def staying_pods(self, role: Role) -> list[JobPod]:
-        """Pods of a role that have not ended and that nobody told to go, by index."""
+        """Pods of a role that are live and were not asked to stop, by index."""
         return sorted(self.by_role[role].staying.values(), key=lambda p: p.index)
 
     def pending_pods(self, role: Role) -> list[JobPod]:
-        """Those of them that have found no place to run yet."""
+        """Pods of a role that are waiting to be scheduled."""
         return sorted(self.by_role[role].pending.values(), key=lambda p: p.index)
 
     @property
     def refusals(self) -> dict[PodKey, str]:
-        """What the cluster said when it would not start a pod; the next one asked for gets the same index."""
+        """Refused starts with the cluster's reason. The next request reuses the index."""
         return self.requests.refusals
 
     def is_live(self, uid: str) -> bool:
@@ -399,17 +401,17 @@ class JobPods:
         return uid in self.by_uid and self.by_uid[uid].live
 
     def index_of(self, uid: str) -> int | None:
-        """By which people know a pod; None: the cluster has never shown it."""
+        """The pod's index, by which users know it; None if the cluster never reported the pod."""
         return self.by_uid[uid].index if uid in self.by_uid else None
 
     def has_ended(self, uid: str) -> bool:
-        """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
+        """Whether a pod is known to have ended; False for one that the cluster has not reported yet."""
         return uid in self.by_uid and not self.by_uid[uid].live
 
-    # ------------------------------------------------------------------ what the cluster says
+    # ------------------------------------------------------------------ reports of the cluster
 
     def update_pod(self, status: PodStatus, *, job_ended: bool = False) -> tuple[JobPod, PodState]:
-        """Enter what the cluster says; returns the pod and its state before. ``job_ended``: the job has ended."""
+        """Update a pod from the cluster's report; returns the pod and its previous state."""
         pod = self.by_uid.get(status.uid)
         if pod is None:
             pod = self.by_uid[status.uid] = JobPod(status.uid, status.role, status.index, PodState.ASKED)
@@ -418,16 +420,17 @@ class JobPods:
         before = pod.state
         pod.update_status(status, job_ended=job_ended)
         self.by_role[pod.role].update_pod(pod)
+        # A pod started, so the cluster accepts this role again.
         if self.requests.mark_appeared((status.role, status.index)):  # the cluster takes pods of its role again
             self.start_backoff[status.role] = StartBackoff()
         return pod, before
 
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
-        """A pod is told to go, because it is not wanted any more."""
+        """Record that a pod was asked to stop because it is no longer wanted."""
         self.by_role[pod.role].mark_leaving(pod, reason, now)
 
     def mark_building(self, pod: JobPod) -> None:
-        """A worker was seen to start: it builds its model, unless it has told of that before."""
+        """Record that a worker started and builds its model, unless it already reported a built model."""
         pod.building = pod.uid not in self.built_workers
         self.by_role[pod.role].update_pod(pod)
 
@@ -442,10 +445,10 @@ class JobPods:
         """The cluster would not start a pod now; whether this is the first refusal of its round."""
         return self.requests.mark_refused((role, index), reason) and self.start_backoff[role].record_refusal(now)
 
-    # ------------------------------------------------------------------ what is wanted
+    # ------------------------------------------------------------------ wanted pods
 
     def missing_pods(self, workers: int, now: float, limit: int = _UNLIMITED) -> list[PodKey]:
-        """What is to be asked for, ``limit`` of it, so that there are all PS and so many workers that stay."""
+        """The pods to request next, at most ``limit``, to reach all PS and the wanted number of workers."""
         ps = self._missing_ps()[: min(limit, self._start_allowance(Role.PS, now))]
         new_workers = self._missing_workers(workers, min(limit - len(ps), self._start_allowance(Role.WORKER, now)))
         return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in new_workers)]
@@ -455,7 +458,7 @@ class JobPods:
         return [index for index in range(self.ps_count) if index not in present]
 
     def _missing_workers(self, workers: int, limit: int) -> list[int]:
-        """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
+        """Refused indices are reused first; refused indices that are no longer wanted are dropped."""
         count = max(0, workers - self.count_expected_workers())
         self.requests.trim_rejected(Role.WORKER, count)
         count = min(count, limit)
@@ -463,11 +466,11 @@ class JobPods:
         return [*refused, *(self.next_worker_index + i for i in range(count - len(refused)))]
 
     def count_expected_workers(self) -> int:
-        """Workers that stay or are asked for."""
+        """The number of workers that are staying or requested."""
         return len(self.by_role[Role.WORKER].staying) + self.requests.count_pending(Role.WORKER)
 
     def _start_allowance(self, role: Role, now: float) -> int:
-        """How many of a role may be asked for now."""
+        """How many pods of a role may be requested now."""
         if now < self.relaunch_times.get(role, 0.0):
             return 0
         limit = self.start_backoff[role].start_limit(now)
@@ -480,13 +483,14 @@ class JobPods:
             self.next_worker_index = max(self.next_worker_index, index + 1)
 
     def count_elevated(self) -> int:
-        """Workers that stay or are asked for with the higher class of a divided priority."""
+        """The number of workers, staying or requested, with the higher priority class."""
         return len(self.by_role[Role.WORKER].elevated) + self.requests.elevated_count
 
-    # ------------------------------------------------------------------ ends and work
+    # ------------------------------------------------------------------ lost pods and crash
+    # accounting
 
     def record_lost_pod(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
-        """A pod ended while it was needed: whether the job goes on, and why.
+        """Decide whether the job continues after losing a pod that it needed, and why.
 
         ``crashed``: it counts as a crash; by default if it ended with an error.
         """
@@ -500,19 +504,19 @@ class JobPods:
         return decision.value is not None, decision.reason
 
     def credit_steps(self, role: Role, steps: int) -> None:
-        """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""
+        """Credit completed steps to a role. Enough steps offset a crash; unused credit is not kept."""
         if not self.crash_counts.get(role):
             return
         forgiven, self.steps_since_crash[role] = divmod(self.steps_since_crash.get(role, 0) + steps, STEPS_PER_CRASH)
         self.forgive_crashes(role, forgiven)
 
     def forgive_crashes(self, role: Role, crashes: int) -> None:
-        """So many crashes no longer count."""
+        """Remove this many crashes from the count."""
         self.crash_counts[role] = max(0, self.crash_counts.get(role, 0) - crashes)
         if not self.crash_counts[role]:
             self.steps_since_crash.pop(role, None)
 
     def all_ps_ready(self) -> bool:
-        """Whether every PS is there, listens to this master and holds variables."""
+        """Whether every PS is running, attached to this master and initialized."""
         live = self.by_role[Role.PS].live
         return len(live) == self.ps_count and all(p.attached and p.initialized for p in live.values())

@@ -1,4 +1,4 @@
-"""The port that keeps two masters of one job apart, and the rule by which one takes over from another.
+"""Leader election: the interface that ensures a job has one active master, and the takeover rule.
 
 Implementations: ``edl.cluster.kubernetes.lease_fence`` (a ``coordination.k8s.io`` Lease). On one machine the
 journal's lock does.
@@ -12,38 +12,41 @@ from typing import Protocol
 from edl.core.decision import Decision
 
 LEASE_SECONDS = 100.0
-"""How long a right lasts that is not renewed."""
+"""Lease duration: seconds until a lease that is not renewed expires."""
 RENEW_DEADLINE_SECONDS = 90.0
-"""How long a master decides after it began its last renewal: what it decided last is done before another one begins."""
+"""A master makes decisions for this many seconds after it began its last renewal.
+
+This is shorter than the lease, so its last decisions are complete before another master takes over.
+"""
 RENEW_INTERVAL_SECONDS = 2.0
 _CLOCK_RESOLUTION_SECONDS = 1.0
-"""The server tells its time, and that of a renewal, in whole seconds."""
+"""The server reports its clock and renewal times in whole seconds."""
 
 
 class MasterFence(Protocol):
-    """The right to decide for a job, held for a while and renewed."""
+    """The right to act as the job's master; held for a limited time and renewed."""
 
     @property
     def incarnation(self) -> int:
-        """A number above that of every master that held the right before."""
+        """The master's incarnation: higher than that of every earlier holder."""
         ...
 
     def holds(self) -> bool:
-        """Whether the right cannot have passed to another yet. Cheap: asked before every decision."""
+        """Whether this master certainly still holds the lease. Cheap: checked before every decision."""
         ...
 
     def lost(self) -> bool:
-        """Whether another master has it: this one must end."""
+        """Whether another master holds the lease, so that this one must exit."""
         ...
 
     def release(self) -> None:
-        """Give the right back, so that the next master need not wait."""
+        """Release the lease, so that the next master need not wait for it to expire."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseSnapshot:
-    """A right as it is written down where all masters see it.
+    """The lease as stored where all masters can read it.
 
     Attributes:
         holder: whose it is; empty when it was given back.
@@ -61,7 +64,7 @@ class LeaseSnapshot:
 def may_acquire_lease(
     lease: LeaseSnapshot | None, identity: str, server_now: float | None, *, holder_ended: bool
 ) -> Decision[bool]:
-    """May ``identity`` take the right over now?
+    """Whether ``me`` may take over the lease now.
 
     Args:
         lease: the right as it is; None: nobody has had it.
@@ -88,7 +91,7 @@ def may_acquire_lease(
 
 
 def _server_silence(renewed: float | None, server_now: float | None) -> float:
-    """Seconds since the last renewal by the server's clock, at least."""
+    """A lower bound of the seconds since the last renewal, by the server's clock."""
     if renewed is None or server_now is None:
         return 0.0
     return server_now - renewed - _CLOCK_RESOLUTION_SECONDS

@@ -1,4 +1,4 @@
-"""How long a lease lasts without a word from its holder.
+"""Adaptive lease timeouts.
 
 Nobody can know the right number before the job runs, and a fixed one is either too long for small tasks or too short
 for large ones. So the patience follows what was seen: a holder is silent for too long when it was silent for many times
@@ -18,29 +18,35 @@ from edl.core.shuffle import RecordRange
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
 STARTING_SILENCE = 30.0
-"""Seconds that a worker may be silent before its first step: while a library of TensorFlow's size is loaded, no other
-thread of the process runs, and on a busy machine that takes many times what it takes on an idle one."""
+"""Seconds that a worker may be silent before its first step.
+
+While a large library such as TensorFlow is loaded, no other thread of the process runs; on a busy
+machine this takes many times longer than on an idle one.
+"""
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
 _DECAY_PER_SECOND = 0.98
-"""What is left of a maximum after one second, however many holders there are."""
+"""Decay of the maximum per second, regardless of the number of holders."""
 
 
 @dataclass(slots=True)
 class LeaseTimeouts:
-    """What silences and steps took lately, in seconds: decaying maxima, because expiry must not hit the tail."""
+    """Recent silences and step times in seconds, as decaying maxima.
+
+    Timeouts must not hit the tail of the distribution.
+    """
 
     max_gap: float = 0.4
     max_step: float = 0.0
     decayed_at: float | None = None
 
     def record_gap(self, gap: float, now: float) -> None:
-        """A holder spoke again after ``gap`` seconds."""
+        """Record that a holder was silent for ``gap`` seconds and then spoke."""
         self._decay(now)
         self.max_gap = max(gap, self.max_gap)
 
     def record_step(self, seconds: float, now: float) -> None:
-        """A step, or the smallest unit of a task that is reported, took so long."""
+        """Record the duration of a step, or of the smallest unit of a task that is reported."""
         self._decay(now)
         self.max_step = max(seconds, self.max_step)
 
@@ -52,18 +58,18 @@ class LeaseTimeouts:
 
     @property
     def silence_seconds(self) -> float:
-        """Seconds without a word after which a lease is taken back."""
+        """Seconds of silence after which a worker's leases are revoked."""
         return min(max(self.max_gap * SILENCE_FACTOR, SILENCE_FLOOR), SILENCE_CEILING)
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds without a step after which a lease is taken back though its holder speaks."""
+        """Seconds without a step after which a lease is revoked although its holder sends heartbeats."""
         return max(self.max_step * STUCK_FACTOR, STUCK_FLOOR) if self.max_step else STUCK_FIRST
 
 
 @dataclass(slots=True)
 class LeaseHolder:
-    """When one worker was last heard of, and when each of its leases last made a step.
+    """Liveness of one worker: its last heartbeat, and the last progress of each of its leases.
 
     Attributes:
         last_mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
@@ -80,14 +86,14 @@ class LeaseHolder:
     is_starting: bool = False
 
     def excuse_silence(self, seconds: float, now: float) -> None:
-        """So much of its silence was not its own."""
+        """Exclude ``seconds`` from the worker's silence: the master caused them."""
         self.last_seen = min(now, self.last_seen + seconds)
         for moments in (self.last_steps, self.last_mentioned):
             for lease, moment in moments.items():
                 moments[lease] = min(now, moment + seconds)
 
     def silence_limit(self, timeouts: LeaseTimeouts) -> float:
-        """Seconds without a word after which its leases are taken back."""
+        """Seconds of silence after which this worker's leases are revoked."""
         return max(timeouts.silence_seconds, STARTING_SILENCE) if self.is_starting else timeouts.silence_seconds
 
     def add_lease(self, lease: int, now: float) -> None:
@@ -95,7 +101,7 @@ class LeaseHolder:
         self.last_steps[lease] = self.last_mentioned[lease] = now
 
     def drop_lease(self, lease: int, now: float | None = None) -> None:
-        """It has this lease no more; the one after it is its current one from ``now`` on."""
+        """Remove a lease; the worker's next lease becomes its current one at ``now``."""
         self.last_steps.pop(lease, None)
         self.last_mentioned.pop(lease, None)
         self.partial_steps.pop(lease, None)
@@ -103,12 +109,12 @@ class LeaseHolder:
             self.last_steps[min(self.last_steps)] = now
 
     def find_unknown_leases(self, timeouts: LeaseTimeouts) -> list[int]:
-        """Leases that the worker does not speak of though it speaks: it never heard of them."""
+        """Leases that the worker's heartbeats do not mention: it never received them."""
         latest = self.last_seen - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
     def find_expired_leases(self, now: float, timeouts: LeaseTimeouts) -> dict[int, str]:
-        """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
+        """Leases to revoke, with the reason. Only the oldest lease can be stuck: the others wait for it."""
         silent = now - self.last_seen
         if silent >= self.silence_limit(timeouts):
             return dict.fromkeys(self.last_steps, f"no heartbeat from the worker for {silent:.1f} s")
@@ -120,18 +126,18 @@ class LeaseHolder:
         return {}
 
     def next_expiry(self, timeouts: LeaseTimeouts) -> float:
-        """The earliest time at which ``expired`` can say something."""
+        """The earliest time at which ``find_expired_leases`` can return something."""
         first = self.last_steps[min(self.last_steps)] + timeouts.stuck_seconds
         return min(self.last_seen + self.silence_limit(timeouts), first)
 
 
 # --------------------------------------------------------------------------------------------------
-# Leases on their way back: when every PS has said how far it got, and what follows from that.
+# Lease revocation: complete when every PS has reported the steps that it applied.
 
 
 @dataclass(slots=True)
 class LeaseRevocation:
-    """The training leases of one worker, taken back together.
+    """The training leases of one worker, revoked together.
 
     Attributes:
         waiting_ps: uids of PS that have not answered.
@@ -151,17 +157,17 @@ class LeaseRevocation:
     first_steps: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_row(self) -> list[Any]:
-        """What the journal keeps: who is waited for is found again by looking."""
+        """The journal's form. The awaited PS are not recorded; they are determined anew."""
         return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> LeaseRevocation:
-        """A revocation that nobody has been asked about yet, from its row."""
+        """Restore a revocation from its row; no PS has been asked yet."""
         worker, leases, reason, in_flight, crashed = row
         return cls(worker, tuple(leases), reason, in_flight, crashed)
 
     def mark_leases(self, leases: Mapping[int, Lease]) -> bool:
-        """Take the leases back that are held; whether there are any.
+        """Mark the held leases as being revoked; returns whether there are any.
 
         Journals may name others: masters have entered leases that were on their way back already, or done since.
         """
@@ -174,19 +180,22 @@ class LeaseRevocation:
     def record_answer(
         self, ps: str, applied_steps: Mapping[int, int], first_steps: Mapping[int, int] | None = None
     ) -> None:
-        """A PS refuses the leases from now on and says what it applied."""
+        """Record the answer of a PS: it refuses the leases from now on and reports the steps it applied."""
         if ps in self.waiting_ps and all(number in applied_steps for number in self.leases):
             self.waiting_ps.discard(ps)
             self.applied_steps[ps], self.first_steps[ps] = applied_steps, first_steps or {}
 
     def drop_ps(self, ps: str) -> None:
-        """A PS that will never answer."""
+        """Stop waiting for a PS that will never answer."""
         self.waiting_ps.discard(ps)
         self.applied_steps.pop(ps, None)
         self.first_steps.pop(ps, None)
 
     def admitted_steps(self, lease: int, done_steps: int) -> dict[str, int]:
-        """How many steps of a lease, from ``done_steps`` on, each PS let in; without those that let in none."""
+        """How many steps of a lease, from ``done_steps`` on, each PS admitted.
+
+        PS that admitted none are left out.
+        """
         found = {}
         for ps, first in self.first_steps.items():
             if lease in first and (steps := self.applied_steps[ps][lease] - max(done_steps, first[lease])) > 0:
@@ -195,19 +204,20 @@ class LeaseRevocation:
 
 
 def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseReturned]:
-    """The entries with which the leases of a revocation come back that nobody is waited for any more, oldest first.
+    """The journal entries that return the leases of a completed revocation, oldest first.
 
     What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
     counts as done only if all PS, also such a one, have applied it.
     """
     settlements = []
-    # One minibatch at most was in the worker's hands: that of the first lease that is not done.
+    # At most one minibatch was in progress: that of the first unfinished lease.
     in_flight = revocation.in_flight
     for number in sorted(revocation.leases):
         lease = leases.get(number)
+        # Already closed in another way.
         if lease is None:  # closed by other means
             continue
-        # No more than it has: a worker can push a step that is beyond its end.
+        # Clamp to the range: a faulty worker can push a step beyond its end.
         reported_steps = [min(applied[number], lease.step_count) for applied in revocation.applied_steps.values()]
         applied_steps = [max(steps, lease.done_steps) for steps in reported_steps] or [lease.done_steps]
         low, high = min(applied_steps), max(applied_steps)
@@ -215,14 +225,21 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
         if low < lease.step_count and (in_flight or high > low):
             repeated = lease.record_after_steps(max(high, low + 1)) - lease.record_after_steps(low)
             in_flight = False
-        # Steps that only some PS let in are pushed again under another number; each of them counts them twice then.
+        # Steps that only some PS applied are pushed again under a new lease number. Those PS then
+        # count them twice.
         extra = revocation.admitted_steps(number, low) or None
         settlements.append(LeaseReturned(lease=number, through=low, partial=high - low, repeated=repeated, extra=extra))
     return settlements
 
 
 # --------------------------------------------------------------------------------------------------
-# Which minibatch made a worker crash, or end without a word: it may have been one that was read or fed ahead.
+# Crash attribution: which minibatch made a worker crash or exit without a report. It may be one
+# that was read or fed ahead. A crash makes the current minibatch and those that follow it suspect,
+# and their ranges are leased *one by one* from then on: nothing is read, fed or leased before the
+# current minibatch is applied, so the next crash identifies its minibatch. A minibatch is guilty
+# after at least two crashes in which the worker held nothing else, and three including those in
+# which it may have been fed ahead. So an innocent minibatch is never blamed for its successors, and
+# a guilty one costs three workers. Not journaled: a new master starts counting again.
 #
 # A worker reads and feeds minibatches while an earlier one trains (``MAX_FED_AHEAD``). So its end lays suspicion on the
 # minibatch at work and on those that follow, and its ranges are leased *one by one* from then on: nothing is read,
@@ -237,15 +254,18 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
 
 MIN_CRASHES = 3
 MIN_CERTAIN_CRASHES = 2
-"""So many of them with nothing but this minibatch in the worker's hands."""
+"""Crashes in which the worker held only this minibatch."""
 MAX_FED_AHEAD = 5
-"""Minibatches, after the first that is not in, that a worker may have read or fed: the pipeline's queue of two, one in
-``feed``, and with overlap one that is computed and one that is prepared."""
+"""How many minibatches after the first unapplied one a worker may have read or fed.
+
+The pipeline's queue of two, one in ``feed``, and with overlap one being computed and one being
+prepared.
+"""
 
 
 @dataclass(slots=True)
 class CrashSuspects:
-    """What is known of the ends of workers.
+    """The crashes of workers so far and the records they implicate.
 
     Attributes:
         suspect_ranges: of workers that crashed, not done since: they are leased one by one.
@@ -260,23 +280,23 @@ class CrashSuspects:
     certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
 
     def is_suspect(self, work: RecordRange) -> bool:
-        """Whether a range, or a part of it, was in the hands of a worker that crashed."""
+        """Whether a crashed worker held this range, or a part of it."""
         return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
 
     def close_lease(self, lease: Lease, done_steps: int) -> None:
-        """A lease is over after so many steps: nothing of what they cover is suspect any more."""
+        """Clear the records of a closed lease that its ``done_steps`` cover."""
         self.one_by_one_leases.discard(lease.number)
         self.clear_range(lease.record_range.split(lease.record_after_steps(done_steps))[0])
 
     def clear_range(self, work: RecordRange) -> None:
-        """A range is done, or set aside."""
+        """Clear a range that is done or quarantined."""
         if not self.is_suspect(work):
             return
         parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
         self.suspect_ranges = [part for part in parts if part.records]
 
     def record_crash(self, leases: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
-        """A worker crashed, or ended without a word.
+        """Record that a worker crashed or exited without a report.
 
         Args:
             held: its training leases, oldest first, each with the steps of it that are in.
@@ -303,7 +323,7 @@ class CrashSuspects:
 
 
 def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
-    """The minibatches that are not in, as their worker takes them."""
+    """The minibatches that are not applied, in the order in which the worker processes them."""
     for lease, through in held:
         for step in range(through, lease.step_count):
             yield RecordRange(
@@ -320,7 +340,7 @@ def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:
 
 
 def _subtract_range(whole: RecordRange, part: RecordRange) -> Iterator[RecordRange]:
-    """What is left of a range; may be empty."""
+    """The parts of a range that remain without another one; may be empty."""
     if _ranges_overlap(whole, part):
         yield whole.split(max(whole.start, part.start))[0]
         yield whole.split(min(whole.end, part.end))[1]

@@ -1,4 +1,4 @@
-"""Who works on what: the ledger of record ranges.
+"""The ledger of record ranges: which worker processes which records.
 
 Every record of every epoch is in exactly one place: *planned* (not yet reached by the lazy plan), *returned* (to be
 leased again, before anything that is planned), *begun* (the rest of a shard of several leases, which stays with the
@@ -21,7 +21,7 @@ from edl.core.shuffle import SHUFFLED_SOURCE, RecordRange, RecordSource, ShardPl
 
 @dataclass(slots=True)
 class Lease:
-    """A range in the hands of one worker.
+    """A range that is leased to one worker.
 
     Attributes:
         number: unique over the run, increasing.
@@ -45,7 +45,7 @@ class Lease:
         return -(-self.record_range.records // self.minibatch)
 
     def record_after_steps(self, done_steps: int) -> int:
-        """First record that is not done after ``done_steps`` steps."""
+        """The first record after ``done_steps`` steps."""
         return min(self.record_range.start + done_steps * self.minibatch, self.record_range.end)
 
 
@@ -71,9 +71,12 @@ class Ledger:
     done_steps: int = 0
     quarantined_ranges: list[RecordRange] = field(default_factory=list)
     outstanding_steps: int = 0
-    """Steps that are leased and not done; kept, because every question for work asks for it when steps are limited."""
+    """Leased steps that are not done.
+
+    Maintained incrementally: every lease request needs it when steps are limited.
+    """
     _leases_by_worker: dict[str, dict[int, Lease]] = field(default_factory=dict)
-    """The leases by worker, for the same reason: a thousand workers hold two each."""
+    """Leases by worker, for the same reason: a thousand workers hold two each."""
 
     def __post_init__(self) -> None:
         if not self.plan.shard_count:
@@ -81,7 +84,10 @@ class Ledger:
 
     @property
     def total_records(self) -> int:
-        """Records of all epochs; of a run that had got further when it was given fewer, all that it is to have done."""
+        """Records of all epochs.
+
+        If a resumed run is given fewer epochs than it completed, the records already done.
+        """
         if (self.epoch, self.shard_index) <= (self.epochs, 0):
             return self.plan.records * self.epochs
         handed_out = self.plan.records * self.epoch + self._count_reached_records()
@@ -90,7 +96,7 @@ class Ledger:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to lease."""
+        """Whether there is work to lease."""
         return self.epoch < self.epochs or self._returned_range() is not None or self._first_rest() is not None
 
     @property
@@ -99,7 +105,7 @@ class Ledger:
         return not self.has_work and not self.leases
 
     def oldest_lease(self) -> int | None:
-        """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
+        """The oldest lease. Leases are granted in numeric order, and the dict keeps that order."""
         return next(iter(self.leases), None)
 
     def worker_leases(self, worker: str) -> Collection[Lease]:
@@ -107,7 +113,7 @@ class Ledger:
         return self._leases_by_worker.get(worker, _NO_LEASES).values()
 
     def next_range(self, max_steps: int | None = None, worker: str = "") -> RecordRange | None:
-        """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing.
+        """The range to lease next, at most ``max_steps`` steps of it; None if there is none.
 
         Args:
             max_steps: that may still be handed out.
@@ -128,11 +134,11 @@ class Ledger:
         return work.split(work.start + min([*most, self.lease_records] if self.lease_records else most))[0]
 
     def _returned_range(self) -> RecordRange | None:
-        """What was returned first; what lies beyond the last epoch stays where it is."""
+        """The first returned range. Ranges beyond the last epoch stay in the queue."""
         return next((work for work in self.returned_ranges if work.epoch < self.epochs), None)
 
     def _continued_rest(self, worker: str) -> RecordRange | None:
-        """The rest of the shard of which a worker holds a lease."""
+        """The rest of the shard of which this worker holds a lease."""
         if not self.shard_rests:
             return None
         ends = (
@@ -143,7 +149,7 @@ class Ledger:
         return next((rest for rest in rests if rest is not None and rest.epoch < self.epochs), None)
 
     def _first_rest(self, before: int | None = None) -> RecordRange | None:
-        """The first rest, whoever began its shard; ``before``: of an earlier epoch only, which is finished first."""
+        """The first rest of any shard; ``before``: only of an earlier epoch, which is finished first."""
         last = self.epochs if before is None else min(before, self.epochs)
         return next((work for work in self.shard_rests.values() if work.epoch < last), None)
 
@@ -154,7 +160,7 @@ class Ledger:
         return self.plan.shard(self.epoch, self.shard_index)
 
     def grant_range(self, number: int, work: RecordRange, worker: str) -> Lease:
-        """Hand out ``work``, which must be what ``next_range`` says or the head of it.
+        """Lease ``work``, which must be the result of ``next_range`` or its head.
 
         How many epochs there are plays no part in what it takes: a run that goes on with fewer, or with more again,
         replays what it did under another number of them.
@@ -203,7 +209,7 @@ class Ledger:
             self.epoch, self.shard_index = self.epoch + 1, 0
 
     def record_progress(self, number: int, done_steps: int) -> int:
-        """Enter steps as done; returns the records this adds. Fewer steps than before add nothing."""
+        """Record done steps; returns the newly done records. A lower count than before changes nothing."""
         lease = self.leases[number]
         done_steps = max(lease.done_steps, min(done_steps, lease.step_count))
         added = lease.record_after_steps(done_steps) - lease.record_after_steps(lease.done_steps)
@@ -214,13 +220,15 @@ class Ledger:
         return added
 
     def finish_lease(self, number: int) -> int:
-        """Enter the whole range as done and close the lease; returns the records this adds."""
+        """Record the whole range as done and close the lease; returns the newly done records."""
         added = self.record_progress(number, self.leases[number].step_count)
         self._close_lease(number)
         return added
 
     def requeue_lease(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
-        """Close a lease after ``done_steps`` steps; the rest goes to the head of the queue and is returned.
+        """Close a lease after ``done_steps`` steps and put the rest at the head of the queue.
+
+        Returns the rest.
 
         The first ``quarantine_records`` records of the rest are put aside instead.
         """
@@ -236,7 +244,7 @@ class Ledger:
         return rest
 
     def count_remaining_records(self) -> int:
-        """Records that are still to be done, counted by looking at every place they can be in."""
+        """The number of unfinished records, summed over every place they can be in."""
         planned = 0
         if self.epoch < self.epochs:
             planned = self.plan.records * (self.epochs - self.epoch) - self._count_reached_records()
@@ -247,12 +255,12 @@ class Ledger:
         return planned + leased + sum(work.records for work in back if work.epoch < self.epochs)
 
     def _count_reached_records(self) -> int:
-        """Records of the epoch that is being handed out that were handed out."""
+        """Records of the current epoch that were handed out."""
         shards = (self.plan.shard(self.epoch, index) for index in range(self.shard_index))
         return sum(shard.records for shard in shards)
 
     def open_ranges(self) -> Iterator[tuple[str, RecordRange]]:
-        """Every range that is not planned and not done, with the place it is in."""
+        """Every range that is neither planned nor done, with its place."""
         for work in self.returned_ranges:
             yield "returned", work
         for work in self.shard_rests.values():
@@ -263,7 +271,7 @@ class Ledger:
             yield "quarantined", work
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The ledger as JSON, for the journal's compaction."""
+        """The ledger as JSON, for journal compaction."""
         return {
             "epoch": self.epoch,
             "index": self.shard_index,
@@ -278,7 +286,7 @@ class Ledger:
         }
 
     def restore_snapshot(self, snapshot: Mapping[str, Any]) -> None:
-        """Become what ``to_snapshot`` described."""
+        """Restore what ``to_snapshot`` returned."""
         self.epoch, self.shard_index = snapshot["epoch"], snapshot["index"]
         self.returned_ranges = deque(RecordRange(*row) for row in snapshot["returned"])
         self.shard_rests = {(row[0], row[1], row[2]): RecordRange(*row) for row in snapshot.get("begun", ())}
@@ -290,11 +298,11 @@ class Ledger:
         self.quarantined_ranges = [RecordRange(*row) for row in snapshot["quarantined"]]
 
     def empty_copy(self) -> Ledger:
-        """A ledger of the same work, of which nothing is done."""
+        """A ledger of the same work with nothing done."""
         return Ledger(self.plan, self.epochs, self.minibatch, self.lease_records)
 
     def snapshot_at_cut(self, applied_steps: Mapping[int, int]) -> dict[str, Any]:
-        """The snapshot of a ledger in which ``applied_steps`` steps of each lease are done and no lease is held.
+        """The snapshot of a ledger with ``applied_steps`` steps of each lease done and no lease held.
 
         This is the ledger's half of a cut: what is not in the parameters is to be leased again.
         """
@@ -317,7 +325,7 @@ def _range_to_row(work: RecordRange) -> list[Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The kinds of work that are leased.
+# Kinds of work that are leased.
 
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
@@ -326,16 +334,16 @@ BEST_MODEL = "best model"
 """The file of ``ModelCheckpoint(save_best_only=True)`` is to be written."""
 
 STEPWISE_KINDS = (TRAINING, PREDICTION)
-"""Kinds whose steps count one by one; of the others only the result of the whole task does."""
+"""Kinds whose steps count individually. For the others only the result of the whole task counts."""
 
 
 def single_task_ledger(kind: str) -> Ledger:
-    """A ledger of one thing to do."""
+    """A ledger with a single task."""
     return Ledger(ShardPlan((RecordSource(kind, 1),), 1), 1, 1)
 
 
 def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, lease_records: int) -> Ledger:
-    """The ledger of an order's positions, one after the other, in leases of ``lease_records`` records.
+    """The ledger of an order's positions, in sequence, in leases of ``lease_records`` records.
 
     Where a window is several leases it is one shard, so that it stays with one worker as far as possible: each worker
     that has a part of it reads all of its blocks.

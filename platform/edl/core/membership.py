@@ -1,4 +1,4 @@
-"""Who is in the world of a synchronous strategy, and with which rank.
+"""Membership of a synchronous strategy: which workers take part, and with which rank.
 
 Ranks are dense, survivors keep their order, and rounds only increase: a message of an older round is recognised by its
 number alone. (The synchronous strategies come with their own issue; the rule and its properties stand here.)
@@ -42,7 +42,7 @@ class TrainingWorld:
 def compute_world(
     current: TrainingWorld, members: Sequence[WorldMember], now: float, *, silence_seconds: float, min_members: int
 ) -> Decision[TrainingWorld]:
-    """The world that should be, given who was heard of within ``silence_seconds`` seconds.
+    """The world to use, given the workers that sent a heartbeat within ``silence_seconds``.
 
     Returns ``current`` itself when nothing changes. A world of fewer than ``min_members`` is empty: nobody steps.
     """

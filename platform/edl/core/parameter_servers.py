@@ -1,4 +1,4 @@
-"""Parameter servers: who listens, who holds parameters, and what goes back when one is lost."""
+"""Parameter servers: registration, parameter ownership, planned handover, and rollback after a loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ from edl.core.ledger import TRAINING
 from edl.core.state import JobState
 
 # --------------------------------------------------------------------------------------------------
-# A parameter server that was told to go loses nothing: its successor begins where it ends.
+# Planned handover: a PS that receives SIGTERM loses nothing, because its successor continues from
+# its state. On SIGTERM the PS tells the master and keeps serving until it may exit. The master
+# takes a *kept* cut: all PS copy their state and pause updates until ``ReleaseCut``, so the
+# checkpoint misses nothing. Once the checkpoint is on disk the handover is journaled, the PS exits,
+# its successor loads the checkpoint, leases stay valid, and updates resume with the last successor.
 #
 # A PS that gets SIGTERM tells the master and goes on serving until it may end. The master takes a *kept* cut: all PS
 # copy their state and hold every later update until ``ReleaseCut``, so that nothing is done that the checkpoint lacks.
@@ -48,19 +52,21 @@ from edl.core.state import JobState
 
 
 def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
-    """A PS was told to go: answer whether it may end, and see to it that it may soon."""
+    """A PS received SIGTERM: answer whether it may exit, and start what it needs to be able to."""
     decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
+        # The pod's grace period is running.
         state.cuts_blocked_until = min(state.cuts_blocked_until, now)  # its grace does not wait
         if state.paused_cut and event.uid in state.paused_ps:
+            # Its updates are already paused since that cut.
             _hand_over_parameters(state, state.paused_cut)  # it holds its updates since that cut already
             decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
     state.add_commands(MayEnd(decided.value, decided.reason))
 
 
 def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
-    """A PS speaks as one that nobody told to go. After a handover its successor waits until it has gone.
+    """A PS is still running although nothing asked it to stop.
 
     Whoever has the job's token can say in its name that it was told to go.
     """
@@ -78,7 +84,7 @@ def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
 
 
 def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
-    """Whether a PS may end: nothing is lost with it, or nobody can help that."""
+    """Whether a PS may exit: nothing is lost with it, or the loss cannot be prevented."""
     if not state.pods_synced:
         return Decision(False, "the master has just started and has not listed the pods yet")
     if pod is None or not pod.live:
@@ -95,11 +101,12 @@ def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
 
 
 def advance_handover(state: JobState, now: float) -> None:
-    """Begin the kept cut that somebody waits for."""
+    """Begin the kept cut that a leaving PS waits for."""
     state.leaving_ps = {uid for uid in state.leaving_ps - state.unsaved_ps.keys() if state.pods.is_live(uid)}
     if state.training_ledger is None or not state.leaving_ps:
         return
     if state.is_training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
+        # No worker will change the parameters any more.
         _hand_over_parameters(state, state.checkpoint.cut)  # no worker will change anything any more
         return
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
@@ -111,7 +118,7 @@ def advance_handover(state: JobState, now: float) -> None:
 
 
 def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
-    """A checkpoint is on disk, or could not be written; with a kept one, a planned end may go on."""
+    """A checkpoint was saved, or failed; after a kept one a planned handover may proceed."""
     cut = state.cut
     snapshots.finish_save(state, event, now)
     if cut is None or not cut.keep_paused or cut.number != event.cut or cut.stage is not CutStage.SAVING:
@@ -123,12 +130,13 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     else:
         state.paused_ps = frozenset(cut.versions)
         _hand_over_parameters(state, event.cut)
+        # The leaving PS has exited in the meantime.
         if not state.paused_cut:  # whoever was told to go has gone meanwhile
             state.add_commands(ReleaseCut(event.cut))
 
 
 def _hand_over_parameters(state: JobState, cut: int) -> None:
-    """What these PS hold is in a checkpoint, and nothing enters any more that is not."""
+    """Journal the handover: the parameters of these PS are in a checkpoint, and updates are paused."""
     for uid in sorted(state.leaving_ps):
         pod = state.pods.by_uid.get(uid)
         if pod is not None and state.pods.parameter_holders.get(pod.index) == uid:
@@ -137,11 +145,12 @@ def _hand_over_parameters(state: JobState, cut: int) -> None:
 
 
 ATTACH_TIMEOUT = 70.0
-"""Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
+"""Seconds until a PS that did not answer and registers again is asked again; longer than a call is retried.
+"""
 
 
 def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> None:
-    """A PS that the cluster has shown says where it listens: make it listen to this incarnation of the master.
+    """A PS registered its address: attach it to this master.
 
     A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
     """
@@ -149,6 +158,7 @@ def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> No
     if pod is None:
         return
     if pod.uid in state.pods.handed_over_ps:
+        # Only a successor receives the state that was handed over.
         delete_lingering_ps(state, pod)  # only a successor gets what it had
         return
     if pod.live and not pod.attached and (pod.attach_asked_at is None or now - pod.attach_asked_at >= ATTACH_TIMEOUT):
@@ -157,7 +167,7 @@ def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> No
 
 
 def handle_ps_heartbeat(state: JobState, event: PsHeartbeat, now: float) -> None:
-    """A PS that this master knows speaks."""
+    """Record the heartbeat of a known PS."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is not None:
         pod.last_seen = now
@@ -176,20 +186,21 @@ def _attach_ps(state: JobState, pod: JobPod, restore_cut: int | None, now: float
 
 
 def passed_cut(state: JobState) -> int:
-    """No PS is to hold updates for this cut, or for one before it."""
+    """No PS needs to pause updates for this cut or an earlier one."""
     if state.paused_cut:
         return state.paused_cut - 1
     return state.cut_number - 1 if state.cut is not None and state.cut.awaits_copies else state.cut_number
 
 
 def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
-    """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
+    """A PS attached. If it is empty and there is a checkpoint, it is told to load it first."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is None or not pod.live or pod.uid in state.pods.handed_over_ps:
         return
     if pod.stale:
         pod.loading = False
-    # One that loaded for a master that never took its answer may lack a rollback since: nothing is in there yet.
+    # It may have loaded for a previous master that never received its answer, and may lack a later
+    # rollback; nothing was applied to it yet.
     trusted = pod.loading or state.pods.parameter_holders.get(pod.index) == pod.uid
     if state.checkpoint is not None and (pod.stale or not event.initialized or not trusted):
         _load_checkpoint(state, pod, state.checkpoint.cut, now)
@@ -203,7 +214,7 @@ def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
     if event.version and not trusted and _has_no_progress(state):
         _replace_unaccounted_ps(state, pod, now)
         return
-    # Before the first checkpoint a worker's declaration may have been faster than this answer.
+    # Before the first checkpoint, a worker's declaration may have arrived before this answer.
     pod.attached, pod.version = True, event.version
     pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
     state.pinned_cuts[event.uid] = frozenset(event.pins)
@@ -215,13 +226,13 @@ def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
 
 
 def _has_no_progress(state: JobState) -> bool:
-    """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
+    """Whether the journal shows no step, done or in flight."""
     training = state.training_ledger
     return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
 
 
 def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
-    """A PS holds updates whose journal is lost, and their records will be trained on again: it begins with nothing.
+    """Replace a PS that holds updates whose journal is lost: their records will be trained again.
 
     Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
     """
@@ -238,7 +249,7 @@ def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
 
 
 def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None:
-    """Once: a PS that loads again forgets what it applied since."""
+    """Tell a PS to load the checkpoint, once: loading again would discard what it has applied since."""
     if not pod.loading:
         pod.loading = True
         state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
@@ -246,7 +257,7 @@ def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None
 
 
 def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> None:
-    """A worker told every PS what the variables are: it has built its model."""
+    """A worker declared the variables to every PS: it has built its model."""
     if event.callbacks is not None:
         evaluation_callbacks.declare_callbacks(state, event.callbacks)
     state.pods.mark_model_built(event.worker)
@@ -258,14 +269,15 @@ def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> 
 
 
 def _record_holder(state: JobState, pod: JobPod) -> None:
-    """From now on, losing this PS is losing parameters; the next master has to know."""
+    """Record which PS holds parameters: losing it now loses parameters, and the next master must know."""
     if state.pods.parameter_holders.get(pod.index) == pod.uid or pod.uid in state.pods.handed_over_ps:
         return
     if not state.settings.durable and state.training_ledger is not None and state.training_ledger.leases:
-        # It begins with initial values, and has never heard of what the leases reached before.
+        # It starts with initial values and has not seen any progress of the existing leases.
         state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
     kept = state.paused_cut
     for revocation in state.revocations if kept else ():
+        # A successor knows as much about the leases as its predecessor did.
         revocation.waiting_ps.add(pod.uid)  # a successor knows as much of the leases as the one before
     state.record_entry(ParametersHeld(index=pod.index, ps=pod.uid))
     if kept and not state.paused_cut:
@@ -273,12 +285,12 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
 
 
 def _replace_empty_ps(state: JobState, pod: JobPod) -> None:
-    """Without a checkpoint there is nothing that it could load over what it may have applied: another one begins."""
+    """Replace an empty PS: without a checkpoint, it could only overwrite updates that it may have applied."""
     state.add_commands(DeletePod(pod.uid, 0.0))
 
 
 def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
-    """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
+    """Replace a PS that is alive but does not answer; this is handled like a lost PS."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is not None and pod.live and not state.has_ended:
         state.emit(WarningRaised(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
@@ -286,7 +298,7 @@ def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
 
 
 def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
-    """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
+    """A PS refused a request. A cut can be retried; a restore or a revocation has no substitute."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is None or not pod.live or state.has_ended:
         return
@@ -296,14 +308,16 @@ def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
         snapshots.abort_cut(state, event.message, now)
 
 
-# ------------------------------------------------------------------------------------ a checkpoint that is damaged
+# ------------------------------------------------------------------------------------ damaged
+# checkpoints
 
 
 def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: float) -> None:
-    """A PS cannot read the checkpoint that it was told to load: the newest older one that is intact stands in."""
+    """A PS cannot read its checkpoint: fall back to the newest older one that is intact."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is None or not pod.live or state.has_ended or state.checkpoint is None:
         return
+    # Otherwise another PS reported this before.
     if state.checkpoint.cut == event.cut:  # else another PS said so before
         if event.fallback is None:
             state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
@@ -314,7 +328,7 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
 
 
 def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, why: str) -> None:
-    """All that went back to the newest checkpoint goes back to an older one."""
+    """Roll back everything that was at the newest checkpoint to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
     state.record_entry(
         CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
@@ -335,11 +349,12 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
         pod.stale = pod.loading and fleet.parameter_holders.get(pod.index) != pod.uid
 
 
-# ------------------------------------------------------------------------------------------------ what is lost
+# ------------------------------------------------------------------------------------ lost
+# parameter servers
 
 
 def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> None:
-    """A PS ended."""
+    """A PS has ended."""
     state.pinned_cuts.pop(pod.uid, None)
     if state.cut is not None:
         snapshots.abort_cut(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
@@ -349,7 +364,7 @@ def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> Non
 
 
 def check_lost_holders(state: JobState, reason: str) -> None:
-    """Who held parameters and is gone takes them along; if nobody is left, the ledger goes back with them."""
+    """Roll back for parameter holders that are gone; if none is left, the ledger rolls back too."""
     holding = state.pods.parameter_holders
     gone = sorted(index for index, uid in holding.items() if not state.pods.is_live(uid))
     if not gone or state.training_ledger is None or state.has_ended:
@@ -365,20 +380,23 @@ def check_lost_holders(state: JobState, reason: str) -> None:
 
 
 def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> None:
-    """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
+    """Other PS survive: roll this one's slots back to the newest checkpoint, or to the start.
+
+    The ledger stays.
+    """
     cut = state.checkpoint.cut if state.checkpoint else 0
     state.record_entry(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
     state.emit(RollbackDone(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
 def roll_back_job(state: JobState, reason: str) -> None:
-    """No PS is left: parameters and ledger go back to the newest checkpoint, or to the start."""
+    """No PS is left: roll parameters and ledger back to the newest checkpoint, or to the start."""
     training = state.ledgers[TRAINING]
     if state.checkpoint is not None:
         cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
     else:
         cut, ledger = 0, training.empty_copy().to_snapshot()
-    # The checkpoint may have steps that are in and that no worker has reported yet.
+    # The checkpoint may contain applied steps that no worker has reported yet.
     records = max(0, training.done_records - ledger["done_records"])
     for holder in state.holders.values():
         for number in [n for n in holder.last_steps if n in training.leases]:
@@ -386,14 +404,19 @@ def roll_back_job(state: JobState, reason: str) -> None:
     state.record_entry(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
     state.emit(RollbackDone(records=records, updates=0, to_cut=cut or None, reason=reason))
     for pod in state.pods.live_pods(Role.PS):
-        # It was asked with the leases of before, which are closed now.
+        # Its earlier request named leases that are closed now.
         pod.attached, pod.initialized, pod.stale = False, False, pod.attach_asked_at is not None
         if pod.stale and not state.settings.durable:
             _replace_empty_ps(state, pod)
 
 
 # --------------------------------------------------------------------------------------------------
-# When a parameter server on a node that the cluster does not hear of is replaced.
+# When a PS on an unreachable node is replaced. A cluster needs a minute or more to give up the pods
+# of a lost node, and training stalls until the PS has a successor. But the cluster may be wrong: if
+# only the kubelet is down, the pod's processes still run. So two more signals are required: the PS
+# sent no heartbeat to the master, and no worker completed a step, which needs an answer from every
+# PS. If both are absent the PS is deleted at once, without a grace period, because nothing can be
+# using it; a PS that answers is kept.
 #
 # A cluster takes a minute and more to give up the pods of such a node, and training stands until the PS has a
 # successor. But the cluster may be wrong: a kubelet that is away says nothing of the processes beside it. So two more
@@ -407,14 +430,19 @@ def roll_back_job(state: JobState, reason: str) -> None:
 
 
 SILENCE_SECONDS = 10.0
-"""Ten registrations. The cluster itself takes longer to notice, so that mostly nothing is left to wait for."""
+"""Ten heartbeats. The cluster takes longer than this to notice a lost node, so usually there is nothing left to
+wait for.
+"""
 
 TAINT_SECONDS = 5.0
-"""After the pods' conditions the cluster taints the node; before that it would give the successor a place there."""
+"""The cluster taints the node only after it updates the pods' conditions.
+
+A successor created before that could be scheduled to the same node.
+"""
 
 
 def replace_unreachable_ps(state: JobState, now: float) -> None:
-    """Give up every PS of which nobody hears; what follows is what follows a lost PS."""
+    """Replace every PS that is unreachable; this is handled like a lost PS."""
     for pod in state.pods.live_pods(Role.PS):
         pod.unreachable_noticed_at = (
             (now if pod.unreachable_noticed_at is None else pod.unreachable_noticed_at)

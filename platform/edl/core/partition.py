@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 SLOT_COUNT = 256
-"""Fixed for ever: checkpoints and placements of every version agree on it."""
+"""Never change this: checkpoints and placements of every version depend on it."""
 
 _MASK = (1 << 64) - 1
 
 
 def splitmix64(key: Any) -> Any:
-    """Splitmix64's output function of a non-negative int, or elementwise of a uint64 array."""
+    """Splitmix64's output function, for a non-negative int or elementwise for a uint64 array."""
     x = (key + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -41,7 +41,7 @@ def slot_of_name(name: str) -> int:
 
 
 def initial_placement(ps_count: int) -> tuple[int, ...]:
-    """The first table: slot i belongs to PS ``i % ps_count``.
+    """The initial placement: slot i belongs to PS ``i % ps_count``.
 
     Raises:
         ValueError: if there is no parameter server.

@@ -1,4 +1,4 @@
-"""What follows when a pod starts, ends, leaves or cannot go on."""
+"""What follows when a pod starts, ends, leaves or fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAVING_REASON = "a previous master told it to leave"
 
 
 def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
-    """The cluster says something about a pod."""
+    """Handle a change of a pod's state."""
     status = event.pod
     known = state.pods.by_uid.get(status.uid)
     had_run = known is not None and known.has_run
@@ -36,7 +36,7 @@ def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
             _emit_leaving(state, pod)
     elif before not in TERMINAL_STATES and state.pods_synced:
         _handle_end(state, pod, now)
-    # Before everything was seen, an end may be one that the master before this one has entered: see
+    # Until all pods are listed, this end may be one that the previous master already journaled: see
     # ``handle_pods_synced``.
 
 
@@ -48,12 +48,16 @@ def _handle_start(state: JobState, pod: JobPod) -> None:
         if pod.role is Role.WORKER:
             state.pods.mark_building(pod)
             state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
+            # It was scheduled before the deletion reached it.
             if pod.leaving_since is not None:  # it found room before the order to go reached it
                 state.record_entry(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 
 def _emit_leaving(state: JobState, pod: JobPod) -> None:
-    """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
+    """A pod was asked to stop.
+
+    It keeps its leases until it has ended; a worker's replacement is requested now.
+    """
     if pod.leaving_since is None and pod.uid not in state.pods.leaving_workers and not state.has_ended:
         state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=pod.cause.value, message=pod.message))
 
@@ -74,13 +78,17 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
         _handle_worker_lost(state, pod, reason, now, in_minibatch=blamed_on is EndBlame.MINIBATCH)
     else:
         parameter_servers.handle_ps_lost(state, pod, reason, now)
-    # Last: the job may end with this pod, and then its leases are entered as returned already.
+    # Must come last: this may end the job, and by then the pod's leases must be journaled as
+    # returned.
     if not dismissed:
         _relaunch_or_fail(state, pod, now, crashed, crash_range, range_crashes)
 
 
 def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
-    """What the end of a worker is laid to, if nobody else wanted it. Call it while its leases are still its own."""
+    """What to blame for a worker's end if nothing external wanted it.
+
+    Call this while its leases are still its own.
+    """
     if pod.role is not Role.WORKER:
         return EndBlame.NOTHING
     held = state.worker_leases(pod.uid)
@@ -93,7 +101,7 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
 
 
 def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
-    """What stands for the words of a worker that left without any."""
+    """The description of a worker's end when the worker reported no error."""
     if pod.state is PodState.KILLED:
         how = "was killed by a signal (SIGKILL), as the kernel does when the memory runs out"
     else:
@@ -102,7 +110,7 @@ def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
 
 
 def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
-    """Which records a crashed worker evaluated or predicted, and how many crashed there; empty for other work.
+    """Record the range that a crashed worker evaluated or predicted, and how many workers crashed in it.
 
     Call it while its leases are still its own. Such a range takes much longer than a minibatch of training, so that
     kills from outside may hit it several times: it ends the job later, with ``MAX_CRASHES``. What others train or
@@ -120,7 +128,10 @@ def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
 def _relaunch_or_fail(
     state: JobState, pod: JobPod, now: float, crashed: bool, crash_range: str, range_crashes: int
 ) -> None:
-    """Whether what ended is replaced, or the job ends with it; ``crash_range``: the records it was at, for people."""
+    """Return whether the pod is replaced.
+
+    Otherwise end the job. ``crash_range`` names the records it was processing.
+    """
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
     on, why = state.pods.record_lost_pod(pod, now, crashed=crashed)
@@ -147,7 +158,10 @@ def _raise_memory(state: JobState, pod: JobPod) -> None:
 
 
 def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_minibatch: bool = False) -> None:
-    """A worker has ended; ``in_minibatch``: without a word, in a minibatch that may have made it end."""
+    """Handle the end of a worker.
+
+    ``in_minibatch``: it ended without a report in a minibatch that may be the cause.
+    """
     if not pod.has_run:
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
@@ -156,22 +170,23 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
     state.holders.pop(pod.uid, None)
 
 
-# ------------------------------------------------------------------------------------------------ a new master
+# ------------------------------------------------------------------------------------------------
+# master restart
 
 
 def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
-    """All pods that exist have been seen: who is not among them is gone, and so is what was asked for in vain."""
+    """All existing pods have been listed: pods that are missing are gone, and pending requests are void."""
     state.pods.requests.clear()
     if state.pods_synced:
         return
     state.pods_synced = True
-    # The PS that the master before this one asked may have answered it and not this one: all are asked again.
+    # A PS may have answered the previous master instead of this one: ask all of them again.
     for revocation in state.revocations:
         request_revocation(state, revocation)
     for ledger in state.ledgers.values():
         for number, lease in ledger.leases.items():
             if lease.revoke_reason is None:
-                # Nobody knows when a holder was last heard of: its time begins now.
+                # The last heartbeats are unknown: the timeouts start now.
                 state.holders.setdefault(lease.worker, LeaseHolder(now)).add_lease(number, now)
     for uid, index in list(state.pods.worker_indices.items()):
         if not state.pods.is_live(uid):
@@ -182,13 +197,13 @@ def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
 
 
 def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> None:
-    """A worker ended while no master was there; the cluster may still know how.
+    """Handle a worker that ended while no master was running; the cluster may still know how.
 
     One that ended with its run, before that was resumed, was told to go: people need not hear of it.
     """
     pod = state.pods.by_uid.get(uid)
     if pod is None:
-        # Events name it by its index, which is looked up here.
+        # Events name the worker by its index, which is looked up here.
         pod = state.pods.by_uid[uid] = JobPod(
             uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, has_run=True
         )
@@ -199,11 +214,12 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
         _handle_end(state, pod, now)
 
 
-# ------------------------------------------------------------------------------------------------ what workers say
+# ------------------------------------------------------------------------------------------------
+# reports of workers
 
 
 def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
-    """A worker that was told to go says how far it got; nothing of it is in flight."""
+    """A worker that was asked to stop reports its final progress; nothing of it is in flight."""
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
     revoke_leases(state, event.worker, event.reason, now, in_flight=False)
@@ -213,7 +229,7 @@ def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
 
 
 def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> None:
-    """A worker says that it cannot go on."""
+    """A worker reports that it cannot continue."""
     state.last_failure = (event.message, event.detail)
     if event.kind == "crash":
         record_heartbeat(state, event.worker, now)
@@ -224,7 +240,7 @@ def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> No
 
 
 def handle_start_refused(state: JobState, event: StartRefused, now: float) -> None:
-    """The cluster would not start a pod."""
+    """The cluster refused to start a pod."""
     if event.retry:
         if state.pods.record_start_refusal(event.role, event.index, event.reason, now):
             state.emit(WarningRaised(f"{event.role}-{event.index} was not started: {event.reason}"))

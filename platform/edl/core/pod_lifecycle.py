@@ -1,4 +1,4 @@
-"""The life of a pod, and whether one that ended is started again.
+"""Pod states and transitions, and the decision whether to relaunch a pod that ended.
 
 Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
 failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule
@@ -19,7 +19,7 @@ from edl.core.decision import Decision
 
 
 class PodState(StrEnum):
-    """What the master believes of a pod."""
+    """The master's view of a pod."""
 
     ASKED = "asked"
     PENDING = "pending"
@@ -44,11 +44,11 @@ _CAUSE_STATES: Mapping[TerminationCause, PodState] = {
     TerminationCause.DELETED: PodState.DELETED,
 }
 _EXIT_CODE_STATES: Mapping[int, PodState] = {
-    # Where nobody names a cause (processes of one machine), a SIGTERM is somebody's who needs the room.
+    # Without a cluster that reports causes (local processes), SIGTERM is taken as a preemption.
     SIGTERM_EXIT: PodState.PREEMPTED,
     SIGKILL_EXIT: PodState.KILLED,
 }
-"""How a pod ended by its exit code; any other code is its own error."""
+"""Pod end by exit code; any other code is an error of the pod itself."""
 
 _LIVE_STATES: tuple[PodState, ...] = (PodState.PENDING, PodState.RUNNING, PodState.LEAVING)
 TERMINAL_STATES = frozenset(PodState) - {PodState.ASKED, *_LIVE_STATES}
@@ -56,17 +56,18 @@ _REPORTS: Mapping[PodState, PodState] = {state: state for state in PodState if s
 TRANSITIONS: Mapping[PodState, Mapping[PodState, PodState]] = {
     PodState.ASKED: _REPORTS,
     PodState.PENDING: _REPORTS,
-    # A running pod that is reported pending is an old report: it stays running. Nobody calls back what was told to go.
+    # A report of "pending" about a running pod is stale and ignored. A pod that was asked to stop
+    # stays in that state.
     PodState.RUNNING: {**_REPORTS, PodState.PENDING: PodState.RUNNING},
     PodState.LEAVING: {**_REPORTS, **dict.fromkeys(_LIVE_STATES, PodState.LEAVING)},
-    # An end is believed once: a watch that began anew may show a pod alive that was seen to end.
+    # An end is final: a restarted watch may report a pod alive that was already seen to end.
     **{end: dict.fromkeys(_REPORTS, end) for end in PodState if end in TERMINAL_STATES},
 }
-"""What the master believes of a pod, by what it believed before and what the cluster reports now."""
+"""The next state, by the current state and the state that the cluster reports."""
 
 
 def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState:
-    """The state that a cluster's report amounts to by itself, without what was known of the pod before.
+    """The state that a cluster's report implies by itself, regardless of the current state.
 
     Args:
         pod: what it said.
@@ -75,12 +76,13 @@ def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState
     if not pod.has_ended:
         running = PodState.RUNNING if pod.phase is PodPhase.RUNNING else PodState.PENDING
         return PodState.LEAVING if pod.leaving else running
-    # Whoever is told to go when its work is done ends as it should, whatever the cause: 0 comes before the cause.
+    # A pod that was asked to stop after its work was done has ended as expected, whatever the
+    # reported cause: exit code 0 takes precedence over the cause.
     if pod.exit_code == 0:
         is_done = leaving_expected or pod.cause is not TerminationCause.NONE
         return PodState.SUCCEEDED if is_done else PodState.EXITED
-    # The cause comes before other codes: a pod that is preempted ends by SIGTERM, by SIGKILL or by an error of its own
-    # that it would not have had otherwise.
+    # The cause takes precedence over other exit codes: a preempted pod may end by SIGTERM, by
+    # SIGKILL, or with an error that the preemption provoked.
     if pod.cause in _CAUSE_STATES:
         return _CAUSE_STATES[pod.cause]
     if pod.exit_code is None:
@@ -89,12 +91,12 @@ def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState
 
 
 def next_state(state: PodState, reported: PodState) -> PodState:
-    """The table, applied."""
+    """The transition table, applied."""
     return TRANSITIONS[state][reported]
 
 
 class EndBlame(StrEnum):
-    """What an end that nobody else wanted is laid to."""
+    """What an end is attributed to if nothing external wanted it."""
 
     NOTHING = "nothing"
     MINIBATCH = "the minibatch at work"
@@ -105,7 +107,7 @@ _UNEXPLAINED_STATES = frozenset({PodState.KILLED, PodState.EXITED})
 
 
 def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_minibatch: bool) -> EndBlame:
-    """What the end of a worker is laid to when it left without a word: a model can exit 0 or exhaust the memory.
+    """Attribute the end of a worker that reported no error: the model may call exit(0) or exhaust the memory.
 
     The kernel kills with SIGKILL when the memory of a machine runs out, which looks as if a person had done it. So one
     end proves nothing. Three in the same minibatch of training do, and so do six (``MAX_CRASHES``) with next to no
@@ -124,7 +126,8 @@ def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_mi
 
 MAX_CRASHES = 6
 STEPS_PER_CRASH = 16
-"""Steps of all workers that make good for one crash: what gets a few steps further each time is still broken."""
+"""Steps of all workers that offset one crash: a job that advances only a few steps per crash is still broken.
+"""
 _CRASH_BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 _LOSS_REASONS: Mapping[PodState, str] = {
     PodState.SUCCEEDED: "it had nothing left to do",
@@ -139,7 +142,7 @@ _LOSS_REASONS: Mapping[PodState, str] = {
 
 
 def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None = None) -> Decision[float | None]:
-    """After how many seconds a worker or PS that ended while it was needed is replaced; None: the job is given up.
+    """Seconds until a pod that ended while it was needed is replaced; None: the job fails.
 
     Args:
         ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
@@ -155,16 +158,16 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
 
 
 # --------------------------------------------------------------------------------------------------
-# What follows when a pod ran out of memory: successors get more, or the job ends and says which field is too small.
+# Out of memory: successors get more memory, or the job ends and names the field to raise.
 
 
 MAX_RAISES = 3
-"""A model that needs more than three times the factor has a leak or a wrong spec."""
+"""A model that needs more than the third power of the factor has a memory leak or a wrong spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRaise:
-    """What workers that are asked for now get; survives the master.
+    """The memory of workers that are requested from now on; survives a master restart.
 
     Attributes:
         raise_count: how often it was raised.
@@ -175,7 +178,7 @@ class MemoryRaise:
     first_worker: int = 0
 
     def memory_factor(self, raise_factor: float) -> float:
-        """Of the memory that the spec says, when each raise multiplies it by ``raise_factor``."""
+        """The multiple of the spec's memory, given that each raise multiplies it by ``raise_factor``."""
         return raise_factor**self.raise_count
 
 
@@ -185,7 +188,7 @@ NO_MEMORY_RAISE = MemoryRaise()
 def decide_after_oom(
     memory: MemoryRaise, worker_index: int, next_worker_index: int, raise_factor: float, requested_memory: str
 ) -> Decision[MemoryRaise | None]:
-    """What workers get after the one with ``worker_index`` ran out of memory; None: the job cannot go on.
+    """The memory of new workers after ``worker_index`` ran out of memory; None: the job cannot continue.
 
     Several that run out of it together raise it once: the index says what each of them had.
 
@@ -217,7 +220,7 @@ def decide_after_oom(
 
 
 def ps_oom_reason(ps_index: int, requested_memory: str) -> str:
-    """Why a job ends whose PS ran out of memory: the one after it would have to hold as much."""
+    """Why a job fails when a PS runs out of memory: a successor would have to hold the same parameters."""
     return (
         f"ps-{ps_index} ran out of memory: ps.resources.memory{_size_suffix(requested_memory)} is too "
         "little for its share of the"

@@ -1,4 +1,4 @@
-"""Taking leases back: at once those that touch no parameters, by way of the PS those that do."""
+"""Lease revocation: immediate for leases that change no parameters, confirmed by every PS for training leases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl.core.state import JobState
 
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:
-    """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
+    """Time has passed. Time that the master spent blocked does not count as a worker's silence."""
     if event.late_seconds > 0:
         for holder in state.holders.values():
             holder.excuse_silence(event.late_seconds, now)
@@ -27,7 +27,7 @@ def handle_tick(state: JobState, event: Tick, now: float) -> None:
 
 
 def revoke_expired_leases(state: JobState, now: float) -> None:
-    """Take back the leases of workers that were silent or stuck for too long, or that do not know of them."""
+    """Revoke the leases of workers that are silent or stuck, or that do not know of them."""
     for worker, holder in list(state.holders.items()):
         unknown = holder.find_unknown_leases(state.lease_timeouts)
         if unknown:
@@ -40,7 +40,7 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
 
 
 def _drop_closed_leases(state: JobState, holder: LeaseHolder, numbers: Sequence[int]) -> None:
-    """Leases that went away with their ledger have no holder either."""
+    """Forget leases that disappeared with their ledger."""
     for number in numbers:
         if state.find_lease(number) is None:
             holder.drop_lease(number)
@@ -56,7 +56,7 @@ def revoke_leases(
     crashed: bool = False,
     only_leases: Sequence[int] | None = None,
 ) -> None:
-    """Take a worker's leases back.
+    """Revoke leases of a worker.
 
     Args:
         in_flight: a minibatch may have been in the worker's hands.
@@ -64,15 +64,17 @@ def revoke_leases(
         only: these leases; default: all.
     """
     training = []
-    # Newest first: each range goes to the head of the queue, so the oldest is the next that is leased.
+    # Newest first: each range is put at the head of the queue, so the oldest is leased next.
     for kind, lease in reversed(state.worker_leases(worker)):
         if only_leases is not None and lease.number not in only_leases:
             continue
         if kind == TRAINING:
-            # Only the PS know how far it got: pushes of it may be applied that nobody has reported.
+            # Only the PS know the progress: they may have applied pushes that no worker has
+            # reported.
             training.append(lease.number)
         else:
-            # A result that was not reported as a whole counts for nothing, so nobody has to be asked.
+            # These tasks have a single result; without it there is no partial progress, and no PS
+            # needs to be asked.
             state.record_entry(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
             _tell_returned(state, lease.record_range, worker, reason)
         close_lease(state, worker, lease.number, now)
@@ -86,7 +88,7 @@ def revoke_leases(
 
 
 def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:
-    """A lease is not the worker's any more; the one after it is its current one from now on."""
+    """Remove a lease from its worker; the worker's next lease becomes its current one."""
     holder = state.holders.get(worker)
     if holder is not None:
         holder.drop_lease(lease, now)
@@ -99,7 +101,8 @@ def _tell_returned(state: JobState, work: RecordRange, worker: str, reason: str)
 
 def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float) -> None:
     if state.cut is not None and state.cut.may_pause_updates:
-        # A step that one PS has may never reach the others now: they would wait for it.
+        # A step that only some PS applied may never reach the others, and the cut would wait for
+        # it.
         snapshots.abort_cut(
             state, f"leases of {revocation.worker} were revoked meanwhile", now, snapshots.RETRY_SECONDS
         )
@@ -119,9 +122,9 @@ def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float
 
 
 def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
-    """Every live PS has to answer; those that do not listen yet are asked when they do."""
+    """Ask every live PS to revoke; those that are not attached yet are asked when they attach."""
     live = state.pods.live_pods(Role.PS)
-    # Those that do not listen yet are waited for, too: one may hold pushes that the others do not.
+    # Wait for unattached PS too: one of them may hold pushes that the others do not have.
     revocation.waiting_ps = {ps.uid for ps in live}
     for ps in live:
         if ps.attached:
@@ -129,20 +132,22 @@ def request_revocation(state: JobState, revocation: LeaseRevocation) -> None:
 
 
 def handle_leases_revoked(state: JobState, event: LeasesRevoked, now: float) -> None:
-    """A PS says how far it got with revoked leases."""
+    """A PS reported its progress on revoked leases."""
     for revocation in state.revocations:
         revocation.record_answer(event.ps, event.applied_steps, event.first_steps)
 
 
 def settle_revocations(state: JobState, now: float) -> None:
-    """Return what nobody is waited for any more to the head of the queue."""
+    """Put the ranges of completed revocations back at the head of the queue."""
     if state.has_ended or not state.pods_synced or snapshots.is_ledger_frozen(state):
         return
+    # While a PS is missing, the progress of a lease is unknown.
     if state.paused_cut:  # with a PS missing, nobody knows how far a lease got
         return
     for revocation in [x for x in state.revocations if not x.waiting_ps]:
         settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
-        # Before any record is requeued: what a crash was caused by must not be leased again as if nothing had been.
+        # Before any range is requeued: the cause of a crash must not be leased again as if nothing
+        # had happened.
         quarantine = _judge_crash(state, revocation, settlements)
         for s in reversed(settlements):
             _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))
@@ -153,7 +158,8 @@ def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: L
     rest = lease.record_range.split(lease.record_after_steps(settlement.through))[1]
     records = None
     if quarantine and state.shuffle_order is not None:
-        # Positions mean nothing to people, nor to a program that looks at the files.
+        # Report records: positions of a shuffled order mean nothing to users or to programs that
+        # read the files.
         at = min(rest.end, rest.start + quarantine)
         records = state.shuffle_order.epoch_order(rest.epoch).record_ranges(rest.start, at)
     state.record_entry(replace(settlement, quarantine=quarantine or None, records=records))
@@ -162,7 +168,7 @@ def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: L
 
 
 def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseReturned]) -> dict[int, int]:
-    """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
+    """What a crash implies about the worker's minibatches; returns the lease with records to quarantine."""
     leases = state.ledgers[TRAINING].leases
     held = [(leases[s.lease], s.through) for s in settlements]
     guilty = state.crash_suspects.record_crash(held) if revocation.crashed else None
@@ -179,6 +185,7 @@ def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequ
         message, detail = state.last_failure or ("the workers' logs say why", "")
         state.end_job("Failed", f"{what}: {message}", detail, "crash")
         return {}
+    # The range was to blame and is now quarantined.
     state.pods.forgive_crashes(Role.WORKER, count)  # the range is to blame, and is out of the way
     state.crash_suspects.clear_range(work)
     state.emit(

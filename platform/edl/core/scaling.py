@@ -1,4 +1,4 @@
-"""Which pods are asked for, and which workers are told to go because they are not wanted any more.
+"""Worker scaling: which pods to request, and which workers to stop.
 
 There are never more workers, those that were told to go not counted, than are wanted, and none is asked for when no
 work waits for it, except the one that a job needs to come to its end.
@@ -18,16 +18,16 @@ from edl.core.job_pods import JobPod
 from edl.core.state import JobState
 
 START_BATCH = 50
-"""Pods asked for at one event: a thousand at once would keep workers waiting that report. The others follow soon."""
+"""Pods requested per event. A thousand at once would delay the reports of workers; the rest follows soon."""
 BATCH_DELAY_SECONDS = 0.05
-"""Seconds after which the next batch is asked for, if nothing happens before."""
+"""Seconds until the next batch of requests if no other event arrives."""
 DELETE_AGAIN_SECONDS = 30.0
-"""Beyond its grace, after which a pod that was told to go and has not gone is told again."""
+"""Seconds after the grace period until a pod that has not ended is asked to stop again."""
 
 
 def reconcile_pods(state: JobState, now: float) -> None:
-    """Tell workers to go that are too many, ask for what is missing."""
-    # In this order, so that nothing is asked for and told to go at the same event.
+    """Stop excess workers and request missing pods."""
+    # In this order, so that one event never both requests and stops pods.
     _withdraw_pending_workers(state, now)
     _remove_excess_workers(state, now)
     _delete_lingering_workers(state, now)
@@ -35,24 +35,28 @@ def reconcile_pods(state: JobState, now: float) -> None:
 
 
 def handle_scale_requested(state: JobState, event: ScaleRequested, now: float) -> None:
-    """Somebody wants other numbers of workers from now on."""
+    """Apply new worker counts."""
     if (event.min, event.max) != state.scale_override and not state.has_ended:
         state.record_entry(WorkersScaled(min=event.min, max=event.max))
         state.emit(WorkerCountChanged(min=state.workers_min, max=state.workers_max))
 
 
-# ------------------------------------------------------------------------------------------------ how many
+# ------------------------------------------------------------------------------------------------
+# wanted count
 
 
 def count_wanted_workers(state: JobState) -> int:
-    """As many as may be while there is work to hand out; then at least one, for what may come back."""
+    """The wanted number of workers.
+
+    The maximum while there is work to hand out, then one for ranges that may return.
+    """
     if state.pending_stop is not None:
         return 0
     return state.workers_max if has_waiting_work(state) else 1
 
 
 def has_waiting_work(state: JobState) -> bool:
-    """Whether a worker that came now would get something to do, or will when what is on its way has come back."""
+    """Whether a new worker would get work, now or when a pending revocation completes."""
     main = state.main_ledger
     if main is None or (state.revocations and not state.is_training_over()):
         return True
@@ -64,16 +68,17 @@ def has_waiting_work(state: JobState) -> bool:
 
 
 def is_starved(state: JobState) -> bool:
-    """Whether work waits and fewer workers run than the job should have at least."""
+    """Whether work is waiting and fewer workers run than the minimum."""
     running = state.pods.by_role[Role.WORKER].running_count
     return not state.has_ended and running < state.workers_min and has_waiting_work(state)
 
 
-# ------------------------------------------------------------------------------------------------ too many
+# ------------------------------------------------------------------------------------------------
+# excess workers
 
 
 def _withdraw_pending_workers(state: JobState, now: float) -> None:
-    """Workers that wait for room are not started for nothing; one stays if no other is there."""
+    """Withdraw pending workers when no work is left; one stays if there is no other worker."""
     workers = state.pods.by_role[Role.WORKER]
     if not workers.pending or has_waiting_work(state):
         return
@@ -82,7 +87,7 @@ def _withdraw_pending_workers(state: JobState, now: float) -> None:
 
 
 def _remove_excess_workers(state: JobState, now: float) -> None:
-    """Of too many workers those go first that do not run yet, then the newest ones."""
+    """Stop excess workers: pending ones first, then the newest."""
     staying = state.pods.by_role[Role.WORKER].staying
     excess = len(staying) - state.workers_max
     if excess > 0:
@@ -92,7 +97,7 @@ def _remove_excess_workers(state: JobState, now: float) -> None:
 
 
 def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> None:
-    """Tell a worker to go; one that runs gets the time to give back what it has."""
+    """Ask a worker to stop; a running one gets its grace period to return its leases."""
     if pod.uid in state.pods.worker_indices and pod.uid not in state.pods.leaving_workers:
         state.record_entry(WorkerDismissed(uid=pod.uid, reason=reason))
     state.pods.mark_leaving(pod, reason, now)
@@ -101,14 +106,15 @@ def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> N
 
 
 def _delete_lingering_workers(state: JobState, now: float) -> None:
-    """An order to go may have been lost, with the master that gave it or on its way."""
+    """Repeat lost requests to stop: they may have been lost on the way, or with the master that sent them."""
     leave_timeout = state.settings.grace + DELETE_AGAIN_SECONDS
     for pod in list(state.pods.by_role[Role.WORKER].told_to_leave_before(now - leave_timeout)):
         state.pods.mark_leaving(pod, pod.leaving_reason, now)
         state.add_commands(DeletePod(pod.uid, 0.0))
 
 
-# ------------------------------------------------------------------------------------------------ too few
+# ------------------------------------------------------------------------------------------------
+# missing pods
 
 
 def _request_missing_pods(state: JobState, now: float) -> None:
@@ -121,7 +127,8 @@ def _request_missing_pods(state: JobState, now: float) -> None:
         why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
         wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
         if role is Role.WORKER and index >= state.pods.next_worker_index:
-            # Entered before it is asked for: a master that comes later must not give the index to another worker.
+            # Journaled before the request: a later master must not give this index to another
+            # worker.
             state.record_entry(WorkerChanged(index=index))
         state.pods.request_pod(role, index, now, wish)
         state.emit(RoleRequested(role=role.value, index=index, reason=why))
@@ -129,7 +136,7 @@ def _request_missing_pods(state: JobState, now: float) -> None:
 
 
 def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
-    """What was asked for and never shown: asked for anew, or not wanted any more; returns how many."""
+    """Repeat or drop requests for pods that never appeared; returns how many were repeated."""
     names = list(islice(state.pods.requests.overdue_requests(now), START_BATCH))
     for role, index in names:
         asked = state.pods.requests.drop_request((role, index))
@@ -146,7 +153,7 @@ def _request_reason(state: JobState, role: Role, wanted: int) -> str:
 
 
 def _worker_options(state: JobState) -> PodOptions:
-    """What the next worker is asked for with."""
+    """The options of the next worker pod."""
     s, fleet = state.settings, state.pods
     raised = bool(s.elevated_share) and worker_priority.next_is_elevated(
         s.elevated_share, state.workers_max, fleet.count_elevated()

@@ -1,4 +1,4 @@
-"""The order of an epoch whose records are shuffled, computed wherever it is wanted and stored nowhere.
+"""The shuffled order of an epoch's records, computed on demand and never stored.
 
 A data set comes in *blocks*: runs of records that a reader gets at together (a chunk of RecordIO, a piece of a CSV file
 between two entries of its index). An epoch goes through all blocks in random order; what lies in a *window* of that
@@ -41,7 +41,10 @@ class RecordSource:
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """Records ``[start, end)`` of a source in one epoch; of ``SHUFFLED_SOURCE``: positions of the epoch's order."""
+    """Records ``[start, end)`` of a source in one epoch.
+
+    For ``SHUFFLED_SOURCE``, positions of the epoch's order.
+    """
 
     epoch: int
     source: str
@@ -59,7 +62,7 @@ class RecordRange:
 
 
 def permute_index(index: int, count: int, key: int) -> int:
-    """Where a keyed permutation of ``range(count)`` sends ``index``.
+    """Map ``index`` by a keyed permutation of ``range(count)``.
 
     Raises:
         ValueError: unless ``0 <= index < count``.
@@ -108,16 +111,16 @@ class ShardPlan:
 
     @property
     def shard_count(self) -> int:
-        """Shards an epoch."""
+        """Shards per epoch."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def records(self) -> int:
-        """Records an epoch."""
+        """Records per epoch."""
         return sum(source.records for source in self.sources)
 
     def shard(self, epoch: int, index: int) -> RecordRange:
-        """The ``index``-th shard to be worked on in an epoch."""
+        """The ``index``-th shard of an epoch."""
         if self.seed is not None:
             index = permute_index(index, self.shard_count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
         at = bisect_right(self._ends, index)
@@ -133,7 +136,7 @@ def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epo
 
 
 def minibatch_size_error(minibatch: int, records: int) -> str | None:
-    """Why a job must not begin whose minibatch has more records than an epoch; None if it has not."""
+    """Why a minibatch larger than an epoch is an error; None if it is not larger."""
     if records >= minibatch:
         return None
     if not records:
@@ -147,22 +150,28 @@ def minibatch_size_error(minibatch: int, records: int) -> str | None:
 SHUFFLED_SOURCE = ""
 """The source of a range of positions, in the journal and in a lease: no single file has these records."""
 SHUFFLED_SOURCE_NAME = "the epoch's shuffled order"
-"""The same for people."""
+"""The same, for users."""
 
 MAX_WINDOW_RECORDS = 65_536
-"""Records of a window when the job does not say."""
+"""Default window, in records."""
 MAX_WINDOW_BYTES = 64 << 20
-"""Memory that the records of such a window may take; it is smaller where they are large."""
+"""Memory limit for the records of a default window, in bytes; large records get a smaller window."""
 MAX_BLOCKS = 65_536
-"""Of a data set, and one a source: the journal holds their sizes. More of them are put together, neighbours first."""
+"""Maximum number of blocks of a data set, at least one per source.
+
+The journal stores their sizes. Neighbouring blocks are merged beyond this.
+"""
 
 BlockRuns: TypeAlias = tuple[tuple[int, int], ...]
-"""Sizes of the blocks of one source, in its order, as ``(records, times)``: most blocks are as large as the next."""
+"""Block sizes of one source in order, as ``(records, count)`` runs.
+
+Most blocks have the size of the next one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Where a data set can be entered.
+    """The positions at which a data set can be read.
 
     Attributes:
         runs: sizes of the blocks of each source.
@@ -174,17 +183,17 @@ class BlockLayout:
 
     @classmethod
     def from_sizes(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
-        """With the sizes of the blocks of each source; neighbours are put together where there are too many."""
+        """From the block sizes of each source; neighbours are merged if there are too many blocks."""
         group_size = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
         return cls(tuple(_encode_runs(_merge_neighbours(blocks, group_size)) for blocks in sizes), record_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """As a worker reports it."""
+        """The layout as a worker reports it."""
         return {"runs": _runs_to_rows(self.runs), "record_bytes": self.record_bytes}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> BlockLayout:
-        """What ``to_json`` wrote."""
+        """Parse what ``to_json`` returned."""
         return cls(_runs_from_rows(value["runs"]), value["record_bytes"])
 
 
@@ -211,7 +220,7 @@ def _runs_from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[BlockRuns,
 
 
 def choose_window(requested: int | None, records: int, lease_records: int, blocks: BlockLayout | None) -> int:
-    """The window of a run, in records; 0: its records are not shuffled, only ranges of them.
+    """The shuffle window of a run, in records; 0: only ranges are shuffled, not records.
 
     It is cut so that all windows of an epoch are about as large, and are whole leases: a worker that goes through one
     window reads its blocks once.
@@ -249,7 +258,7 @@ def choose_window(requested: int | None, records: int, lease_records: int, block
 
 @dataclass(frozen=True, slots=True)
 class RecordPosition:
-    """A record: its number in its source."""
+    """A record, by its index in its source."""
 
     source: str
     record: int
@@ -266,7 +275,7 @@ class RecordBlock:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleOrder:
-    """In which order each epoch goes through the records of a data set.
+    """The order in which each epoch visits the records of a data set.
 
     Attributes:
         sources: of the data set.
@@ -280,7 +289,7 @@ class ShuffleOrder:
     window: int
     seed: int
     fingerprint: str = field(init=False, compare=False)
-    """The same only for the same order: by it a worker sees that its files are those that were described."""
+    """Equal only for equal orders: it shows a worker whether its files are the ones that were described."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -296,7 +305,7 @@ class ShuffleOrder:
     def from_rows(
         cls, rows: Sequence[Sequence[Any]], runs: Sequence[BlockRuns], window: int, seed: int
     ) -> ShuffleOrder:
-        """Of a data set that is described by ``rows`` of name and records; empty sources are left out."""
+        """From rows of name and record count; empty sources are left out."""
         kept = [
             (RecordSource(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records
         ]
@@ -304,20 +313,20 @@ class ShuffleOrder:
 
     @property
     def records(self) -> int:
-        """Records of an epoch."""
+        """Records per epoch."""
         return sum(source.records for source in self.sources)
 
     def to_json(self) -> dict[str, Any]:
-        """What the journal's entry of the data set says besides its sources."""
+        """The order's part of the journal's data set entry."""
         return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs)}
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> ShuffleOrder:
-        """What ``to_json`` wrote, beside the sources' rows of name and records."""
+        """Restore from ``to_json`` and the sources' rows of name and record count."""
         return cls.from_rows(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"])
 
     def epoch_order(self, number: int) -> EpochOrder:
-        """The order of one epoch; takes time and memory by the number of blocks."""
+        """The order of one epoch; takes time and memory proportional to the number of blocks."""
         return EpochOrder.from_order(self, number)
 
     def iter_blocks(self) -> Iterator[RecordBlock]:
@@ -332,7 +341,7 @@ class ShuffleOrder:
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """One epoch's blocks in their random order, and the records at its positions.
+    """The blocks of one epoch in random order, and the records at its positions.
 
     Attributes:
         blocks: in their order in this epoch.
@@ -352,20 +361,20 @@ class EpochOrder:
 
     @classmethod
     def from_order(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
-        """The ``epoch``-th one of an order."""
+        """The ``epoch``-th epoch of an order."""
         key = splitmix64(splitmix64(splitmix64(order.seed & _MASK) ^ _SALT) + epoch)
         found = list(order.iter_blocks())
         blocks = [found[permute_index(at, len(found), key)] for at in range(len(found))]
         return cls(tuple(blocks), tuple(accumulate(block.end - block.start for block in blocks)), order.window, key)
 
     def window_at(self, position: int) -> tuple[int, int, int]:
-        """The window of a position: where it starts, its records, and the key of their permutation."""
+        """The window that contains a position: its start, its record count, and the key of its permutation."""
         number = position // self.window
         start = number * self.window
         return start, min(self.window, self.records - start), splitmix64(self.key ^ splitmix64(number))
 
     def block_range(self, start: int, end: int) -> range:
-        """Numbers of the blocks that hold the unmixed positions ``[start, end)``."""
+        """The indices of the blocks that hold the unmixed positions ``[start, end)``."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
 
     def locate_record(self, position: int) -> RecordPosition:
@@ -381,7 +390,7 @@ class EpochOrder:
         return RecordPosition(block.source, block.end - (self.ends[at] - unmixed))
 
     def record_ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
-        """Which records are at the positions ``[start, end)``: sorted ranges ``[first, after last]`` by source."""
+        """The records at the positions ``[start, end)``, as sorted ranges ``[first, after last]`` by source."""
         found: dict[str, list[list[int]]] = {}
         places = (self.locate_record(position) for position in range(start, end))
         for place in sorted(places, key=lambda place: (place.source, place.record)):
@@ -394,6 +403,7 @@ class EpochOrder:
 
 
 _MASK = (1 << 64) - 1
+# A window of 1 must differ from the order of ranges without a window.
 _SALT = 0x5348554646_4C45  # a window of 1 must not be the order that ranges have without a window
 
 

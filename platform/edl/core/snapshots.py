@@ -1,4 +1,4 @@
-"""When a cut is begun, and what follows from each answer to it.
+"""When a cut starts, and how the answers of the PS advance it.
 
 The protocol is in docs/design/0002-record-accounting.md.
 """
@@ -35,7 +35,11 @@ from edl.core.ledger import TRAINING, Ledger
 from edl.core.state import JobState, PendingStop, dataset_entry
 
 # --------------------------------------------------------------------------------------------------
-# What a checkpoint that cannot be written does to the job.
+# What a failed checkpoint means for the job. The loss after a PS failure is bounded by the newest
+# checkpoint, and a full disk must not exceed that bound. So training continues for one interval
+# after a checkpoint was due and not written, then it pauses. Saving is retried in the meantime;
+# when it succeeds, training continues. After ``checkpoint.full_timeout`` without space the job
+# fails; such a run can be resumed.
 #
 # A full disk must not cost more than was promised: what went back with a lost parameter server is bounded by the newest
 # checkpoint. So training goes on for one interval after a checkpoint was due and not written, then it waits, with the
@@ -44,18 +48,18 @@ from edl.core.state import JobState, PendingStop, dataset_entry
 
 
 def record_save_failure(state: JobState, reason: str) -> None:
-    """Take note that a checkpoint was not written; since when training waits stays as it was."""
+    """Record that a checkpoint was not written; the start of a pause is kept."""
     since = state.checkpoint_failure.paused_at if state.checkpoint_failure else None
     state.checkpoint_failure = CheckpointFailure(reason, since)
 
 
 def clear_save_failure(state: JobState) -> None:
-    """Take note that a checkpoint was written."""
+    """Record that a checkpoint was written."""
     state.checkpoint_failure = None
 
 
 def steps_before_pause(state: JobState) -> int | None:
-    """Steps that may still be handed out without a new checkpoint; None: saving works, or no checkpoint is due."""
+    """Steps that may be handed out without a new checkpoint; None: saving works, or no checkpoint is due."""
     every, training = state.settings.checkpoint_steps, state.training_ledger
     if state.checkpoint_failure is None or training is None or not every:
         return None
@@ -64,11 +68,12 @@ def steps_before_pause(state: JobState) -> int | None:
 
 
 def advance_save_failure(state: JobState, now: float) -> None:
-    """Pause training one interval after a checkpoint was due; end the job when there is no room for too long."""
+    """Pause training one interval after a checkpoint was due; fail the job if there is no space for too long."""
     failure = state.checkpoint_failure
     if failure is None:
         return
     if failure.paused_at is None and (state.checkpoint is None or steps_before_pause(state) == 0):
+        # Module ``stall`` reports this to users.
         failure.paused_at = now  # what people hear of it: module ``stall``
     if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
@@ -81,7 +86,7 @@ def advance_save_failure(state: JobState, now: float) -> None:
 
 
 def pause_deadline(state: JobState) -> float:
-    """When ``advance`` ends the job."""
+    """When ``advance_save_failure`` ends the job."""
     failure = state.checkpoint_failure
     if failure is None or failure.paused_at is None or state.has_ended:
         return float("inf")
@@ -94,7 +99,7 @@ RETRY_SAVING_SECONDS = 30.0
 
 
 def can_begin_cut(state: JobState, now: float) -> bool:
-    """Whether a cut that is begun now can be taken."""
+    """Whether a cut that starts now can complete."""
     assert state.training_ledger is not None
     live = state.training_ledger.leases
     unmet = any(lease in live and live[lease].done_steps <= known for lease, known in state.unconfirmed_leases.items())
@@ -103,7 +108,7 @@ def can_begin_cut(state: JobState, now: float) -> bool:
 
 
 def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep_paused: bool = False) -> None:
-    """Begin a cut: the PS make room for it; ``keep_paused``: they hold updates after their copies, too."""
+    """Start a cut: the PS allocate memory for it. ``keep_paused``: updates stay paused after the copies."""
     assert state.training_ledger is not None
     number = state.cut_number + 1
     state.record_entry(CutAnnounced(cut=number, step=state.step))
@@ -113,7 +118,7 @@ def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep_paused: bool
 
 
 def advance_cut(state: JobState, now: float) -> None:
-    """Hold updates when all PS have room and no lease is on its way back; call the cut off when it takes too long."""
+    """Pause updates once all PS are prepared and no revocation is pending; abort a cut that takes too long."""
     cut = state.cut
     if cut is None:
         return
@@ -125,7 +130,7 @@ def advance_cut(state: JobState, now: float) -> None:
 
 
 def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = RETRY_HELD_SECONDS) -> None:
-    """Give the cut on its way up; it is tried again under another number.
+    """Abort the current cut; it is retried under another number.
 
     Args:
         reason: for people.
@@ -136,27 +141,28 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
     state.record_entry(CutCalledOff(cut=state.cut.number, reason=reason))
     state.add_commands(ReleaseCut(state.cut.number))
     state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
+    # A leaving PS waits for this cut, and its grace period is short.
     if state.cut.keep_paused:  # somebody waits for it, and not for long
         retry_seconds = min(retry_seconds, RETRY_SECONDS)
     _clear_cut(state, reason, now + retry_seconds)
 
 
 def _clear_cut(state: JobState, reason: str, until: float) -> None:
-    """No cut is on its way any more, and none is begun before ``until``."""
+    """Clear the current cut; no other starts before ``until``."""
     state.cut, state.cuts_blocked_until = None, until
     if state.pending_stop is not None:
         state.pending_stop.obstacle = reason
 
 
 def handle_cut_prepared(state: JobState, event: CutPrepared, now: float) -> None:
-    """A PS has room for its copy; ``advance`` goes on when all have."""
+    """A PS is prepared; ``advance_cut`` continues once all are."""
     cut = state.cut
     if cut is not None and cut.number == event.cut:
         cut.record_answer(CutStage.PREPARING, event.ps)
 
 
 def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None:
-    """A PS lets no further step in; with the last one it is known which steps the cut has: the ledger's half of it."""
+    """A PS paused updates. The last answer determines the steps in the cut: the ledger's half of it."""
     cut, training = state.cut, state.training_ledger
     if cut is None or cut.number != event.cut or not cut.record_answer(CutStage.HOLDING, event.ps):
         return
@@ -187,7 +193,7 @@ def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None
 
 
 def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> None:
-    """A PS has its copy and lets updates in again; with the last one the cut is taken."""
+    """A PS made its copy and resumed updates; the last answer completes the cut."""
     cut = state.cut
     if cut is None or cut.number != event.cut or not cut.record_answer(CutStage.SNAPSHOT, event.ps):
         return
@@ -215,7 +221,7 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
             pause=round(cut.pause, 6),
         )
     )
-    # Of a checkpoint without it, written by an older EDL, nobody knows.
+    # Checkpoints of older versions lack the count; it is unknown.
     state.cut_ledger["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
         for uid in cut.versions:
@@ -230,7 +236,7 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
 
 
 def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update_accounting.UpdateBalance:
-    """Compare what is done with what was applied; tell what was not known when a PS was lost, and what differs."""
+    """Compare the done steps with the applied ones; report losses that were unknown before, and mismatches."""
     found = update_accounting.compare_with_cut(state, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
     for index, updates in found.missing_updates.items():
@@ -251,7 +257,7 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
 
 
 def _ledger_at_cut(state: JobState) -> Ledger:
-    """The training ledger as the cut has it."""
+    """The training ledger as of the cut."""
     training = state.training_ledger
     assert training is not None
     ledger = training.empty_copy()
@@ -272,7 +278,7 @@ def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
 
 
 def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
-    """The checkpoint is on disk, or could not be written: then the one before stays the newest."""
+    """The checkpoint is on disk. If it failed, the previous one stays the newest."""
     cut = state.cut
     if cut is None or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
@@ -290,7 +296,11 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
 
 
 # --------------------------------------------------------------------------------------------------
-# A final checkpoint before a stop: what somebody who stops a job wants of its parameters.
+# The final checkpoint before a stop. ``StopRequested`` with a time limit starts it. No more leases
+# are granted; a cut is taken as usual, and the job ends when its checkpoint is on disk. Updates
+# that the PS apply after their copies do not belong to the job: the ledger is frozen from then on,
+# so that it matches the checkpoint and a resumed run repeats nothing. If no checkpoint is written
+# in time, the job ends anyway, says why, and resumes from the previous checkpoint.
 #
 # ``StopRequested`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the
 # job
@@ -303,24 +313,26 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
 
 
 def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
-    """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""
+    """A user wants the job to end: at once, or after a final checkpoint if it would contain anything new."""
     if not event.checkpoint_seconds or not _has_unsaved_steps(state):
         state.end_job("Interrupted", event.reason)
     elif state.pending_stop is None:
         state.pending_stop = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
         cut = state.cut
         if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
+            # The checkpoint in progress will contain all steps so far.
             state.pending_stop.cut_number = cut.number  # it is on its way, and will have all steps up to now
 
 
 def advance_final_checkpoint(state: JobState, now: float) -> None:
-    """Begin the final cut as soon as one can be taken; end the job when it is on disk, or cannot be in time."""
+    """Start the final cut as soon as possible; end the job when it is on disk or its time is over."""
     stopping, saved = state.pending_stop, state.checkpoint
     assert stopping is not None
     if is_ledger_frozen(state):
         _record_cut_progress(state)
     if saved is not None and saved.cut == stopping.cut_number:
         state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
+    # The last PS was lost: parameters and ledger rolled back.
     elif state.cut is None and not _has_unsaved_steps(state):  # the last PS was lost: parameters and ledger went back
         state.end_job("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
@@ -336,7 +348,7 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
 
 
 def is_ledger_frozen(state: JobState) -> bool:
-    """Whether the final cut is fixed: what is applied from now on is neither entered nor taken back."""
+    """Whether the final cut is fixed: later updates are neither recorded nor rolled back."""
     cut, stopping = state.cut, state.pending_stop
     return (
         stopping is not None
@@ -347,8 +359,9 @@ def is_ledger_frozen(state: JobState) -> bool:
 
 
 def _record_cut_progress(state: JobState) -> None:
-    """Enter the steps that the copies have and their workers have not reported yet: the checkpoint holds them."""
+    """Record steps that the copies contain and their workers have not reported: the checkpoint has them."""
     training, cut = state.ledgers[TRAINING], state.cut
+    # Until now the cut could still have been aborted.
     if cut is None or cut.stage is not CutStage.SAVING:  # until then the cut may be called off, and they with it
         return
     for number, through in sorted(cut.included_steps.items()):

@@ -1,4 +1,4 @@
-"""Whether training stands, and what it waits for: for people.
+"""Stall detection: whether training is blocked and by what. For users only; nothing is decided here.
 
 Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
 whose checkpoints cannot be written hands out no step after a while (``snapshots``). The status says either at
@@ -15,15 +15,15 @@ from edl.core.job_pods import JobPod
 from edl.core.state import JobState, StallState
 
 SILENCE_SECONDS = 10.0
-"""Ten registrations: a PS that has not spoken for so long, while no worker made a step, does not answer."""
+"""Ten heartbeats: a PS that was silent for so long, while no worker completed a step, does not answer."""
 EVENT_DELAY_SECONDS = 3.0
-"""What is over sooner is no event: a master that takes over asks every PS to listen, and that takes a second."""
+"""Shorter stalls are not reported: a new master needs about a second to attach every PS."""
 UNSAVED_REASON = "waiting until a checkpoint can be written"
 _WORKING_PHASES = ("Training", "Evaluating", "Exporting")
 
 
 def update_stall(state: JobState, now: float) -> None:
-    """Tell that training stands, and that it goes on."""
+    """Report when training stalls and when it continues."""
     missing, unsaved = find_missing_ps(state, now), unsaved_checkpoint_reason(state)
     if not missing and not unsaved:
         _end_stall(state, now)
@@ -37,7 +37,7 @@ def update_stall(state: JobState, now: float) -> None:
     news = {(each.index, bool(each.since)) for each in missing} - stalled.reported_ps
     lasts = news if now - stalled.since >= EVENT_DELAY_SECONDS else set()
     if lasts or (unsaved and not stalled.reported_unsaved):
-        # A PS whose node is lost is asked for anew a moment later: that is no news.
+        # A PS on a lost node is requested again a moment later; do not report that separately.
         stalled.reported_ps |= lasts | {(index, False) for index, _ in lasts}
         stalled.reported_unsaved |= stalled.unsaved
         state.emit(TrainingStalled(missing, unsaved))
@@ -55,7 +55,7 @@ def _end_stall(state: JobState, now: float) -> None:
 
 
 def unsaved_checkpoint_reason(state: JobState) -> str:
-    """Why no checkpoint can be written, if training stands for want of one; else nothing."""
+    """Why no checkpoint can be written, if training is paused for that; otherwise empty."""
     failure, training = state.checkpoint_failure, state.training_ledger
     if state.has_ended or failure is None or failure.paused_at is None or training is None:
         return ""
@@ -63,7 +63,7 @@ def unsaved_checkpoint_reason(state: JobState) -> str:
 
 
 def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
-    """The PS for want of which a job that was at work stands now."""
+    """The PS that a running job is waiting for."""
     if state.has_ended or not state.pods_synced or state.phase not in _WORKING_PHASES:
         return ()
     live_ps = {pod.index: pod for pod in state.pods.live_pods(Role.PS)}
@@ -72,7 +72,7 @@ def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
 
 
 def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
-    """A successor takes longer to start than a lost node is shown: who looks then has to read of the node, too."""
+    """Name the lost node too: a successor takes longer to start than the lost node is shown."""
     lost = state.stall.lost_nodes.get(missing.index) if state.stall is not None else None
     if lost is None or missing.since:
         return missing

@@ -1,4 +1,4 @@
-"""Everything a master knows about its job.
+"""The state of a job as the master knows it.
 
 ``JobStateMachine`` (module ``job``) decides; what it decides about the ledger becomes journal entries, and ``apply``
 is the only code that changes the ledger, live and in replay alike. So a master that replays the journal is where the
@@ -85,13 +85,15 @@ __all__ = [
 ]
 
 INCARNATION_SHIFT = 32
-"""Bits of a lease's number that count the leases of one master; its incarnation stands above, so that no two masters
-give the same number."""
+"""Number of low bits of a lease number that count the leases of one master.
+
+The incarnation is above them, so numbers of different masters never collide.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What of the JobSpec matters to decisions; units are records and steps.
+    """The part of the JobSpec that matters to decisions; units are records and steps.
 
     Attributes:
         task_records: records a lease.
@@ -136,7 +138,7 @@ class JobSettings:
 
 @dataclass(slots=True)
 class JobCounters:
-    """What the summary says besides the ledger.
+    """Counters for the summary that are not in the ledger.
 
     Attributes:
         updates_of: of ``updates_rolled_back``, those of each PS, by its index in decimal: JSON has no other keys.
@@ -164,7 +166,7 @@ class JobCounters:
 
 @dataclass(slots=True)
 class PendingStop:
-    """A final checkpoint is to be taken, and then the job ends (module ``snapshots``).
+    """A final checkpoint is being taken, after which the job ends (module ``snapshots``).
 
     Attributes:
         reason: why the job ends.
@@ -183,7 +185,8 @@ class PendingStop:
 
 @dataclass(slots=True)
 class StallState:
-    """Training stands for want of parameter servers, or of room for a checkpoint (module ``stall``).
+    """Training is blocked by missing parameter servers or by a checkpoint that cannot be written (module
+    ``stall``).
 
     Attributes:
         since: when this master saw it first.
@@ -204,7 +207,7 @@ class StallState:
 
 @dataclass(slots=True)
 class JobState:
-    """Everything the master knows.
+    """The complete state of the master.
 
     Attributes:
         incarnation: of the master that decides now.
@@ -263,7 +266,7 @@ class JobState:
     revocations: list[LeaseRevocation] = field(default_factory=list)
     callbacks: CallbackState = field(default_factory=CallbackState)
     best_restored: int = 0
-    # Found again after a restart, never in the journal:
+    # Rebuilt after a restart; never journaled:
     pods_synced: bool = False
     cut: PendingCut | None = None
     cut_ledger: dict[str, Any] = field(default_factory=dict)
@@ -286,23 +289,23 @@ class JobState:
     next_holder_check: float = float("-inf")
     crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)
     range_crashes: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
-    """Workers that crashed in a range of an evaluation or a prediction, by kind and range."""
+    """Workers that crashed in a range of an evaluation or prediction, by kind and range."""
     last_failure: tuple[str, str] | None = None
     pending_commands: list[CoreCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pods = JobPods(self.settings.ps)
 
-    # ------------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------------ queries
 
     @property
     def training_ledger(self) -> Ledger | None:
-        """The training ledger, once the data set is known."""
+        """The training ledger; None until the data set is known."""
         return self.ledgers.get(TRAINING)
 
     @property
     def step(self) -> int:
-        """Training steps that are done."""
+        """The number of done training steps."""
         return self.training_ledger.done_steps if self.training_ledger else 0
 
     @property
@@ -312,40 +315,40 @@ class JobState:
 
     @property
     def main_ledger(self) -> Ledger | None:
-        """The ledger that the job is about: training, or prediction."""
+        """The ledger of the job's main work: training or prediction."""
         return self.ledgers.get(PREDICTION if self.settings.predict else TRAINING)
 
     @property
     def workers_max(self) -> int:
-        """As many workers as are asked for while there is work."""
+        """The number of workers to request while there is work."""
         wanted = self.scale_override[1]
         return min(MOST_WORKERS, max(1, self.settings.workers if wanted is None else wanted))
 
     @property
     def workers_min(self) -> int:
-        """Below so many workers the job is called starved."""
+        """The job is starved below this number of workers."""
         wanted = self.scale_override[0]
         return min(self.workers_max, self.settings.workers_min if wanted is None else wanted)
 
     def is_training_over(self) -> bool:
-        """Whether every step that is to be made is done."""
+        """Whether every required step is done."""
         return self.training_ledger is not None and self.is_ledger_over(self.training_ledger)
 
     def is_ledger_over(self, training: Ledger) -> bool:
-        """Whether a training ledger, perhaps one of a cut, has nothing left that is to be done."""
+        """Whether a training ledger, possibly that of a cut, has no required work left."""
         limit = self.settings.max_steps
         reached = limit is not None and training.done_steps >= limit
         return not training.leases and (reached or not training.has_work or bool(self.callbacks.stop_reason))
 
     def find_lease(self, number: int) -> tuple[str, Lease] | None:
-        """Kind and lease of a number that is held."""
+        """The kind and lease with this number."""
         for kind, ledger in self.ledgers.items():
             if number in ledger.leases:
                 return kind, ledger.leases[number]
         return None
 
     def worker_leases(self, worker: str) -> list[tuple[str, Lease]]:
-        """What a worker holds and is not being taken back, oldest first."""
+        """The worker's leases that are not being revoked, oldest first."""
         held = [
             (kind, lease)
             for kind, ledger in self.ledgers.items()
@@ -364,53 +367,58 @@ class JobState:
         return self.next_lease_number() if lowest is None else lowest
 
     def lowest_open_lease(self) -> int:
-        """Every lease below is closed. Leases of a snapshot on its way stay open: their pushes may be, too."""
+        """All leases below are closed.
+
+        Leases of a cut in progress count as open, because their pushes may still arrive.
+        """
         floor = self.oldest_training_lease()
         if self.cut is not None and self.cut.stage is CutStage.SNAPSHOT:
             floor = min([floor, *self.cut.included_steps])
         return floor
 
-    # ------------------------------------------------------------------ deciding
+    # ------------------------------------------------------------------ decisions
 
     def add_commands(self, *commands: CoreCommand) -> None:
-        """Add commands to what is being decided."""
+        """Append commands to the current decision."""
         self.pending_commands.extend(commands)
 
     def emit(self, event: JobEvent | TrainingStalled | PhaseEntered) -> None:
-        """Tell people what happened."""
+        """Emit an event for users."""
         self.pending_commands.append(EmitEvent(event))
 
     def record_entry(self, entry: JournalEntry) -> None:
-        """Decide a change of the ledger: it is journaled and applied at once."""
+        """Change the ledger: the entry is journaled and applied at once."""
         self.pending_commands.append(RecordEntry(entry))
         self.apply_entry(entry)
 
     def end_job(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
-        """End the job; later events change nothing."""
+        """End the job; later events have no effect."""
         if not self.has_ended:
             self.record_entry(JobPhaseChanged(name=phase, reason=reason))
             self.add_commands(EndJob(phase, reason, detail, kind))
 
-    # ------------------------------------------------------------------ what is journaled
+    # ------------------------------------------------------------------ journal
 
     def apply_entry(self, entry: JournalEntry) -> None:
-        """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
+        """Apply a journaled decision. Never decides, and never fails on an entry that ``handle`` produced."""
         ENTRY_HANDLERS[type(entry)](self, entry)
 
     def replay_journal(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
-        """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""
+        """Rebuild the state from the journal: a snapshot, if there is one, and the entries after it."""
         if snapshot is not None:
             restore_state(self, snapshot)
         for entry in journaled:
             self.apply_entry(JournalEntry.from_json(entry))
 
     def to_snapshot(self) -> dict[str, Any]:
-        """All that the journal's entries so far have led to, as JSON."""
+        """The state that all journal entries so far have produced, as JSON."""
         return state_to_snapshot(self)
 
 
 # --------------------------------------------------------------------------------------------------
-# What each journal entry makes true.
+# The effect of each journal entry. Nothing here decides, reads a clock or fails on an entry that a
+# master produced: an entry must mean the same in replay, years later, as when it was decided.
+# Entries of earlier versions lack fields; the defaults here say what they meant.
 #
 # Nothing here decides, reads a clock or fails on an entry that a master has made: an entry means the same in replay,
 # years later, as it did when it was decided. Entries of earlier versions lack fields; what they meant then stands here.
@@ -428,9 +436,10 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
         (PREDICTION, entry.prediction, 1, None),
     ):
         sources = _nonempty_sources(rows)
+        # A worker describes whatever parts the job names.
         if sources and (kind == PREDICTION) == s.predict:  # a worker describes whatever the job names
             state.ledgers[kind] = Ledger(ShardPlan(sources, s.task_records, seed), epochs, s.minibatch)
-    # Journals from before there was an order have ranges of files.
+    # Journals from before shuffled orders have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
         state.shuffle_order = ShuffleOrder.from_json(entry.training, entry.order)
         state.ledgers[TRAINING] = shuffled_ledger(state.shuffle_order, s.epochs, s.minibatch, s.task_records)
@@ -504,7 +513,7 @@ def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
 
 
 def _close_revoked_lease(state: JobState, number: int) -> None:
-    """A lease is closed; with its last one a revocation is over. A thousand may be on their way at once."""
+    """Close a lease; its revocation ends with its last lease. There may be a thousand revocations at once."""
     for revocation in state.revocations:
         if number in revocation.leases:
             revocation.leases = tuple(other for other in revocation.leases if other != number)
@@ -577,7 +586,7 @@ def _apply_handed_over(state: JobState, entry: ParametersHandedOver) -> None:
 
 
 def _release_paused_updates(state: JobState) -> None:
-    """Every PS that was handed over has a successor, or what it had went back."""
+    """Resume updates: every PS that was handed over has a successor, or its state was rolled back."""
     state.pods.handed_over_ps.clear()
     state.paused_cut = 0
 
@@ -587,17 +596,19 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         fleet = state.pods
         assert entry.ps is not None
         fleet.parameter_holders.pop(entry.ps, None)
-        # A successor that is lost, too, has perhaps applied what the checkpoint lacks.
+        # A successor that was lost as well may have applied updates that the checkpoint lacks.
         fleet.handed_over_ps = {uid: index for uid, index in fleet.handed_over_ps.items() if index != entry.ps}
         update_accounting.add_lost_updates(state, str(entry.ps), entry.updates or 0)
     else:
         training = state.ledgers[TRAINING]
         training.restore_snapshot(entry.ledger)
         if entry.records:
+            # These steps are no longer done.
             state.counters.loss = None  # it is of steps that are not done any more
         if state.last_evaluation > training.done_steps:
             state.counters.metrics = {}
         state.counters.rolled_back += entry.records
+        # They are read, and counted, again.
         state.counters.corrupt.clear()  # they are read, and counted, again
         state.last_checkpoint = state.last_evaluation = training.done_steps
         state.revoked_leases.clear()
@@ -695,7 +706,7 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# The state as one JSON object: what a journal begins anew with, instead of all entries so far.
+# The state as one JSON object, with which a compacted journal starts.
 
 
 _SNAPSHOT_FIELDS = (
@@ -712,7 +723,7 @@ _SNAPSHOT_FIELDS = (
 
 
 def state_to_snapshot(state: JobState) -> dict[str, Any]:
-    """All that the journal's entries so far have led to."""
+    """The state that all journal entries so far have produced."""
     checkpoint, fleet = state.checkpoint, state.pods
     return {
         "sources": dataset_entry(state) if state.is_dataset_known else None,
@@ -740,12 +751,12 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
 
 
 def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
-    """The number of the last cut that a snapshot knows of."""
+    """The number of the last cut in a snapshot."""
     return int(snapshot["marks"][_SNAPSHOT_FIELDS.index("cut_number")])
 
 
 def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
-    """Make a fresh state what ``state_to_snapshot`` described."""
+    """Restore into a new state what ``state_to_snapshot`` returned."""
     if snapshot["sources"] is not None:
         state.apply_entry(DatasetEntered.from_fields(snapshot["sources"]))
     if snapshot["round"]:
@@ -784,7 +795,7 @@ def _restore_evaluation(state: JobState, snapshot: Mapping[str, Any]) -> None:
 
 
 def dataset_entry(state: JobState) -> dict[str, Any]:
-    """What a ``dataset`` entry of the journal says, as the state has it."""
+    """The journal's ``dataset`` entry for the current data set."""
 
     def rows(sources: Sequence[RecordSource]) -> list[list[Any]]:
         return [[source.name, source.records] for source in sources]

@@ -1,4 +1,4 @@
-"""JSON from outside: decoded strictly, once, where it enters.
+"""Strict JSON decoding for input from outside, applied once where it enters.
 
 Python's decoder lets through what fails later, in the middle of a decision: lone surrogates, which no file can be
 written with; whole numbers of hundreds of digits, which no float can hold; NaN, which no other JSON reader knows; and
@@ -12,13 +12,13 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of lists and objects within each other."""
+"""Maximum nesting depth of lists and objects."""
 MAX_INTEGER = 2**63 - 1
-"""The largest whole number, and the negative of the smallest."""
+"""The largest accepted integer, and the negative of the smallest."""
 
 
 def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
-    """Return the value of a JSON text in UTF-8.
+    """Decode a JSON text in UTF-8.
 
     Args:
         data: the text.
@@ -35,7 +35,7 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
 
 
 def check_text(text: str) -> str:
-    """Return a text that can be written to any file and sent to anybody.
+    """Return the text if it can be encoded as UTF-8.
 
     Raises:
         ValueError: it has half of a surrogate pair.
@@ -48,7 +48,7 @@ def check_text(text: str) -> str:
 
 
 def escape_surrogates(text: str) -> str:
-    """Return a text that every message and file can hold: what is half of a surrogate pair becomes its number."""
+    """Replace unpaired surrogates by their numbers, so that every message and file can hold the text."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

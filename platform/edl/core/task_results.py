@@ -1,4 +1,4 @@
-"""Whether what a worker reports at the end of a task can be entered: asked before anything is decided.
+"""Validation of task results, before anything is decided.
 
 Results come from the user's metrics and from other processes. One that has not the agreed shape is refused, and the
 worker that sent it fails by its own name; it must never fail in the middle of a decision.
@@ -21,7 +21,7 @@ DATASET_PARTS = ("training", "validation", "prediction")
 def find_result_error(
     kind: str, lease: Lease, last_progress: LeaseProgress | None, result: Any, evaluation_round: EvaluationRound | None
 ) -> str:
-    """Why the report of a task cannot be entered; empty when it can.
+    """Why the report of a task is invalid; empty if it is valid.
 
     Args:
         kind: of the task.
@@ -68,7 +68,7 @@ def _are_valid_blocks(found: Any, rows: Any) -> bool:
 
 
 def _has_run_pairs(runs: list[Any]) -> bool:
-    """Whether it is a list of pairs of whole numbers for each source."""
+    """Whether this is a list of pairs of integers for each source."""
     pairs = [pair for source in runs for pair in (source if isinstance(source, list) else [source])]
     return all(
         isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in pairs
@@ -105,7 +105,7 @@ def _is_state(found: Any) -> bool:
 
 
 def _is_number(state: Any) -> bool:
-    """Whether it is a number, None (one that is not finite) or a list of such, of any depth."""
+    """Whether this is a number, None (a number that is not finite) or a nested list of these."""
     return all(_is_number(x) for x in state) if isinstance(state, list) else isinstance(state, int | float | None)
 
 
@@ -117,7 +117,10 @@ def _check_metric_values(result: Any, evaluation_round: EvaluationRound | None) 
 
 
 def parse_export(result: Any) -> tuple[list[str], str]:
-    """The paths of an export, and how it is loaded where that takes more than Keras; older entries have paths only."""
+    """Parse an export result.
+
+    Its paths, and the loading code if Keras alone cannot load it. Older entries have only paths.
+    """
     if isinstance(result, dict):
         return list(result["paths"]), str(result["loading"])
     return list(result), ""

@@ -1,4 +1,4 @@
-"""Steps that the ledger calls done, against steps that each PS let in.
+"""Balances the steps that the ledger counts as done against the steps that each PS admitted.
 
 At a cut nothing is on its way: every PS has let in every step that is done there, but for those that a PS lost when it
 went back to a checkpoint. A PS counts the steps that it lets in since it began, or went back. So of each process
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def checkpoint_missing_updates(state: JobState, checkpoint: SavedCheckpoint | None) -> Mapping[str, int]:
-    """Updates that the parameters of a checkpoint lack, by index of the PS; as now where an older EDL wrote it."""
+    """Updates that a checkpoint's parameters lack, by PS index.
+
+    For checkpoints of older versions, the current numbers.
+    """
     if checkpoint is None:
         return {}
     lacking: Mapping[str, int] = checkpoint.ledger.get("lacking", state.counters.updates_of)
@@ -35,14 +38,14 @@ def checkpoint_missing_updates(state: JobState, checkpoint: SavedCheckpoint | No
 
 
 def count_updates_lost(state: JobState, index: int) -> int:
-    """Updates that a PS loses that goes back to the newest checkpoint now, or to the start, and did not lack before."""
+    """New losses of a PS that rolls back now to the newest checkpoint, or to the start."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
     lacking = state.step - step + checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0)
     return max(0, lacking - state.counters.updates_of.get(str(index), 0))
 
 
 def add_lost_updates(state: JobState, index: str, updates: int) -> None:
-    """A PS lacks so many more updates than before."""
+    """Add updates that a PS lacks."""
     counters = state.counters
     if updates:
         counters.updates_of[index] = counters.updates_of.get(index, 0) + updates
@@ -51,7 +54,7 @@ def add_lost_updates(state: JobState, index: str, updates: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UpdateBalance:
-    """What a cut shows.
+    """The balance at a cut.
 
     Attributes:
         missing_updates: updates that the parameters of each PS lack, by its index.
@@ -63,13 +66,14 @@ class UpdateBalance:
 
 
 def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalance:
-    """Compare what every PS let in until it copied its parameters with the steps that are ``done`` in the cut."""
+    """Compare the steps that every PS had admitted when it made its copy with the steps done in the cut."""
     fleet, known = state.pods, state.counters.updates_of
     balance = UpdateBalance()
     restored_ps: dict[str, int] = {}
     steady_differences = []
     for uid, entered in cut.admitted_steps.items():
         if uid not in fleet.by_uid or (uid in fleet.restore_lease and uid not in fleet.update_offsets):
+            # A master of an older version told it to load its checkpoint.
             continue  # a master of an older EDL told it to load its checkpoint
         index = fleet.by_uid[uid].index
         found = done + fleet.update_offsets.get(uid, 0) - entered
@@ -81,7 +85,7 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
         steady_differences.append(found - before)
         if found != before:
             balance.step_differences[uid] = found - before
-    # What all others miss, those that went back miss for the same reason.
+    # Updates that all other PS miss are missing for the same reason on those that rolled back.
     common = max(0, min(steady_differences, default=0))
     for uid, found in restored_ps.items():
         which = str(fleet.by_uid[uid].index)
@@ -93,7 +97,7 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
 
 
 def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
-    """Make true what a cut shows; nothing, if no parameter server counts its steps."""
+    """Apply the balance of a cut; no change if no PS counts its steps."""
     fleet, counters = state.pods, state.counters
     if entry.lacking is None:
         return
@@ -108,7 +112,7 @@ def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
 
 
 def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
-    """All parameters are those of a checkpoint, which lacks so many updates; None: nobody knows how many."""
+    """All parameters rolled back to a checkpoint that lacks ``missing`` updates; None: unknown."""
     state.pods.measured_ps.clear()
     if lacking is not None:
         state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
@@ -116,14 +120,14 @@ def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> N
 
 
 def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
-    """A PS loads the newest checkpoint, or begins with initial values where there is none."""
+    """A PS loads the newest checkpoint, or starts from initial values if there is none."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
     state.pods.update_offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
     state.pods.measured_ps.pop(index, None)
 
 
 def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
-    """So many steps that each of these PS let in are not done: they are leased again."""
+    """Steps that each of these PS admitted are not done and will be leased again."""
     for uid, extra in steps.items():
         if uid in state.pods.update_offsets or uid not in state.pods.restore_lease:
             state.pods.update_offsets[uid] = state.pods.update_offsets.get(uid, 0) + extra

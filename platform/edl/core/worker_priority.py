@@ -1,4 +1,4 @@
-"""Which of a job's workers get the higher priority: the rule ``high=0.5`` of ElasticDL's users.
+"""Priority classes of workers, including ElasticDL's rule ``high=0.5`` that splits them.
 
 A rule is the name of a class, or a class and the share of the workers that get it; the others get ``low``.
 """
@@ -9,14 +9,17 @@ import math
 from dataclasses import dataclass
 
 LOW_PRIORITY_CLASS = "low"
-"""What workers get that a divided rule does not raise."""
+"""The class of workers that a split rule does not elevate."""
 _ROUNDING_DIGITS = 9
-"""Of a share times a number of workers: 0.7 * 10 is a little more than 7 in binary, and seven workers are meant."""
+"""Tolerance for share times workers.
+
+0.7 * 10 is slightly above 7 in binary floating point, and seven is meant.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
-    """A priority, divided or not.
+    """A priority rule, which may split the workers.
 
     Attributes:
         name: the class of elevated workers; of all of them where ``share`` is 0.
@@ -32,7 +35,7 @@ class PriorityRule:
 
 
 def parse_priority(text: str) -> PriorityRule:
-    """The rule of ``high``, ``high=0.5`` or any other name of a class.
+    """Parse ``high``, ``high=0.5`` or another class name.
 
     Raises:
         ValueError: no name, or a share that is not a number between 0 and 1.
@@ -49,10 +52,12 @@ def parse_priority(text: str) -> PriorityRule:
 
 
 def elevated_worker_count(share: float, workers: int) -> int:
-    """How many of so many workers are elevated: the share, rounded up."""
+    """The number of elevated workers: the share, rounded up."""
     return math.ceil(round(share * workers, _ROUNDING_DIGITS))
 
 
 def next_is_elevated(share: float, workers: int, elevated_now: int) -> bool:
-    """Whether the next worker is to be elevated, of a job that wants ``workers`` and has ``elevated_now`` such ones."""
+    """Whether the next worker should be elevated in a job that wants ``workers`` and has ``elevated_now``
+    elevated ones.
+    """
     return elevated_now < elevated_worker_count(share, workers)
