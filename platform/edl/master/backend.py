@@ -1,4 +1,4 @@
-"""What is around a master: the cluster of its job, and on Kubernetes a fence between masters and a board for people."""
+"""The environment of a master: its cluster and, on Kubernetes, the leader lease and the status publisher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DONE_EXIT, FAILED_EXIT = 0, 1
 
 
 class MasterBackend(Protocol):
-    """Where a master is.
+    """The environment that a master runs in.
 
     Attributes:
         cluster: where its pods are.
@@ -28,36 +28,36 @@ class MasterBackend(Protocol):
     """
 
     @property
-    def cluster(self) -> JobCluster: ...  # noqa: D102
+    def cluster(self) -> JobCluster: ...
 
     @property
-    def fence(self) -> MasterFence | None: ...  # noqa: D102
+    def fence(self) -> MasterFence | None: ...
 
     @property
-    def status_publisher(self) -> StatusPublisher | None: ...  # noqa: D102
+    def status_publisher(self) -> StatusPublisher | None: ...
 
     @property
-    def gone_seconds(self) -> float: ...  # noqa: D102
+    def gone_seconds(self) -> float: ...
 
     @property
-    def durable(self) -> bool: ...  # noqa: D102
+    def durable(self) -> bool: ...
 
     def acquire(self, stopping: threading.Event) -> bool:
-        """Wait for the right to decide; False if ``stopping`` was set before."""
+        """Wait for the right to decide; False if ``stopping`` was set first."""
         ...
 
     def conclude(self, *, failed: bool) -> int:
-        """Tell whoever restarts masters that the job is over; returns the exit code that goes with it."""
+        """Tell whoever restarts masters that the job is over; returns the exit code."""
         ...
 
     def close(self) -> None:
-        """Give everything back; pods stay."""
+        """Release everything; pods keep running."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalMasterBackend:
-    """A supervisor on this machine: exit code 0 says that the job is over, and its files say how."""
+    """Local backend: exit code 0 tells the supervisor that the job is over, and the run's files say how."""
 
     cluster: JobCluster
     fence: None = None
@@ -66,20 +66,20 @@ class LocalMasterBackend:
     durable: bool = True
 
     def acquire(self, stopping: threading.Event) -> bool:
-        """The journal's lock is all there is."""
+        """No waiting: holding the journal's lock is enough."""
         return not stopping.is_set()
 
     def conclude(self, *, failed: bool) -> int:
-        """Nothing needs to be told."""
+        """Nothing to report."""
         del failed
         return DONE_EXIT
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Nothing to release."""
 
 
 class KubernetesMasterBackend:
-    """A pod: a Job that is Complete or Failed says how it ended; no pod stays longer than that.
+    """Kubernetes backend: the Job is Complete or Failed accordingly, and no pod outlives it.
 
     Raises:
         BadInputError: this is no master's pod, or it has no service account.
@@ -89,6 +89,7 @@ class KubernetesMasterBackend:
 
     def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
         from edl.cluster.kubernetes.master_backend import (
+            # Local masters never import the Kubernetes client.
             KubeMasterBackend,  # a master on one machine never imports the Kubernetes client
         )
 
@@ -103,17 +104,17 @@ class KubernetesMasterBackend:
         return self._platform.acquire(stopping)
 
     def conclude(self, *, failed: bool) -> int:
-        """A Job whose pod exits 0 is Complete; one that has failed may not restart it."""
+        """Decide the Job's result: a pod that exits 0 makes it Complete; a failed job must not be restarted."""
         self._platform.conclude(failed=failed)
         return FAILED_EXIT if failed else DONE_EXIT
 
     def close(self) -> None:
-        """Show what was published last, and give the Lease back."""
+        """Publish what is pending and release the Lease."""
         self._platform.close()
 
 
 def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> MasterBackend:
-    """Where this process is, by its environment.
+    """Choose the backend from the environment.
 
     Args:
         spec: of the job.

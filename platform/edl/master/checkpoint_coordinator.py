@@ -1,4 +1,7 @@
-"""Checkpoints, the master's half: shards, manifest, removal of old ones, and what stands in for a damaged one."""
+"""The master's part of checkpoints.
+
+Collecting shards, committing, pruning, and the fallback for a damaged one.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class CheckpointCoordinator:
     def save(
         self, command: SaveCheckpoint, channels: Mapping[int, ControlChannel], count: int, incarnation: int
     ) -> CheckpointSaveFinished:
-        """Wait until every PS has its shard on disk, then make the checkpoint real.
+        """Wait until every PS has its shard on disk, then commit the checkpoint.
 
         Args:
             command: which cut, and the ledger position that goes with it.
@@ -96,7 +99,10 @@ class CheckpointCoordinator:
     def _collect_shards(
         self, cut: int, channels: Mapping[int, ControlChannel], count: int, incarnation: int
     ) -> list[ShardInfo]:
-        """Every PS's shard; an error only when no PS writes any more, so that what is left can be removed."""
+        """Collect the shard of every PS.
+
+        Errors are raised only when no PS writes any more, so that leftovers can be removed.
+        """
         shards, errors = [], []
         for index in range(count):
             try:
@@ -108,7 +114,9 @@ class CheckpointCoordinator:
         return shards
 
     def copy(self, command: CopyCheckpoint) -> CheckpointCopyFinished:
-        """Make a checkpoint the newest one: its shards under another number, with another ledger position.
+        """Make a checkpoint the newest one: its shards under a new number, with another ledger position.
+
+        Shards are immutable, so hard links suffice.
 
         Shards never change once they are written, so that both may be one file.
         """
@@ -144,13 +152,14 @@ class CheckpointCoordinator:
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
 
     def find_fallback(self, uid: str, cut: int, message: str) -> CheckpointRefused:
-        """A PS cannot load a cut: the newest older one that can be used, which takes reading every byte of it.
+        """Find the newest older checkpoint that is intact, after a PS could not load one; reads every byte.
 
         Args:
             uid: of the PS.
             cut: the cut that it cannot load.
             message: what it says.
         """
+        # Imports NumPy, which a starting master does not wait for.
         from edl.storage import checkpoint_shards  # with NumPy, which a starting master does not wait for
 
         skipped: list[SkippedCheckpoint] = []
@@ -163,6 +172,7 @@ class CheckpointCoordinator:
             reasons = reasons or f"there is no older one in {self.directory}"
             newer = checkpoint_shards.newest_intact_checkpoint(
                 self.directory
+                # Its master died before it could journal it.
             )  # its master died before it could enter it
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
@@ -180,7 +190,7 @@ class CheckpointCoordinator:
             log.info("checkpoint %d was not written; removed to make room for the next: %s", failed, removed)
 
     def _prune(self, newest: int) -> None:
-        """What is in use stays until the core has taken note of the newest."""
+        """Remove old checkpoints; the ones in use stay until the core has recorded the newest."""
         try:
             self._wait_for_fence()
             prune_checkpoints(self.directory, self._keep, self._protected() | {newest})
@@ -192,6 +202,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
+    # The file system has no hard links.
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
         sync_file(target)

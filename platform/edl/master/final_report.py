@@ -1,4 +1,4 @@
-"""What a master leaves behind for people when the job is over, or when it has to go itself."""
+"""The final report of a run: its last event, summary and failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMARY_FILE, FAILURE_FILE, DETAIL_FILE = "summary.json", "failure.json", "failu
 
 
 def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
-    """Write how the job ended. The last event comes last: who reads it finds all the rest in place.
+    """Write how the job ended.
 
     It is told once, though a master that is started again after the end reads that in its journal and comes here too.
     A file that cannot be written does not keep the others from being written: on a full disk, some are small enough.
@@ -37,7 +37,7 @@ def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status
 
 
 def _is_end_written(run: RunDirectory) -> bool:
-    """Whether the end of this start of the run is among its events."""
+    """Whether the final event of this start of the run has been written."""
     try:
         marks = [
             event["event"] for event in follow_json_lines(run.events).poll() if event.get("event") in _START_AND_END
@@ -49,12 +49,12 @@ def _is_end_written(run: RunDirectory) -> bool:
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
-    """Write what the run has come to, for whoever ends it."""
+    """Write the run's summary."""
     _log_storage_errors(lambda: write_json(run.path / SUMMARY_FILE, to_json(summary)))
 
 
 def _write_failure(run: RunDirectory, ended: EndJob) -> None:
-    """A run fails once: what a master before this one wrote says more than the journal does."""
+    """Write the failure, once per run: an earlier master's report says more than the journal does."""
     path = run.path / FAILURE_FILE
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""Threads of the master: none dies unnoticed, because a job whose master lacks one waits forever."""
+"""Threads of the master whose failure ends the process: a job whose master lost a thread would wait forever."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 FailureHandler = Callable[[Exception], None]
-"""Told what a part of the master cannot go on for; ends the master."""
+"""Called with the exception that stopped a part of the master; ends the master."""
 
 
 def start_guarded_thread(name: str, run: Callable[[], None], on_failure: FailureHandler) -> threading.Thread:
-    """Run something on a thread of its own; whatever it raises ends the master.
+    """Run a function on a thread of its own; an exception ends the master.
 
     Args:
         name: for logs and debuggers.

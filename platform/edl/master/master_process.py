@@ -71,11 +71,11 @@ from edl.transport.control_client import start_control_server
 from edl.transport.process_identity import ProcessIdentity
 
 # --------------------------------------------------------------------------------------------------
-# What of the JobSpec matters to decisions.
+# The part of the JobSpec that matters to decisions.
 
 
 def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> JobSettings:
-    """The settings of a job that trains, or of one that predicts and needs no parameter servers.
+    """The settings of a training job, or of a prediction job, which needs no parameter servers.
 
     Args:
         predict: the run predicts.
@@ -110,7 +110,9 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
 
 
 def may_define_reader(spec: JobSpec) -> bool:
-    """Whether the user's module may bring its own reader; found by reading the module, never by running it.
+    """Whether the user's module may define its own reader.
+
+    The module is parsed, never run; if it may, a worker, which runs it, describes the data set.
 
     Then a worker, which runs it, tells which records there are.
     """
@@ -125,7 +127,7 @@ SourceRows = tuple[tuple[str, int], ...]
 
 
 def describe_dataset(spec: JobSpec, *, predict: bool) -> DatasetDescribed:
-    """Sources and record counts of what the job needs.
+    """The sources and record counts that the job needs.
 
     Raises:
         BadInputError: there is nothing there, or it cannot be read.
@@ -149,15 +151,15 @@ def _source_rows(reader: Reader) -> SourceRows:
 
 
 # --------------------------------------------------------------------------------------------------
-# Wishes of people as events of the core.
+# The desired state set by users, as events of the core.
 
 
 STOP_CHECKPOINT_SECONDS = 30.0
-"""How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""
+"""Seconds for the checkpoint before a stop: the default grace period of pods."""
 
 
 def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[CoreEvent]:
-    """What each wish means for the job; the core ignores what is so already.
+    """The events for each desired state; the core ignores what already holds.
 
     Args:
         wishes: as they are pinned, one after the other.
@@ -173,7 +175,7 @@ def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[Cor
 
 
 # --------------------------------------------------------------------------------------------------
-# The interpreter, set for a server that answers many small requests.
+# Tuning of the Python interpreter for a server with many small requests.
 
 
 _SWITCH_SECONDS = 0.001
@@ -181,7 +183,11 @@ _YOUNG_OBJECTS = 20_000
 
 
 def tune_interpreter() -> None:
-    """Call once, when everything is imported.
+    """Tune the interpreter; call once, after all imports.
+
+    Threads switch more often, because the journal's writer must not wait long for its turn. The
+    garbage collector runs less often and skips the objects of the imports: messages and entries are
+    freed by reference counting.
 
     Threads change places sooner, because the journal's writer must not wait long for its turn. Garbage is looked for
     less often, and not among what the imports made: messages and entries are freed by their reference counts.
@@ -197,7 +203,10 @@ BEGINS_ANEW_MESSAGE = "the job starts over: it has no volume, so the state of th
 _FLUSH_SECONDS = 1.0
 _THREADS_BESIDE_WORKERS, _THREADS_PER_WORKER = 16, 3
 _MIN_WORKERS = 64
-"""What a job may be scaled to beyond its spec before questions for work wait for each other; threads come on demand."""
+"""How far a job may be scaled beyond its spec before lease requests wait for a free thread.
+
+Threads are started on demand.
+"""
 
 
 def main() -> int:
@@ -233,7 +242,7 @@ def serve_job(
     stopping: threading.Event,
     stop_wanted: threading.Event | None = None,
 ) -> int:
-    """Be the master of a job, once that is allowed; returns the exit code.
+    """Run as the job's master once this process may; returns the exit code.
 
     Args:
         stopping: set when this master is told to go.
@@ -249,6 +258,7 @@ def serve_job(
             return SIGTERM_EXIT
         with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
+        # Everything that the previous master wrote is on disk now.
         master.publish_end()  # all that it wrote is on disk now
         return backend.conclude(failed=master.has_failed) if code == DONE_EXIT else code
 
@@ -338,7 +348,8 @@ class MasterProcess:
         with self._resources as parts:
             for part in (self._journal, self._reporter, self.shell, self._ps_client, self._pods):
                 parts.callback(part.close)
-            # Before anybody can call: leases get this master's numbers, and answers of PS have somewhere to go.
+            # Before the server accepts calls: leases need this master's incarnation, and answers of
+            # PS a receiver.
             self.shell.begin_incarnation(self._journal.incarnation)
             self._ps_client.start(self.shell.handle, self.shell.fail)
             self._start_server(parts)
@@ -367,7 +378,7 @@ class MasterProcess:
     # ------------------------------------------------------------------ running
 
     def run(self, stopping: threading.Event, stop_wanted: threading.Event | None = None) -> int:
-        """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
+        """Run until the job is over, this master fails, or it is asked to stop; returns the exit code."""
         shell = self.shell
         if not self._adopt_recorded_end():
             leaves = partial(self._is_leaving, stopping)
@@ -390,17 +401,17 @@ class MasterProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the job is over and not done."""
+        """Whether the job ended without success."""
         ended = self.shell.job_end
         return ended is not None and ended.phase != "Done"
 
     def publish_end(self) -> None:
-        """Show people what has become of the job, or of this master."""
+        """Publish the final state of the job, or of this master."""
         if self._publisher is not None and self.shell.core_clock.may_decide():
             self._publisher.publish_end(self._periodic_reports.current_status())
 
     def _adopt_recorded_end(self) -> bool:
-        """Whether the master before this one ended the job and did not live to say so."""
+        """Whether the previous master ended the job and died before reporting it."""
         state = self.shell.state
         if state.has_ended:
             self.shell.job_end = EndJob(state.phase, state.reason)
@@ -417,11 +428,12 @@ class MasterProcess:
             self.shell.fail_job(str(error), "input")
 
     def _is_leaving(self, stopping: threading.Event) -> bool:
-        """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
+        """Whether this master was asked to stop. The job may end with it; otherwise the next master decides."""
         return stopping.is_set() and self.shell.job_end is None
 
     def _handle_cluster_event(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
-        """The cluster says something; what it says of PS also goes to those who talk to them."""
+        """Handle a report of the cluster; reports about PS also update their connections."""
+        # The next master receives the report again.
         if is_leaving():  # the next master is told again
             return
         self.shell.handle(event)
@@ -433,7 +445,7 @@ class MasterProcess:
                 self._ps_client.remove_ps(uid)
 
     def _follow_desired_state(self) -> None:
-        """What people pin to the board; it ends with the board, which may be after the end of this master."""
+        """Follow the desired state; ends with its source, possibly after this master."""
         board = self._backend.status_publisher
         if board is None:
             return
@@ -444,8 +456,9 @@ class MasterProcess:
             log.info("the desired state is left to the next master: %s", error)
 
     def _wait_for_stop(self, stop_wanted: threading.Event) -> None:
-        """The user of ``edl run`` stops the job; the thread ends with the process."""
+        """Wait until the user of ``edl run`` stops the job; the thread ends with the process."""
         stop_wanted.wait()
+        # Then no other master continues the job either.
         with suppress(MasterEndsError):  # then nobody goes on after this master either
             self.shell.handle(StopRequested(STOPPED, FINAL_SECONDS))
 
@@ -455,17 +468,19 @@ class MasterProcess:
             used = set(state.callbacks.best_cuts)
             if state.checkpoint is not None:
                 used.add(state.checkpoint.cut)
+            # This checkpoint may turn out to be the best.
             if state.evaluation is not None:  # it may turn out to be the best
                 used.add(state.evaluation.pin)
             return used
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ end of the job
 
     def _end_job(self, ended: EndJob) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
         if self.shell.failure is None:
             terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
+            # Ends of the last pods come before the end of the job.
             self.shell.flush_commands(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
             status, summary = self._reporter.build_status(), self._reporter.build_summary()
@@ -473,7 +488,7 @@ class MasterProcess:
         return DONE_EXIT
 
     def _end_without_journal(self, error: StorageError) -> int:
-        """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
+        """The journal cannot be written: no master can continue until somebody has checked the disk."""
         ended = EndJob("Failed", str(error), failure_kind="storage")
         with self.shell.lock:
             self.shell.state.fail_job(ended.reason, ended.failure_kind)

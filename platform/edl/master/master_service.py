@@ -1,4 +1,4 @@
-"""The Master service: messages to events, answers to messages. No decisions."""
+"""The Master service: converts messages to events, and answers to messages. No decisions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ from edl.transport.control_server import CallContext
 from edl.transport.peer_errors import PeerRefusedError
 
 # --------------------------------------------------------------------------------------------------
-# Messages of workers as values of the core, and the core's answers as messages. Refuses what cannot be meant.
+# Messages of workers as values of the core, and answers of the core as messages. Invalid messages
+# are refused.
 
 
 FAILURE_KINDS = ("input", "nan", "refused", "storage", "crash")
 
 
 def parse_member_uid(member: pb.Member) -> str:
-    """Whose message it is.
+    """The sender of a message.
 
     Raises:
         Refused: it does not say.
@@ -59,7 +60,9 @@ def parse_member_uid(member: pb.Member) -> str:
 
 
 def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgress, ...]:
-    """What a worker says of its leases. A loss that is not finite says nothing, and the journal could not hold it.
+    """A worker's progress on its leases.
+
+    A loss that is not finite is dropped: the journal cannot store it.
 
     Raises:
         Refused: a count is negative.
@@ -78,7 +81,7 @@ def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
 
 
 _MAX_CALLBACK_BYTES = 64 << 10
-"""Bytes of the description of a job's callbacks."""
+"""Maximum size of a job's callback declarations, in bytes."""
 
 
 def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
@@ -112,7 +115,7 @@ def parse_result(data: bytes) -> Any:
 
 
 def lease_to_task(granted: LeaseReply) -> pb.Task:
-    """A lease, as its worker is told."""
+    """A lease as the message to its worker."""
     work = granted.record_range
     return pb.Task(
         lease=granted.lease,
@@ -133,17 +136,18 @@ def lease_to_task(granted: LeaseReply) -> pb.Task:
 
 
 # --------------------------------------------------------------------------------------------------
-# Where workers find the parameter servers, under a version that changes with the set of those they may talk to.
+# The placement: where workers find the parameter servers. Its version changes with the set of
+# usable PS.
 
 
 _INCARNATION_SHIFT = 32
 
 
 class PsConnectionSource(Protocol):
-    """Who knows where PS listen."""
+    """Knows the addresses of the PS."""
 
     def connections(self) -> Mapping[str, PsConnection]:
-        """Links by uid."""
+        """The connections by uid."""
 
 
 class PlacementTable:
@@ -161,7 +165,10 @@ class PlacementTable:
         self._version_counter = 1
 
     def current_version(self) -> int:
-        """Of the placement as it is now. A PS belongs to it that listens and holds all it can be given."""
+        """The version of the current placement.
+
+        It includes a PS that listens and has everything it can be given.
+        """
         restored = self._state.checkpoint is not None
         live = self._state.pods.live_pods(Role.PS)
         placed = tuple(ps.uid for ps in live if ps.attached and (ps.initialized or not restored))
@@ -171,7 +178,7 @@ class PlacementTable:
         return (self._incarnation << _INCARNATION_SHIFT) + self._version_counter
 
     def current_placement(self) -> pb.Placement:
-        """The placement as it is now."""
+        """The current placement."""
         version, links, count = self.current_version(), self._servers.connections(), self._state.settings.ps
         found = [links[uid] for uid in self._placed_ps if uid in links]
         addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]
@@ -179,11 +186,11 @@ class PlacementTable:
 
 
 MAX_WAIT_SECONDS = 5.0
-"""Seconds that a question for work may wait here: longer ones would hold threads for workers that are gone."""
+"""Seconds that a lease request may wait here. Longer waits would hold threads for workers that are gone."""
 
 
 PsReportHandler = Callable[[str, int, pb.PsFigures], None]
-"""Told what a parameter server says of itself, with its uid and index."""
+"""Receives the statistics of a parameter server, with its uid and index."""
 
 
 def _ignore_report(uid: str, index: int, figures: pb.PsFigures) -> None:
@@ -192,6 +199,10 @@ def _ignore_report(uid: str, index: int, figures: pb.PsFigures) -> None:
 
 class MasterService(edl_pb2_grpc.MasterServicer):
     """Answers workers and parameter servers.
+
+    Frequent requests are answered on the server's event loop, because a thread for each would cost
+    more than the answer. Invalid messages are refused (``PeerRefusedError``, kind ``bad``). A
+    master that is shutting down raises ``MasterEndsError``; the sender retries with the next one.
 
     What comes by the thousand is answered on the server's event loop: a thread for each would cost more than the
     answer. A message that cannot be meant is refused (``PeerRefusedError``, kind ``bad``); a master that ends says so
@@ -216,7 +227,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     # ------------------------------------------------------------------ methods of the service
 
     def Register(self, request: pb.RegisterRequest, context: CallContext) -> pb.RegisterReply:  # noqa: N802
-        """Say who is there; tells where the parameter servers are."""
+        """Register a worker or PS; the reply has the placement."""
         uid, may_end = parse_member_uid(request.member), False
         if request.member.role == Role.PS:
             may_end = self._register_ps(request)
@@ -232,7 +243,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         )
 
     async def Lease(self, request: pb.LeaseRequest, context: CallContext) -> pb.LeaseReply:  # noqa: N802
-        """Ask for work."""
+        """Request work."""
         seconds = min(request.wait_seconds, MAX_WAIT_SECONDS) if request.wait_seconds > 0 else 0.0
         uid, held = parse_member_uid(request.member), frozenset(request.held)
         answer = await self._shell.handle_async(LeaseRequested(uid, held))
@@ -253,7 +264,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         return reply
 
     async def Progress(self, request: pb.ProgressRequest, context: CallContext) -> pb.ProgressReply:  # noqa: N802
-        """Say how far leases are; also the heartbeat."""
+        """Report progress; also the heartbeat."""
         answer = _require_acknowledged(
             await self._shell.handle_async(
                 ProgressReported(parse_member_uid(request.member), parse_lease_progress(request.leases))
@@ -267,7 +278,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         )
 
     async def Report(self, request: pb.ReportRequest, context: CallContext) -> pb.ReportReply:  # noqa: N802
-        """Say that a task is done."""
+        """Report a finished task."""
         last = parse_lease_progress([request.last])[0] if request.HasField("last") else None
         uid, result = parse_member_uid(request.member), parse_result(request.result)
         answer = _require_acknowledged(await self._shell.handle_async(TaskReported(uid, request.lease, last, result)))
@@ -276,7 +287,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
     def Fail(self, request: pb.FailRequest, context: CallContext) -> pb.FailReply:  # noqa: N802
-        """Say why a worker cannot go on."""
+        """Report that a worker cannot continue."""
         if request.kind not in FAILURE_KINDS:
             raise PeerRefusedError(f"a failure is of kind {', '.join(FAILURE_KINDS)}, not {request.kind!r}", kind="bad")
         uid = parse_member_uid(request.member)
@@ -284,7 +295,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         return pb.FailReply(fatal=answer.fatal)
 
     def Leave(self, request: pb.LeaveRequest, context: CallContext) -> pb.LeaveReply:  # noqa: N802
-        """Give everything back before going."""
+        """Return all leases before exiting."""
         self._handle_request(
             WorkerLeft(parse_member_uid(request.member), request.reason, parse_lease_progress(request.leases))
         )
@@ -293,13 +304,14 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     # ------------------------------------------------------------------ parts
 
     def _register_ps(self, request: pb.RegisterRequest) -> bool:
-        """Note a PS; whether one that was told to go may end."""
+        """Record a PS; returns whether a leaving PS may exit."""
         uid, index = request.member.uid, request.member.index
         with self._shell.lock:
             pod = self._shell.state.pods.by_uid.get(uid)
             attached = pod is not None and pod.attached
         if pod is None:
-            # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
+            # Keep nothing of an unknown pod: anybody with the token can claim to be a PS. The pod
+            # watch may also be a moment late; the PS retries.
             raise RetryableError("the cluster has not reported this pod yet")
         if (pod.role, pod.index) != (Role.PS, index):
             raise PeerRefusedError(
@@ -327,7 +339,8 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         return _require_acknowledged(self._shell.handle(event))
 
     def _learning_rate(self) -> float | None:
-        """That a callback has set, after all evaluations so far; None: the optimizer's own."""
+        """The learning rate that a callback has set; None: the optimizer's own."""
+        # A frozen value read without the lock: any version of it was decided.
         return self._shell.state.callbacks.learning_rate  # a frozen value: whichever it is, it is one that was decided
 
     def _placement_version(self) -> int:

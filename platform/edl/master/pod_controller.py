@@ -1,4 +1,4 @@
-"""Pods, as the master sees them: watching the cluster, and asking it for changes, each on a thread of its own."""
+"""The master's view of pods: watches the cluster and executes pod commands, each on a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class PodController:
-    """Carries out StartPod and DeletePod, and turns what the cluster says into events."""
+    """Executes StartPod and DeletePod, and converts reports of the cluster to events."""
 
     def __init__(self, cluster: JobCluster) -> None:
         self._cluster = cluster
@@ -33,7 +33,7 @@ class PodController:
         on_failure: guarded_threads.FailureHandler,
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin to watch and to serve wishes.
+        """Start watching and executing.
 
         Args:
             handle: gets what the cluster says.
@@ -45,12 +45,12 @@ class PodController:
         guarded_threads.start_guarded_thread("pods-wishes", lambda: self._run_commands(handle), on_failure)
 
     def execute(self, command: CoreCommand) -> None:
-        """Queue a wish."""
+        """Queue a command."""
         assert isinstance(command, StartPod | DeletePod)
         self._commands.put(command)
 
     def close(self) -> None:
-        """Stop watching; pods stay as they are."""
+        """Stop watching; pods keep running."""
         self._closed = True
         self._commands.put(None)
         self._cluster.close()
@@ -58,7 +58,7 @@ class PodController:
     def _watch_cluster(self, handle: Callable[[CoreEvent], Any]) -> None:
         for seen in self._cluster.watch():
             handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
-        # A watch ends only when it is closed. Without one, this master would never hear that a pod has ended.
+        # A watch ends only when it is closed. Without one, this master would miss the ends of pods.
         if not self._closed:
             raise RetryableError("the watch on the pods ended")
 
@@ -72,6 +72,7 @@ class PodController:
         try:
             if isinstance(command, DeletePod):
                 self._cluster.delete(command.uid, grace=command.grace)
+            # The next master finds the wanted pod in the journal.
             elif not self._is_leaving():  # the next master finds in the journal that it is wanted
                 self._cluster.start(command.role, command.index, command.options)
         except (RetryableError, BadInputError) as error:
@@ -82,18 +83,19 @@ class PodController:
 
 
 # --------------------------------------------------------------------------------------------------
-# How the pods of a job that is over go: workers were told to stop, and most leave by themselves; the rest is told.
+# Termination of the pods of a finished job: workers were asked to stop, and most exit by
+# themselves; the others are deleted.
 
 
 LEAVE_SECONDS = 1.5
-"""How long workers get to leave by themselves."""
+"""Seconds that workers get to exit by themselves."""
 GRACE_SECONDS = 0.75
-"""What pods get that are then told to go."""
+"""Grace period in seconds of the pods that are then deleted."""
 _POLL_SECONDS = 0.05
 
 
 def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: float) -> None:
-    """Let all pods go, and wait until they are gone.
+    """Stop all pods and wait until they are gone.
 
     Args:
         shell: hears from the cluster that they are.
@@ -107,7 +109,7 @@ def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: floa
 
 
 def live_pods(shell: MasterShell, *roles: Role) -> list[JobPod]:
-    """The pods of these roles that have not ended."""
+    """Pods of these roles that have not ended."""
     with shell.lock:
         return [pod for role in roles for pod in shell.state.pods.live_pods(role)]
 

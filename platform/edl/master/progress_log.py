@@ -1,4 +1,6 @@
-"""How the training goes, in the master's log: ``Loss`` every few seconds, and each ``EvaluationResult``.
+"""Logs the progress of training: ``Loss`` every few seconds, and each ``EvaluationResult``.
+
+For ``edl logs``, ``kubectl logs`` and log collectors; ``edl status`` shows more.
 
 For who watches a job with ``edl logs`` or ``kubectl logs``, and for those who collect logs: whoever asks for the status
 (``edl status``) learns more.
@@ -18,13 +20,13 @@ PERIOD_SECONDS = 5.0
 
 
 class ProgressLogger:
-    """Says each state of the training once: a job that waits says nothing again."""
+    """Logs each training step count once: a waiting job logs nothing."""
 
     def __init__(self) -> None:
         self._logged_step = -1
 
     def log_status(self, status: Status) -> None:
-        """Log the newest loss if there was a step since; to be called every ``PERIOD_SECONDS``."""
+        """Log the newest loss if a step was completed since; call every ``PERIOD_SECONDS``."""
         if status.loss is None or status.step == self._logged_step:
             return
         self._logged_step = status.step
@@ -34,6 +36,6 @@ class ProgressLogger:
 
 
 def log_event(event: JobEvent) -> None:
-    """Log the end of an evaluation."""
+    """Log the result of an evaluation."""
     if isinstance(event, EvaluationEnded):
         log.info("Evaluation of step %s: %s", f"{event.step:,}", format_metrics(event.metrics) or "done")

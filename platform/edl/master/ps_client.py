@@ -1,4 +1,10 @@
-"""What the master asks of parameter servers: one thread a PS keeps the order, answers come back as events.
+"""The master's client of the parameter servers.
+
+One thread per PS sends requests in order; answers return as events.
+
+A request is never dropped while the pod of its PS is alive: an unanswered revocation holds records
+back, and an aborted cut that is not released blocks workers. The core decides what happens to a PS
+that is alive but silent, or that refuses.
 
 A question is never dropped while the pod of its PS lives: a revocation that nobody answers holds records back, and a
 cut that is off and not released holds workers up. The core judges a PS that lives and is silent, and one that refuses.
@@ -46,13 +52,16 @@ from edl.transport.control_methods import ControlMethod, PsControlMethods
 from edl.transport.peer_errors import refusal_kind
 
 # --------------------------------------------------------------------------------------------------
-# What the core's commands mean for a parameter server: a request, and what its answer says to the core.
+# Commands of the core as requests to a parameter server, and the answers as events.
 
 
 REQUEST_DEADLINE = 30.0
-"""Seconds for one try: a snapshot copies all parameters."""
+"""Timeout of one attempt, in seconds: a snapshot copies all parameters."""
 RESTORE_DEADLINE = 600.0
-"""Seconds for one try to read a checkpoint: a PS that is stopped or gone is noticed long before by the connection."""
+"""Timeout of one attempt to read a checkpoint, in seconds.
+
+A PS that stopped or is gone is noticed long before through its connection.
+"""
 
 
 def _no_event(reply: Any) -> CoreEvent | None:
@@ -88,7 +97,7 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class ControlRequestBuilder:
-    """What every question of this master has in common.
+    """Builds the requests of this master from the core's commands.
 
     Attributes:
         incarnation: of this master; PS refuse lower ones.
@@ -101,7 +110,7 @@ class ControlRequestBuilder:
     checkpoint_directory: Path
 
     def build_request(self, command: CoreCommand, uid: str) -> ControlRequest:
-        """What is asked of the PS ``uid`` to carry out a command."""
+        """The request to the PS ``uid`` for a command."""
         match command:
             case AttachPs():
                 return self._attach_request(command)
@@ -187,20 +196,21 @@ def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The way to one parameter server: questions go there one after the other, each until it is answered.
+# The connection to one parameter server: requests are sent one at a time, each until it is
+# answered.
 
 
 ANSWER_TIMEOUT_SECONDS = 60.0
-"""How long a PS whose pod lives may leave a question without an answer before the core is told."""
+"""Seconds that a PS whose pod is alive may leave a request unanswered before the core is informed."""
 _PAUSE_SECONDS = 0.2
 
 
 class PsGoneError(RetryableError):
-    """The pod has ended: there will be no answer."""
+    """The pod has ended, so there will be no answer."""
 
 
 class PsConnection:
-    """One PS, as this master reaches it.
+    """This master's connection to one PS.
 
     Args:
         uid: of the pod.
@@ -234,11 +244,11 @@ class PsConnection:
         self._closed = threading.Event()
 
     def put_request(self, request: ControlRequest) -> None:
-        """Ask, after what was asked before."""
+        """Queue a request behind the earlier ones."""
         self._requests.put(request)
 
     def close(self) -> None:
-        """The pod is gone: nothing is asked any more, and a call on its way ends."""
+        """Close after the pod has ended: drop queued requests and cancel the current call."""
         self._closed.set()
         self._requests.put(None)
         self._channel.close()
@@ -249,12 +259,12 @@ class PsConnection:
         return self._closed.is_set()
 
     def next_request(self) -> ControlRequest | None:
-        """The next question, once there is one; None when the pod is gone."""
+        """Wait for the next request; None when the pod has ended."""
         question = self._requests.get()
         return None if self.is_closed else question
 
     def send_until_answered(self, request: ControlRequest, on_silence: Callable[[float], None]) -> object:
-        """The answer, however long it takes as long as the pod lives.
+        """Send a request and retry until it is answered, for as long as the pod is alive.
 
         Args:
             question: what is asked.
@@ -264,8 +274,8 @@ class PsConnection:
             GoneError: the pod ended.
             RefusedError: the PS will not do it.
         """
-        # Nobody but the cluster says that a PS is dead. Until then the question may be on its way or answered, and the
-        # same one again does no harm: what a PS has done for a cut or a lease it does not do twice.
+        # Only the cluster decides that a PS is dead. Until then the request may be on its way or
+        # already answered. Repeating it is safe: a PS does the same cut or lease only once.
         since = self._clock()
         while not self.is_closed:
             try:
@@ -282,7 +292,7 @@ class PsConnection:
         try:
             return self._channel.call(request.method, request.request, timeout=request.deadline)
         except RefusedError as error:
-            # "Busy": it cannot do it now, and may when it is asked again.
+            # "busy" is temporary: the PS may accept the request later.
             if self.is_closed or refusal_kind(error) == "busy":
                 raise RetryableError(str(error)) from error
             raise
@@ -292,7 +302,7 @@ log = logging.getLogger(__name__)
 
 
 class PsControlClient:
-    """Carries out what the core wants of PS.
+    """Executes the core's commands for parameter servers.
 
     Args:
         token: of the job.
@@ -320,13 +330,16 @@ class PsControlClient:
         self._on_failure: guarded_threads.FailureHandler = lambda error: None
 
     def start(self, handle: Callable[[CoreEvent], Any], on_failure: guarded_threads.FailureHandler) -> None:
-        """Where answers go, and who is told that this master has been replaced; before anything else."""
+        """Set the receivers of answers and of the news that this master was replaced.
+
+        Call before anything else.
+        """
         self._handle, self._on_failure = handle, on_failure
 
-    # ------------------------------------------------------------------ who there is
+    # ------------------------------------------------------------------ connections
 
     def add_ps(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
-        """Remember where a PS listens; whether it is to be attached (it is new here).
+        """Remember the addresses of a PS; returns whether it is new here and must be attached.
 
         Raises:
             BadInputError: the control address is none.
@@ -342,26 +355,26 @@ class PsControlClient:
         return True
 
     def remove_ps(self, uid: str) -> None:
-        """A PS is gone: nothing is asked of it any more."""
+        """Drop the connection of a PS that is gone."""
         with self._lock:
             link = self._connections.pop(uid, None)
         if link is not None:
             link.close()
 
     def connections(self) -> Mapping[str, PsConnection]:
-        """Links by uid."""
+        """The connections by uid."""
         with self._lock:
             return dict(self._connections)
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Close all connections."""
         for uid in self.connections():
             self.remove_ps(uid)
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ requests
 
     def execute(self, command: CoreCommand) -> None:
-        """Queue what a command asks of one PS, or of all."""
+        """Queue a command for one PS or for all."""
         if isinstance(command, SaveCheckpoint):
             guarded_threads.start_guarded_thread(
                 f"save-{command.cut}", lambda: self._save_checkpoint(command), self._on_failure
@@ -375,6 +388,7 @@ class PsControlClient:
         links = self.connections()
         match command:
             case AttachPs(uid=one) | RevokeLeases(ps=one):
+                # Otherwise its pod has ended, and the core learns of that from the cluster.
                 asked = {one} & links.keys()  # else its pod has ended, and the core will hear of that
             case _:
                 asked = set(links)
@@ -407,7 +421,7 @@ class PsControlClient:
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
-            # The PS has heard of a newer master: this one must not decide anything any more.
+            # The PS knows a newer master: this one must not decide anything any more.
             self._on_failure(error)
         elif request.restore_cut and kind == "storage":
             self._handle(self._checkpoints.find_fallback(link.uid, request.restore_cut, what))

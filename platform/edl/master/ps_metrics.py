@@ -1,4 +1,8 @@
-"""What parameter servers tell of themselves, put together for people. Nothing is decided by it, so no journal has it.
+"""Aggregates the statistics that parameter servers report.
+
+They are for users only and are not journaled. Each PS process counts from its start. When a PS is
+replaced, the counts of the lost process are kept; a restarted master starts from the processes that
+are there.
 
 Each process counts since it began. When another takes the place of a lost one, what that had counted stays; a master
 that is started again begins with what those say that are there.
@@ -16,12 +20,12 @@ from edl.api.strategy import Strategy
 from edl.transport import edl_pb2 as pb
 
 _MAX_AGE_SECONDS = 5.0
-"""For which what a PS said of an update that waits is worth telling; it speaks every second."""
+"""Age in seconds up to which a report of a pending update is shown; a PS reports every second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushTotals:
-    """Of pushes, as the message has them."""
+    """Push counts, as in the message."""
 
     admitted: int = 0
     updates: int = 0
@@ -31,7 +35,7 @@ class PushTotals:
 
     @classmethod
     def from_message(cls, message: pb.PsFigures) -> PushTotals:
-        """Those of a message; none is negative."""
+        """From a message; negative values become 0."""
         numbers = (message.entered, message.updates, message.refused, message.staleness, message.stalest)
         return cls(*(max(0, number) for number in numbers))
 
@@ -47,7 +51,7 @@ class PushTotals:
 
 @dataclass(frozen=True, slots=True)
 class _PsReport:
-    """What the process ``uid`` said ``reported_at`` that time, and what those before it in its place had counted."""
+    """The latest report of process ``uid`` at ``reported_at``, and the totals of its predecessors."""
 
     uid: str
     message: pb.PsFigures
@@ -60,7 +64,7 @@ class _PsReport:
 
 
 class PsMetrics:
-    """Safe to use from several threads.
+    """Thread-safe.
 
     Args:
         strategy: of the job.
@@ -76,16 +80,17 @@ class PsMetrics:
         self._lock = threading.Lock()
 
     def record_report(self, uid: str, index: int, message: pb.PsFigures) -> None:
-        """The parameter server ``index`` told this; ``uid`` is its process."""
+        """Record the report of process ``uid`` of the PS ``index``."""
         with self._lock:
             last = self._reports.get(index)
             before = PushTotals() if last is None else last.previous_totals if last.uid == uid else last.totals
             self._reports = {**self._reports, index: _PsReport(uid, message, self._clock(), before)}
 
     def parameters_status(self) -> ParametersStatus:
-        """What all of them told last."""
+        """The latest report of all parameter servers."""
         reports = self._reports
         counts = [one.totals for one in reports.values()]
+        # A step is pushed to every PS, so the maximum counts it once.
         most = max(counts, key=lambda each: each.admitted, default=PushTotals())  # a step goes to all parameter servers
         entered = sum(each.admitted for each in counts)
         tables = table_statuses([one.message for one in reports.values()], self._max_rows)
@@ -93,6 +98,7 @@ class PsMetrics:
             strategy=self._strategy,
             pushes=most.admitted,
             updates=most.updates,
+            # Only the first PS refuses stale pushes.
             refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
             staleness=sum(each.staleness for each in counts) / entered if entered else None,
             stalest=max((each.max_staleness for each in counts), default=0),

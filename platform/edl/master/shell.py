@@ -1,4 +1,11 @@
-"""The loop around the core: events in, commands carried out.
+"""The shell around the core: feeds events in and executes the commands.
+
+One lock serializes events. Decisions are journaled in order, and neither an answer nor a command
+leaves before its journal entries are on disk. Anything that may block (a PS, the cluster, a disk)
+runs on its own thread and returns its result as an event.
+
+After an internal failure, memory and journal may differ. So the first failure ends this master, and
+the next one starts from the journal.
 
 One lock makes events come one at a time. Decisions are journaled in the order in which they are made, and nothing
 leaves before what it rests on is on disk: no answer, and no command either (module ``outbox``). Everything that can
@@ -51,14 +58,16 @@ from edl.master import guarded_threads
 from edl.storage.journal import Journal
 
 # --------------------------------------------------------------------------------------------------
-# Commands on their way out: each is carried out after what it rests on is on disk, in the order of the decisions.
+# Outgoing commands: each is executed after its journal entries are on disk, in the order of the
+# decisions. A cut request, a pod start or a published event must never depend on a decision that
+# the next master does not find in the journal.
 #
 # A parameter server that was told of a cut, a pod that was started, a line that people have read: none of it may belong
 # to a past that the next master does not find in the journal.
 
 
 class CommandOutbox:
-    """A queue between deciding and doing.
+    """A queue between deciding and executing.
 
     Args:
         durable: waits until the journal is on disk up to a number.
@@ -70,21 +79,21 @@ class CommandOutbox:
         self._queue: queue.SimpleQueue[tuple[int, CoreCommand | threading.Event] | None] = queue.SimpleQueue()
 
     def put(self, lsn: int, command: CoreCommand) -> None:
-        """Queue a command that rests on everything up to ``lsn``."""
+        """Queue a command that depends on the journal up to ``lsn``."""
         self._queue.put((lsn, command))
 
     def wait_until_empty(self, seconds: float) -> bool:
-        """Wait until what is queued now is carried out; whether it is."""
+        """Wait until the queued commands are executed; returns whether they are."""
         done = threading.Event()
         self._queue.put((0, done))
         return done.wait(seconds)
 
     def close(self) -> None:
-        """End ``run`` after what is queued."""
+        """Make ``run`` return after the queued commands."""
         self._queue.put(None)
 
     def run(self) -> None:
-        """Carry out until closed.
+        """Execute commands until closed.
 
         Raises:
             EdlError: the journal cannot be written: nothing more leaves.
@@ -100,14 +109,16 @@ class CommandOutbox:
 
 
 # --------------------------------------------------------------------------------------------------
-# The time that the core is told: it stands still while this master may not decide.
+# The core's clock stops while this master may not decide. Otherwise a master that regains its lease
+# after minutes would first revoke the leases of all workers, whose messages it had refused in the
+# meantime.
 #
 # Else the first thing that a master did after minutes without its fence would be to take every lease back from workers
 # that it had refused to hear.
 
 
 class FencedClock:
-    """Monotonic seconds, less those without the right to decide.
+    """A monotonic clock, in seconds, that excludes the time without the right to decide.
 
     Args:
         clock: monotonic seconds.
@@ -137,7 +148,7 @@ class FencedClock:
         return holds
 
     def is_fence_lost(self) -> bool:
-        """Whether it never will again: another master decides."""
+        """Whether another master has taken over for good."""
         return self._fence is not None and self._fence.lost()
 
 
@@ -146,10 +157,12 @@ log = logging.getLogger(__name__)
 COMPACT_BYTES = 64 << 20
 _ANSWER_TYPES = (LeaseReply, WaitForWork, StopWork, Acknowledged, MayEnd)
 _ROUTINE_EVENTS = (LeaseRequested, ProgressReported, TaskReported, PsHeartbeat, Tick)
-"""Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
-waking the clock for each of them would cost as much as handling them."""
+"""Frequent events that move no deadline by more than a tick.
+
+Waking the clock thread for each would cost as much as handling them.
+"""
 _EVENTS_WITHOUT_WORK = (LeaseRequested, ProgressReported)
-"""Events after which a worker that waits for work need not ask again."""
+"""Events that cannot produce work for a waiting worker."""
 _REQUEST_EVENTS = (
     LeaseRequested,
     ProgressReported,
@@ -160,30 +173,33 @@ _REQUEST_EVENTS = (
     PsRegistered,
     PsLeaving,
 )
-"""Events behind which somebody waits for an answer; while nothing may be decided they are refused for now, and all
-other events, which are facts, wait."""
+"""Events whose sender waits for an answer.
+
+While this master may not decide they are refused temporarily; all other events are facts, and they
+wait.
+"""
 _FROZEN_POLL_SECONDS = 0.2
 _LATE_SECONDS = 0.25
-"""A look at the time that comes so much later than it was due tells that this process was held up."""
+"""A tick that is late by more than this many seconds means that this process was blocked."""
 
 
 class MasterEndsError(RetryableError):
-    """This master cannot go on; the one after it will answer."""
+    """This master is shutting down; its successor will answer."""
 
 
 class MasterFrozenError(RetryableError):
-    """This master does not know whether it is the master still; it will, or another one answers."""
+    """This master does not know whether it still leads. Either it does soon, or another one answers."""
 
 
 class CommandExecutor(Protocol):
-    """Who carries out one kind of command; must not block."""
+    """Executes one kind of command; must not block."""
 
     def execute(self, command: CoreCommand) -> None:
-        """Begin to carry it out; the outcome comes back as an event."""
+        """Start executing; the result comes back as an event."""
 
 
 class MasterShell:
-    """The job's state and everything that may touch it.
+    """The job's state, and everything that may change it.
 
     Args:
         state: replayed from the journal.
@@ -232,7 +248,7 @@ class MasterShell:
     # ------------------------------------------------------------------ events
 
     def handle(self, event: CoreEvent) -> RequestAnswer | None:
-        """Decide and have it carried out; returns the answer once everything decided so far is on disk.
+        """Decide and execute; returns the answer once everything decided so far is on disk.
 
         Raises:
             MasterEndsError: the journal cannot be written, a newer master has opened it, or deciding failed.
@@ -245,14 +261,18 @@ class MasterShell:
         return self._decide_and_wait(lambda: self.state.handle(event, self.core_clock.now()), event)
 
     async def handle_async(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
-        """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
+        """``handle`` for requests on an event loop, which serves others while the disk works.
+
+        Raises the same.
+        """
         self._check_fence()
         with self._mark_speaking(event.worker):
             answer, lsn = self._decide_now(lambda: self.state.handle(event, self.core_clock.now()), event)
             assert answer is not None, event
             loop = asyncio.get_running_loop()
             synced: asyncio.Future[None] = loop.create_future()
-            # The event loop serves hundreds of workers: it must not wait for a disk, so the journal calls back.
+            # The event loop serves hundreds of workers and must not block on a disk: the journal
+            # calls back instead.
             if lsn and self.journal.call_when_durable(lsn, lambda: loop.call_soon_threadsafe(_set_future, synced)):
                 await synced
             self._wait_durable(lsn)
@@ -260,7 +280,7 @@ class MasterShell:
 
     @contextmanager
     def _mark_speaking(self, worker: str) -> Iterator[None]:
-        """While a message of a worker is here, its worker is not silent: it waits for this master's disk."""
+        """A worker is not silent while its message waits here for this master's disk."""
         with self.lock:
             self._speaking_workers[worker] += 1
         try:
@@ -289,11 +309,11 @@ class MasterShell:
             self.wait_for_change(_FROZEN_POLL_SECONDS)
 
     def begin_incarnation(self, incarnation: int) -> None:
-        """Enter this master's number into the journal, before any event."""
+        """Journal this master's incarnation, before any event."""
         self._decide_and_wait(lambda: self.state.begin_incarnation(incarnation))
 
     def fail_job(self, reason: str, kind: str) -> None:
-        """Fail the job for a reason that lies outside the core: its data cannot be read."""
+        """Fail the job for a reason outside the core, such as unreadable data."""
         self._decide_and_wait(lambda: self.state.fail_job(reason, kind))
 
     def _decide_and_wait(
@@ -307,7 +327,7 @@ class MasterShell:
     def _decide_now(
         self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
     ) -> tuple[RequestAnswer | None, int]:
-        """Decide; the answer, and what must be durable before it leaves."""
+        """Decide; returns the answer, and the journal position that must be durable before it leaves."""
         with self._fail_on_error(), self.lock:
             self._check_running()
             answer, changed = self._queue_commands(decide())
@@ -334,10 +354,11 @@ class MasterShell:
             raise MasterEndsError(f"this master ends: {self.failure}")
 
     def _queue_commands(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
-        """Journal and queue what was decided; the answer, and whether the ledger changed."""
+        """Journal and queue the decisions; returns the answer, and whether the ledger changed."""
         answer: RequestAnswer | None = None
         before = self._lsn
-        # A command rests on the entries decided before it, not on those after it: the core gives them in that order.
+        # A command depends on the entries before it, not on later ones: the core emits them in that
+        # order.
         for command in commands:
             if isinstance(command, RecordEntry):
                 self._lsn = self.journal.append(command.entry.to_json())
@@ -346,7 +367,8 @@ class MasterShell:
             else:
                 self._outbox.put(self._lsn, command)
         changed = self._lsn != before
-        # With the lock held: a snapshot has to be of the state after exactly the entries that it replaces.
+        # Still under the lock: a snapshot must be of exactly the state after the entries that it
+        # replaces.
         if self.journal.size_bytes > COMPACT_BYTES:
             self._lsn = self.journal.compact(self.state.to_snapshot())
         return answer, changed
@@ -367,14 +389,14 @@ class MasterShell:
             self._wake_waiting_workers()
             self._deadline_changed.notify()
 
-    # ------------------------------------------------------------------ the end of this master
+    # ------------------------------------------------------------------ shutdown
 
     def fail(self, error: Exception) -> None:
-        """Something that this master cannot do without is gone: nothing is decided any more, ``run`` returns."""
+        """Record a fatal failure: nothing is decided any more, and ``run`` returns."""
         with self.lock:
             if self.failure is not None:
                 return
-            # The first reason counts: what fails afterwards mostly fails because of it.
+            # Keep the first failure: later ones are usually its consequences.
             self.failure = error
             self._stopping = True
             self._wake_waiting_workers()
@@ -385,27 +407,27 @@ class MasterShell:
             log.error("this master cannot go on", exc_info=error)
 
     def stop_waiting(self) -> None:
-        """Answer every question that waits."""
+        """Answer every waiting lease request."""
         with self.lock:
             self._stopping = True
             self._wake_waiting_workers()
             self._deadline_changed.notify()
 
     def flush_commands(self, seconds: float) -> bool:
-        """Wait until all that was decided so far is carried out and told; whether it is."""
+        """Wait until everything decided so far is executed and reported; returns whether it is."""
         return self._outbox.wait_until_empty(seconds)
 
     def close(self) -> None:
-        """End the thread that carries commands out, after what is queued."""
+        """Stop the command thread after the queued commands."""
         self._outbox.close()
 
     # ------------------------------------------------------------------ waiting
 
     def wait_for_lease(self, worker: str, seconds: float, known_leases: frozenset[int] | None = None) -> RequestAnswer:
-        """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
+        """Work for a worker; without any, the request waits up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
-            # Read before the question is asked: a change between the answer and the wait would be missed otherwise.
+            # Read before the request: otherwise a change between answer and wait would be missed.
             generation = self._generation
             answer = self.handle(LeaseRequested(worker, known_leases))
             assert answer is not None
@@ -423,7 +445,7 @@ class MasterShell:
         self._state_changed.notify_all()
 
     def _wait_for_generation(self, generation: int, until: float) -> bool:
-        """Wait for a change after ``generation``; whether there was one before ``until``."""
+        """Wait for a change after ``generation``; returns whether there was one before ``until``."""
         with self.lock:
             while self._generation == generation and not self._stopping:
                 left = until - self.clock()
@@ -433,12 +455,12 @@ class MasterShell:
             return not self._stopping
 
     def wait_for_change(self, seconds: float) -> None:
-        """Wait for a change, or so many seconds."""
+        """Wait for a change, at most ``seconds``."""
         with self.lock:
             self._state_changed.wait(seconds)
 
     def run(self, is_stopped: Callable[[], bool], max_wait: float = 0.2) -> None:
-        """Let time pass for the core until the job has ended, this master failed or ``is_stopped`` says so.
+        """Advance the core's time until the job ends, this master fails or ``is_stopped`` returns true.
 
         Args:
             stopped: looked at every ``max_wait`` seconds, or more often.
@@ -451,6 +473,7 @@ class MasterShell:
             elif not self.core_clock.may_decide():
                 self.wait_for_change(_FROZEN_POLL_SECONDS)
                 continue
+            # Time since the last tick: a master that was suspended heard from nobody.
             late = max(0.0, self.core_clock.now() - due)  # since the last look; a master that is stopped hears nobody
             with self.lock:
                 now = self.core_clock.now()
@@ -462,6 +485,7 @@ class MasterShell:
                 due = max(due, self.core_clock.now())
                 speaking = frozenset(self._speaking_workers)
             if not self._has_ended():
+                # ``failure`` says why.
                 with suppress(MasterEndsError):  # ``failure`` says why
                     self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
@@ -470,5 +494,6 @@ class MasterShell:
 
 
 def _set_future(future: asyncio.Future[None]) -> None:
+    # Otherwise its call has ended.
     if not future.done():  # else its call has ended meanwhile
         future.set_result(None)

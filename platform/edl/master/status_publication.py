@@ -1,4 +1,7 @@
-"""What a master hangs on its board: pages made of its status, of its events and of the files of the run.
+"""Publishes the status, events and files of a run to the status ConfigMap.
+
+While the job runs, only data in memory is published: a hanging volume must not hide from users that
+it hangs. Files are read only before the first and for the last publication.
 
 While the job runs nothing is read or written for them but memory: a volume that hangs must not hide from people that it
 does. Files are read before the first page and for the last.
@@ -35,13 +38,13 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 KEEP_SECONDS = 10.0
-"""How often the timeline is kept in the run directory, for the next master."""
+"""How often the timeline is saved in the run directory for the next master, in seconds."""
 _PENDING_STATES = ("pending", "asked")
-"""States of a worker that has no place yet."""
+"""States of a worker that is not scheduled yet."""
 
 
 class RunPublisher:
-    """Safe to use from several threads.
+    """Publishes a run. Thread-safe.
 
     Args:
         board: where to.
@@ -58,13 +61,15 @@ class RunPublisher:
         self._timeline = _load_timeline(run.path / TIMELINE_KEY)
 
     def add_event(self, event: JobEvent) -> None:
-        """Show an event, from the next publication on."""
+        """Include an event in the next publication."""
         with self._lock:
             self._events.append(event)
             self._losses.count_event(event)
 
     def publish_status(self, status: Status) -> None:
-        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``publish_end``.
+        """Publish the current status; call every ``PERIOD_SECONDS``.
+
+        The end of the job is published by ``publish_end``, with the files that belong to it.
 
         With what belongs to it.
         """
@@ -72,7 +77,7 @@ class RunPublisher:
             self._publish(self._build_publication(status))
 
     def save_timeline(self) -> None:
-        """Keep the timeline in the run directory; may take as long as the disk takes."""
+        """Save the timeline in the run directory; blocks for as long as the disk does."""
         with self._lock:
             timeline = self._timeline
         try:
@@ -81,7 +86,7 @@ class RunPublisher:
             log.warning("%s", error)
 
     def publish_end(self, status: Status) -> None:
-        """Publish for the last time, with what stands in the run directory now."""
+        """Publish for the last time, including the files that are in the run directory now."""
         publication = self._build_publication(status)
         self.save_timeline()
         summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
@@ -103,7 +108,7 @@ class RunPublisher:
 
 
 def timeline_point(status: Status) -> TimelinePoint:
-    """A status as a point of a plot."""
+    """A status as one point of the timeline."""
     pending = sum(worker.state in _PENDING_STATES for worker in status.workers)
     return TimelinePoint(
         time=status.updated,
@@ -115,16 +120,17 @@ def timeline_point(status: Status) -> TimelinePoint:
 
 
 def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
-    """What the masters before this one told, as far as it can be read."""
+    """The events of earlier masters, as far as they can be read."""
     try:
         for value in follow_json_lines(run.events).poll():
             yield event_from_json(value)
+    # Written by another version, or the disk fails: show later events anyway.
     except EdlError as error:  # of another version, or a disk that fails: those that follow are shown
         log.warning("events cannot be shown: %s", error)
 
 
 def _load_timeline(path: Path) -> Sequence[TimelinePoint]:
-    """The timeline as the master before this one left it."""
+    """The timeline that the previous master saved."""
     try:
         return tuple(section_type.from_json(TimelinePoint, moment, str(path)) for moment in _read_optional(path) or ())  # type: ignore[attr-defined]
     except (SpecError, StorageError, TypeError) as error:
@@ -137,12 +143,13 @@ def _read_optional(path: Path) -> object:
 
 
 # --------------------------------------------------------------------------------------------------
-# Telling people how it is going, to each place on a thread of its own: a disk or a server that hangs delays only its
-# own account.
+# Periodic reports. Each destination has a thread of its own, so that a hanging disk or server
+# delays only its own reports.
 
 
 class PeriodicReports:
-    """The status in the run directory, its course in the log and, where there is a board, all of it on the board.
+    """Writes the status to the run directory, its progress to the log, and publishes it where there is a
+    publisher.
 
     Args:
         shell: whose lock is held while the job is looked at.
@@ -160,7 +167,7 @@ class PeriodicReports:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Start reporting."""
         self._start_loop("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
         self._start_loop("progress", progress_log.PERIOD_SECONDS, ProgressLogger().log_status)
         self._start_loop(
@@ -173,13 +180,13 @@ class PeriodicReports:
             self._start_loop("timeline", KEEP_SECONDS, lambda status: publisher.save_timeline())
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Stop reporting."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
 
     def current_status(self) -> Status:
-        """The job as it is."""
+        """The current status of the job."""
         with self._shell.lock:
             return self._reporter.build_status()
 
@@ -189,7 +196,7 @@ class PeriodicReports:
         )
 
     def _run_loop(self, period: float, report: Callable[[Status], None]) -> None:
-        """A master that may not decide knows nothing that another one does not know better."""
+        """A master that may not decide reports nothing: another master knows better."""
         while not self._closing.wait(period):
             if self._shell.core_clock.may_decide():
                 report(self.current_status())

@@ -1,4 +1,4 @@
-"""What people read: events as they happen, the status a few times a second, the summary at the end."""
+"""What users read: events as they happen, the status several times a second, and the final summary."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import RunDirectory, append_json_line, read_json, write_json
 
 # --------------------------------------------------------------------------------------------------
-# How fast records are done.
+# Throughput.
 
 
 WINDOW_SECONDS = 5.0
 
 
 class ThroughputMeter:
-    """Records a second: lately, and over all the time in which records were done.
+    """Records per second: recent, and over all the time in which records were done.
 
     Args:
         records: done in that time before, when another master counted.
@@ -56,7 +56,7 @@ class ThroughputMeter:
         self._counted_until: float | None = None
 
     def observe(self, now: float, done: int) -> None:
-        """So many records are done now; fewer than before after a rollback."""
+        """Record the current number of done records; after a rollback it is lower than before."""
         if self._samples:
             self._add_interval(now, done, *self._samples[-1])
         if self._samples and done < self._samples[-1][1]:
@@ -73,12 +73,12 @@ class ThroughputMeter:
 
     @property
     def recent_rate(self) -> float:
-        """Over the last seconds."""
+        """The rate over the last seconds."""
         return _rate_between(self._samples[0], self._samples[-1]) if self._samples else 0.0
 
     @property
     def overall_rate(self) -> float:
-        """From the first to the last record."""
+        """The rate from the first to the last record."""
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -90,12 +90,12 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.2
 PENDING, LEAVING = "pending", "leaving"
-"""What pods are doing that do not run yet, or were told to go."""
+"""What a pod that is not running yet, or was asked to stop, is doing."""
 _REFUSALS_SHOWN = 8
 
 
 class StatusReporter:
-    """Writes ``events.jsonl`` and ``status.json`` of a run. Disks that are full are logged and do not stop the job.
+    """Writes ``events.jsonl`` and ``status.json`` of a run. A full disk is logged and does not stop the job.
 
     Args:
         run: where to.
@@ -129,7 +129,7 @@ class StatusReporter:
     # ------------------------------------------------------------------ events
 
     def emit_core_event(self, told: EmitEvent) -> None:
-        """Queue an event of the core, with the time of day; what is not for people goes to the log."""
+        """Queue an event of the core with the time of day; what is not meant for users goes to the log."""
         event = told.event_name
         if isinstance(event, PhaseEntered):
             log.info("%s %s", event.kind, asdict(event))
@@ -139,13 +139,13 @@ class StatusReporter:
         self.emit_event(replace(event, time=time.time()))
 
     def emit_event(self, event: JobEvent) -> None:
-        """Queue an event of the master's own."""
+        """Queue an event of the master itself."""
         self._on_event(event)
         progress_log.log_event(event)
         self._lines.put(to_json(event))
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued events and stop."""
         self._lines.put(None)
         self._thread.join()
 
@@ -167,7 +167,7 @@ class StatusReporter:
             log.error("%s", error)
 
     def build_status(self) -> Status:
-        """The job as it is now. Call with the shell's lock held."""
+        """The current status. Call with the shell's lock held."""
         state, main = self._state, self._state.main_ledger
         done, total = (main.done_records, count_total_records(state)) if main else (0, 0)
         self._throughput.observe(time.monotonic(), done)
@@ -212,7 +212,10 @@ class StatusReporter:
         return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._worker_rate(pod))
 
     def _worker_rate(self, pod: JobPod) -> float | None:
-        """Records a second of a worker, as whole minibatches; the last one of a range may be smaller."""
+        """Records per second of a worker, counted in whole minibatches.
+
+        The last one of a range may be smaller.
+        """
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
@@ -221,12 +224,12 @@ class StatusReporter:
         return rate.recent_rate
 
     def _shown_refusals(self) -> dict[str, str]:
-        """The first few: they are all asked for one after the other, and the status has to stay small."""
+        """The first refused starts: all are requested one after the other, and the status must stay small."""
         refused = sorted(self._state.pods.refusals.items())[:_REFUSALS_SHOWN]
         return {f"{role}-{index}": reason for (role, index), reason in refused}
 
     def build_summary(self) -> Summary:
-        """What the run has come to. Call with the shell's lock held."""
+        """The summary of the run. Call with the shell's lock held."""
         state, main, counters = self._state, self._state.main_ledger, self._state.counters
         quarantined = sum(work.records for work in main.quarantined_ranges) if main else 0
         lost = main.total_records - main.done_records - quarantined - main.count_remaining_records() if main else 0
@@ -251,7 +254,10 @@ class StatusReporter:
         )
 
     def _updates_by_variable(self) -> dict[str, int]:
-        """Updates that went back, by variable: a PS owns the same ones for the whole run, and its shards name them."""
+        """Rolled-back updates by variable.
+
+        A PS owns the same variables for the whole run, and its shards name them.
+        """
         checkpoint, updates = self._state.checkpoint, self._state.counters.updates_of
         if checkpoint is None:
             return {}
@@ -264,7 +270,7 @@ class StatusReporter:
 
 
 def describe_stall(missing: Sequence[MissingPs], unsaved: str) -> str:
-    """What a job that is stalled waits for; empty for any other."""
+    """What a stalled job waits for; empty for any other."""
     ps = (f"waiting for ps-{each.index}, {each.why}{_format_since(each.since)}" for each in missing)
     return "; ".join([*ps, *([f"{UNSAVED_REASON}: {unsaved}"] if unsaved else [])])
 
@@ -274,7 +280,10 @@ def _format_since(moment: float) -> str:
 
 
 def count_total_records(state: JobStateMachine) -> int:
-    """Records that the job is to work through: what is done, and what the steps that are left have room for.
+    """The total number of records: the done ones, and those of the remaining steps.
+
+    A minibatch at the end of a range may be smaller, so with ``max_steps`` the number is exact only
+    after the last step.
 
     A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
     """
@@ -287,13 +296,13 @@ def count_total_records(state: JobStateMachine) -> int:
 
 
 def current_epoch(ledger: Ledger) -> int:
-    """The epoch, from 1, that the records done so far reach into; what is planned is ahead of that."""
+    """The current epoch, from 1, by the records that are done; the plan is ahead of that."""
     records = ledger.plan.records
     return min(ledger.done_records // records + 1, ledger.epochs) if records else ledger.epochs
 
 
 def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
-    """What a pod is doing, in a word."""
+    """What a pod is doing, in one word."""
     if not pod.staying:
         return LEAVING
     if not pod.has_run:
@@ -302,6 +311,7 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
         return "serving" if pod.attached and pod.initialized else "starting"
     kinds = [kind for kind, _ in state.worker_leases(pod.uid)]
     if kinds and kinds[0] == TRAINING and pod.building:
+        # A worker may hold a lease while it still imports TensorFlow.
         return "starting"  # it leases while it still imports TensorFlow
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
@@ -309,7 +319,10 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
 
 
 def find_run_start(run: RunDirectory) -> float:
-    """When the run was started or resumed last, in unix seconds: its masters come and go. Now, if nothing says so."""
+    """When the run was last started or resumed, in unix seconds, regardless of master restarts.
+
+    Now, if no event says.
+    """
     started = 0.0
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
@@ -319,7 +332,8 @@ def find_run_start(run: RunDirectory) -> float:
 
 
 def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
-    """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
+    """Restore the rate from the status of the previous master, if it belongs to the same start of the run."""
+    # If there is none, or it is unreadable, measuring starts over.
     with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
         status = from_json(Status, read_json(run.status), str(run.status))
         if status.updated >= run_start:
@@ -332,6 +346,7 @@ def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
 def _parse_start_time(line: bytes) -> float | None:
     try:
         event = json.loads(line)
+    # Truncated by a crash.
     except ValueError:  # cut off by a crash
         return None
     return float(event["time"]) if event.get("event") == "run_started" else None

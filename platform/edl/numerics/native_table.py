@@ -59,12 +59,10 @@ class NativeTableSnapshot:
 
     @property
     def position_limit(self) -> int:
-        """As the protocol says."""
         return self._position_limit
 
     @property
     def has_last_steps(self) -> bool:
-        """As the protocol says."""
         return self._has_last_steps
 
     def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
@@ -75,7 +73,6 @@ class NativeTableSnapshot:
         return out
 
     def scan(self, start: int, limit: int) -> RowArrays:
-        """As the protocol says."""
         rows = RowArrays.allocate(count_positions(start, limit, self._position_limit), self._dim)
         return self._copy_rows(min(start, self._position_limit), rows, pass_by=False)
 
@@ -91,16 +88,13 @@ class NativeTableSnapshot:
                 yield chunk
 
     def read_all(self) -> RowArrays:
-        """As the protocol says."""
         return self._copy_rows(0, self._allocate_rows(self._position_limit), pass_by=False)
 
     def retain(self) -> None:
-        """As the protocol says."""
         with self._lock:
             self._holder_count += 1
 
     def release(self) -> None:
-        """As the protocol says."""
         with self._lock:
             self._holder_count -= 1
             if self._holder_count > 0:
@@ -185,12 +179,10 @@ class NativeTable:
 
     @property
     def evicted_count(self) -> int:
-        """As the port says."""
         return self._evicted_count
 
     @property
     def row_limit(self) -> int | None:
-        """As the port says."""
         return self._retention.row_limit
 
     @property
@@ -200,7 +192,6 @@ class NativeTable:
 
     @property
     def position_limit(self) -> int:
-        """As the port says."""
         return self._table.extent
 
     @property
@@ -224,7 +215,6 @@ class NativeTable:
         self._table.read(ids, out)
 
     def prepare_update(self, ids: Ids, step: int) -> None:
-        """As the port says."""
         self._evict_rows(step)
         row_limit = self._retention.row_limit
         if row_limit is not None and len(self) + len(ids) > row_limit:

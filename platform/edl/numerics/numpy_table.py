@@ -64,12 +64,10 @@ class NumpyTable:
 
     @property
     def evicted_count(self) -> int:
-        """As the port says."""
         return self._evicted_count
 
     @property
     def row_limit(self) -> int | None:
-        """As the port says."""
         return self._retention.row_limit
 
     @property
@@ -80,11 +78,9 @@ class NumpyTable:
 
     @property
     def position_limit(self) -> int:
-        """As the port says."""
         return self._used_positions
 
     def prepare_update(self, ids: Ids, step: int) -> None:
-        """As the port says."""
         self._evict_rows(step)
         new_rows = int(np.count_nonzero(self._position_index[np.unique(ids)] == 0))
         self._retention.check_capacity(self._table_spec, len(self), new_rows)
@@ -102,7 +98,6 @@ class NumpyTable:
         return values
 
     def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """As the port says."""
         self._evict_rows(step)
         if not len(ids):
             return
@@ -122,7 +117,6 @@ class NumpyTable:
             self._slots[name][positions] = slot
 
     def scan(self, start: int, limit: int) -> RowArrays:
-        """As the port says."""
         part = start + np.flatnonzero(self._last_steps[start : min(start + limit, self._used_positions)])
         return RowArrays(self._ids[part], self._values[part], {})
 

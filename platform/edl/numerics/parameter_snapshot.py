@@ -116,21 +116,17 @@ class RowArrays:
         return np.where(self.ids[positions] == ids, positions, -1)
 
     def __len__(self) -> int:
-        """As all of these: see TableSnapshot."""
         return len(self.ids)
 
     @property
     def position_limit(self) -> int:
-        """See TableSnapshot."""
         return len(self.ids)
 
     @property
     def has_last_steps(self) -> bool:
-        """See TableSnapshot."""
         return self.last_steps is not None
 
     def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
-        """See TableSnapshot."""
         positions = self.find_positions(ids)
         missing = positions < 0
         values = np.empty((len(ids), table_spec.dim), np.float32)
@@ -140,7 +136,6 @@ class RowArrays:
         return values
 
     def scan(self, start: int, limit: int) -> RowArrays:
-        """See TableSnapshot."""
         part = slice(start, start + limit)
         return RowArrays(self.ids[part], self.values[part], {})
 
@@ -149,7 +144,6 @@ class RowArrays:
         yield self
 
     def read_all(self) -> RowArrays:
-        """See TableSnapshot."""
         return self
 
     def retain(self) -> None:

@@ -238,22 +238,18 @@ class TableParameterStore(ABC):
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
-        """As the port says."""
         return self._tables
 
     def read_flat(self, out: Floats) -> None:
-        """As the port says."""
         np.copyto(out, self._flat_parameters.values)
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
-        """As the port says."""
         try:
             return self._tables[table].read(ids)
         except MemoryError as error:
             raise out_of_memory_error(self._describe_rows(table, ids)) from error
 
     def apply_gradients(self, gradients: PushGradients, update_number: int) -> None:
-        """As the port says."""
         # Whatever can refuse a push is asked before any value changes: a table that is full, and memory for new rows.
         for name, rows in gradients.rows.items():
             try:
@@ -273,15 +269,12 @@ class TableParameterStore(ABC):
                 raise partial_update_error(self._describe_rows(name, rows.ids)) from error
 
     def position_limit(self, table: str) -> int:
-        """As the port says."""
         return self._tables[table].position_limit
 
     def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
-        """As the port says."""
         return self._tables[table].scan(start, limit)
 
     def take_snapshot(self) -> ParameterSnapshot:
-        """As the port says."""
         tables: dict[str, TableSnapshot] = {}
         try:
             flat_copy = self._flat_parameters.copy_values()
@@ -294,7 +287,6 @@ class TableParameterStore(ABC):
         return ParameterSnapshot(self._declaration, flat_copy.values, flat_copy.slots, tables)
 
     def preallocate_copy(self) -> None:
-        """As the port says."""
         try:
             self._flat_parameters.preallocate_copy()
         except MemoryError as error:

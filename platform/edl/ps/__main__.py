@@ -1,4 +1,4 @@
-"""``python -m edl.ps``: one parameter server; its environment says which. Ends with 0 on SIGTERM."""
+"""``python -m edl.ps``: one parameter server, configured by its environment. Exits with 0 on SIGTERM."""
 
 from __future__ import annotations
 

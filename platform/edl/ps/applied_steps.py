@@ -1,4 +1,12 @@
-"""Which pushes enter: each (lease, step) at most once, and none of a revoked lease.
+"""Admission of pushes: each (lease, step) at most once, and none of a revoked lease.
+
+A lease number contains the incarnation of the master that granted it. Leases of the attached
+incarnation are accepted; of lower incarnations, only those that the attached master declared live;
+of higher ones none, until that master attaches. So leases granted by a master that was cut off have
+no effect.
+
+Only leases at or above the *floor* are remembered: the master raises it, and every lease below is
+closed. Pure logic; docs/design/0002-record-accounting.md describes its callers.
 
 A lease's number carries the incarnation of the master that granted it. Leases of the incarnation that attached last are
 believed; of lower ones only those that the new master said live on; of higher ones none, until that master attaches.
@@ -19,45 +27,47 @@ from edl.api.errors import RefusedError, RetryableError
 INCARNATION_BITS = 32
 """A lease is ``(incarnation << 32) + counter``."""
 MAX_MASTERS_AHEAD = 8
-"""So many masters may have come and gone since one was heard of last, which is every second. A number far above would
-be one that no master reaches, and all of them would be refused from then on."""
+"""Maximum number of masters since the last known one, which a PS hears from every second.
+
+If a number far above were accepted, no real master could reach it, and all would be refused.
+"""
 
 
 class PushId(NamedTuple):
-    """One push: a step of a lease."""
+    """Identifies a push: a step of a lease."""
 
     lease: int
     step: int
 
 
 class AdmissionOutcome(Enum):
-    """What becomes of a push."""
+    """The decision on a push."""
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
-    """It was applied before: the answer got lost."""
+    """It was applied before, and the answer was lost."""
     REVOKED = "revoked"
-    """Its lease is revoked, closed or unknown: the worker drops that lease."""
+    """Its lease is revoked, closed or unknown: the worker drops the lease."""
     UNKNOWN_MASTER = "unknown master"
-    """Its lease was granted by a master that has not attached yet: try again."""
+    """Its lease was granted by a master that has not attached yet: retry."""
     STALE = "stale"
-    """It would enter, but its gradient is of values too old: compute it again. Leases do not decide that."""
+    """Its gradient is too old: the worker computes it again. This is never decided by the lease."""
 
 
 class StaleMasterError(RefusedError):
-    """A message of a master that another one has replaced."""
+    """The sender is a master that was replaced."""
 
     kind = "incarnation"
 
 
 class NotAttachedError(RefusedError):
-    """A message of a master that has not attached here yet: the PS is newer than the master thinks."""
+    """The sender is a master that has not attached to this PS yet."""
 
     kind = "unattached"
 
 
 class AppliedSteps:
-    """Memory of what was applied, by lease."""
+    """The applied steps, by lease."""
 
     def __init__(self) -> None:
         self._incarnation = 0
@@ -71,11 +81,11 @@ class AppliedSteps:
 
     @property
     def has_master(self) -> bool:
-        """A master has attached."""
+        """Whether a master has attached."""
         return self._incarnation > 0
 
     def check_master(self, incarnation: int) -> None:
-        """Refuse a message of another master than the one that is attached.
+        """Refuse any master but the attached one.
 
         Raises:
             StaleMasterError: a later master has attached.
@@ -87,7 +97,7 @@ class AppliedSteps:
             raise NotAttachedError(f"master incarnation {incarnation} has not attached, {self._incarnation} has")
 
     def record_incarnation(self, incarnation: int) -> None:
-        """The master that this server registers with says which one it is."""
+        """Record the incarnation of the master that accepted this server's registration."""
         self._last_known_incarnation = max(self._last_known_incarnation, incarnation)
 
     def check_may_attach(self, incarnation: int) -> None:
@@ -108,7 +118,7 @@ class AppliedSteps:
     def attach_master(
         self, incarnation: int, lowest_open_lease: int, revoked_leases: Iterable[int], live_leases: Iterable[int]
     ) -> None:
-        """A master takes over, or the same one comes back.
+        """Attach a new master, or the same one again.
 
         Args:
             incarnation: of the master, from 1.
@@ -126,21 +136,23 @@ class AppliedSteps:
         self.close_leases_below(lowest_open_lease)
 
     def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
-        """What would become of this push; changes nothing."""
-        # A new master's lease may reach the worker before that master has attached here. It may be good.
+        """The decision on a push; changes nothing."""
+        # A new master's lease may reach a worker before that master has attached here. It may be
+        # valid.
         granted_by = lease >> INCARNATION_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
-        # A master that was replaced may not know it yet. Of its leases those are good that the new one took over.
+        # A replaced master may not know it yet. Of its leases, only those that the new master took
+        # over are valid.
         is_believed = granted_by == self._incarnation or lease in self._surviving_leases
         if not is_believed or lease < self._lowest_open_lease or lease in self._revoked_leases:
             return AdmissionOutcome.REVOKED
-        # A worker pushes the steps of a lease in their order, so that one number says which are in. Steps may be
-        # missing before this one: those that went back with a checkpoint do not come again.
+        # A worker pushes the steps of a lease in order, so one number says which are applied. Steps
+        # may be missing before this one: those that were rolled back are not sent again.
         return AdmissionOutcome.APPLIED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
     def admit_push(self, lease: int, step: int) -> AdmissionOutcome:
-        """Decide, and remember the step if it enters: the caller applies it before anybody else asks."""
+        """Decide, and record the step if it is admitted; the caller applies it under the same lock."""
         admission = self.decide_push(lease, step)
         if admission is AdmissionOutcome.APPLIED:
             self._steps[lease] = step + 1
@@ -149,7 +161,7 @@ class AppliedSteps:
         return admission
 
     def revoke_leases(self, leases: Iterable[int], lowest_open_lease: int) -> dict[int, int]:
-        """Close leases for good.
+        """Close leases permanently.
 
         Returns:
             ``steps_by_lease`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
@@ -172,26 +184,26 @@ class AppliedSteps:
 
     @property
     def admitted_count(self) -> int:
-        """Steps let in since the parameters were made, or went back to a checkpoint."""
+        """Steps admitted since the parameters were created or rolled back."""
         return self._admitted_count
 
     def first_steps(self, leases: Iterable[int]) -> dict[int, int]:
-        """The first of these steps, of those of these leases that have any.
+        """The first of these steps, for those of these leases that have any.
 
         Steps between what a checkpoint had of a lease and this one went back, and do not come again.
         """
         return {lease: self._first_steps[lease] for lease in leases if lease in self._first_steps}
 
     def has_reached(self, included_steps: Mapping[int, int]) -> bool:
-        """Whether so many steps of each lease are in."""
+        """Whether the given number of steps of each lease is applied."""
         return all(self._steps.get(lease, 0) >= steps for lease, steps in included_steps.items())
 
     def steps_beyond(self, included_steps: Mapping[int, int]) -> dict[int, int]:
-        """``through`` of those of these leases of which more steps are in than so many."""
+        """The applied steps of those leases that have more than the given number."""
         return {n: self._steps[n] for n, steps in included_steps.items() if self._steps.get(n, 0) > steps}
 
     def restore_steps(self, applied_steps: Mapping[int, int], *, covers_all_steps: bool = False) -> None:
-        """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
+        """Roll back to the applied steps of a checkpoint; the attached master and revoked leases stay.
 
         ``covers_all_steps``: nothing was applied since that checkpoint, so that these are all steps of each lease.
         """
@@ -200,7 +212,7 @@ class AppliedSteps:
         self._admitted_count = 0
 
     def close_leases_below(self, lowest_open_lease: int) -> None:
-        """Close every lease below a floor, and forget it; a floor never goes down."""
+        """Close and forget every lease below a floor; a floor never decreases."""
         if lowest_open_lease <= self._lowest_open_lease:
             return
         self._lowest_open_lease = lowest_open_lease
@@ -209,5 +221,5 @@ class AppliedSteps:
         self._first_steps = {lease: step for lease, step in self._first_steps.items() if lease in self._steps}
 
     def __len__(self) -> int:
-        """Leases that memory is kept for."""
+        """The number of remembered leases."""
         return len(self._steps.keys() | self._revoked_leases)

@@ -1,4 +1,4 @@
-"""Bulk frames from workers to calls of the parameter server, and its results to answers."""
+"""Converts bulk frames of workers to calls of the parameter server, and its results to answers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.spec_messages import json_object, table_from_message, variable_from_message
 
 # --------------------------------------------------------------------------------------------------
-# Bulk heads and bodies to values, checked against what was declared before anything is used.
+# Parsing of bulk heads and bodies. Everything is checked against the declaration before it is used.
+# Whether gradients are finite is not checked here: the worker knows the records that they came
+# from, and decides.
 #
 # Whether gradients are finite is not checked here: the worker knows the records they came from, and decides.
 
 
 _MAX_NAMED_VARIABLES = 3
-"""Variables that a message names."""
+"""Maximum number of variables named in an error message."""
 MAX_LEASE_STEPS = 1 << 31
-"""Steps of one lease, where nobody says how many a lease has."""
+"""Maximum number of steps of a lease where the job does not say."""
 
 
 class BodyReader:
-    """The raw bytes of a frame, taken from front to back.
+    """Reads the raw bytes of a frame from front to back.
 
     Args:
         data: valid while the request is handled.
@@ -54,18 +56,18 @@ class BodyReader:
         self._offset = 0
 
     def read_floats(self, count: int, describe: Callable[[], str]) -> Floats:
-        """The next float32 values, without a copy; ``describe`` names them in errors."""
+        """Read float32 values without a copy; ``describe`` names them in errors."""
         start = self._advance(4 * count, describe)
         return np.frombuffer(self._data, np.float32, count, start)
 
     def read_ids(self, count: int, describe: Callable[[], str]) -> Ids:
-        """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
+        """Read int64 values; copied if unaligned, which NumPy does not report for empty arrays."""
         start = self._advance(8 * count, describe)
         values = np.frombuffer(self._data, np.int64, count, start)
         return values if count and values.flags.aligned else values.copy()
 
     def check_end(self) -> None:
-        """Refuse a body that goes on."""
+        """Refuse trailing bytes."""
         if self._offset != self._data.nbytes:
             raise PeerRefusedError(
                 f"the body has {self._data.nbytes} bytes, the head and the model say {self._offset}", kind="bad"
@@ -83,7 +85,7 @@ class BodyReader:
 
 
 def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclaration, Floats]:
-    """What a worker declares, and the initial slab.
+    """Parse a worker's declaration and the initial parameters.
 
     Raises:
         Refused: sizes do not agree.
@@ -104,7 +106,7 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
 
 
 def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryview) -> PushGradients | None:
-    """What a push brings, as views of the body; None for an empty push.
+    """Parse a push's gradients as views of the body; None for an empty push.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
@@ -132,7 +134,7 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
 
 
 def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
-    """Which rows of which tables are asked for, in the order of the request.
+    """The requested row ids by table, in the order of the request.
 
     Raises:
         Refused: sizes, tables or ids do not fit what was declared.
@@ -147,7 +149,7 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
 
 
 def _describe_variables(declaration: ModelDeclaration) -> str:
-    """The dense variables with their shapes, the first of them by name."""
+    """The dense variables with their shapes; the first ones by name."""
     named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.variables[:_MAX_NAMED_VARIABLES]]
     more = (
         [f"{len(declaration.variables) - _MAX_NAMED_VARIABLES} more"]
@@ -168,9 +170,10 @@ def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Itera
 
 
 def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
-    """The next ids, which are of this table."""
-    # An id outside of its table would be a row that no worker can mean: it is refused before it costs memory
+    """Read the next ids and check that they are in this table."""
+    # An id outside the table can only be an error. Refuse it before memory is allocated for it.
     ids = reader.read_ids(count, partial(_describe_rows, count, "ids (int64)", table))
+    # As uint64, negative ids are the largest.
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise PeerRefusedError(
             f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
@@ -179,7 +182,7 @@ def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
 
 
 MAX_REQUEST_BYTES = 1 << 34
-"""Bytes of the largest push or declaration that is taken."""
+"""Maximum size of a push or declaration, in bytes."""
 
 _WIRE_OUTCOMES = {
     AdmissionOutcome.APPLIED: pb.Pushed.APPLIED,
@@ -227,14 +230,14 @@ class BulkRequestHandler:
             raise out_of_memory_error(f"a {frame.kind.name} of {len(frame.meta) + frame.body.nbytes} bytes") from error
 
     def handle_disconnect(self) -> None:
-        """A connection has ended; called in its thread."""
+        """A connection closed; called on its thread."""
         if self._connection.worker is not None:
             self._server.handle_disconnect(self._connection.worker, threading.get_ident())
 
     def _handle_push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        # The newest step of a lease is remembered, and the master believes it: one far ahead would count as many steps
-        # as done. The other pushes of a round are remembered as well.
+        # The newest step of a lease is remembered, and the master trusts it: a step far ahead would
+        # count all steps before it as done. The other pushes of a round are remembered as well.
         named_pushes: list[pb.Push | pb.Share] = [head, *head.round]
         for named in named_pushes:
             if named.step >= self._max_lease_steps:
@@ -248,6 +251,7 @@ class BulkRequestHandler:
             declaration,
             parse_gradients(declaration, head, frame.body),
             worker=head.worker,
+            # Each connection has a thread of its own.
             connection=threading.get_ident(),  # each connection has a thread of its own
             gradient_version=head.version,
             next_lease=head.next,
@@ -314,21 +318,23 @@ def _memory_views(*arrays: npt.NDArray[Any]) -> tuple[memoryview, ...]:
 
 
 class _ConnectionState(threading.local):
-    """Which worker pushes through a connection; None if none has."""
+    """The worker that pushes through a connection; None if no push came yet."""
 
     worker: int | None = None
 
 
 class _ReplyBuffer(threading.local):
-    """Memory for the slab of an answer, one for each connection: it is on the wire before that connection's next
-    request is read, and a fresh array for each answer would cost more in page faults than the copy itself.
+    """A reusable buffer for the dense values of answers, one per connection.
+
+    An answer is on the wire before the connection's next request is read, so reuse is safe. A new
+    array for each answer would cost more in page faults than the copy itself.
     """
 
     def __init__(self) -> None:
         self._values: Floats = np.empty(0, np.float32)
 
     def values_of_size(self, size: int) -> Floats:
-        """An array of ``size`` values, whatever they are."""
+        """An array of ``size`` values with undefined content."""
         if len(self._values) != size:
             self._values = np.empty(size, np.float32)
         return self._values

@@ -1,4 +1,4 @@
-"""PsControl: what the master asks of a parameter server, as gRPC messages."""
+"""The PsControl gRPC service: requests of the master to a parameter server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from edl.transport import edl_pb2_grpc
 from edl.transport.peer_errors import PeerRefusedError
 
 _NUMBER_LIMIT = 1 << 31
-"""Incarnations, cuts and steps of a lease are below; a lease's number has 32 bits for the first."""
+"""Upper bound of incarnations, cuts and steps of a lease.
+
+In a lease's number, 32 bits are for the incarnation.
+"""
 _CUT_FOLDER_NAME = re.compile(r"cut-[0-9]+")
 _MAX_WAIT_SECONDS = 600.0
 """Seconds that Saved waits for a caller without a deadline."""
@@ -40,7 +43,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         self._checkpoint_root = checkpoint_root
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
-        """A master takes over, or comes back."""
+        """Attach a new or returning master."""
         if not 0 < request.incarnation < _NUMBER_LIMIT or not 0 <= request.cut < _NUMBER_LIMIT:
             raise PeerRefusedError(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
         _check_lowest_open_lease(request.floor, request.incarnation)
@@ -69,22 +72,22 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         )
 
     def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
-        """Close leases for good."""
+        """Close leases permanently."""
         _check_lowest_open_lease(request.floor, request.incarnation)
         through, first = self._server.revoke_leases(request.incarnation, request.leases, request.floor)
         return pb.RevokeReply(applied=_lease_steps(through), first=_lease_steps(first))
 
     def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
-        """Make room for the copy of a cut."""
+        """Allocate memory for the copy of a cut."""
         self._server.prepare_cut(request.incarnation)
         return pb.PrepareReply()
 
     def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:  # noqa: N802
-        """Let no further step in."""
+        """Pause updates for a cut."""
         return pb.HoldReply(applied=_lease_steps(self._server.pause_pushes(request.incarnation, request.cut)))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
-        """Take a cut."""
+        """Take a snapshot for a cut."""
         if not 0 < request.cut < _NUMBER_LIMIT or any(not 0 <= step.through < _NUMBER_LIMIT for step in request.within):
             raise PeerRefusedError(
                 f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad"
@@ -106,24 +109,24 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause_seconds, entered=taken.admitted_steps)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
-        """Call a cut off, or hold updates after it no longer."""
+        """Abort a cut, or resume updates after it."""
         self._server.release_cut(request.incarnation, request.cut)
         return pb.ReleaseReply()
 
     def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
-        """Forget a pinned copy."""
+        """Drop a pinned copy."""
         self._server.unpin_cut(request.incarnation, request.cut)
         return pb.UnpinReply()
 
     def Saved(self, request: pb.SavedRequest, context: Any) -> pb.SavedReply:  # noqa: N802
-        """Wait for a shard, no longer than the caller does."""
+        """Wait for a shard, at most until the caller's deadline."""
         remaining = context.time_remaining()
         timeout = _MAX_WAIT_SECONDS if remaining is None else max(0.0, remaining - _DEADLINE_MARGIN)
         saved = self._server.wait_until_saved(request.incarnation, request.cut, timeout)
         return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
 
     def _checkpoint_directory(self, path: str) -> Path | None:
-        """The folder of a checkpoint of this run; None if none is named.
+        """The directory of a checkpoint of this run; None if none is named.
 
         Raises:
             Refused: it is another folder.
@@ -141,7 +144,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
 
 
 def _check_lowest_open_lease(lowest_open_lease: int, incarnation: int) -> None:
-    """Refuse a floor above every lease of the master that names it: those of the next ones would be closed as well.
+    """Refuse a floor above every lease of the master: it would also close the leases of the next masters.
 
     Raises:
         Refused: it is one.

@@ -1,4 +1,7 @@
-"""Cuts: which steps wait, and which copies are kept.
+"""Cuts on one PS: which steps wait, and which copies are kept.
+
+While updates are paused for a cut, a step is admitted only if another PS already has it. So all PS
+copy the same steps. See docs/design/0002-record-accounting.md.
 
 While a cut is held, a step enters only if another PS has it already: so all of them copy the same steps. See
 docs/design/0002-record-accounting.md.
@@ -15,20 +18,22 @@ from edl.numerics.parameter_snapshot import PinError
 CopyT = TypeVar("CopyT")
 
 MAX_PAUSE_SECONDS = 5.0
-"""Updates are not held for longer, whatever became of the master."""
+"""Maximum pause in seconds, whatever happens to the master."""
 MAX_CUTS_AHEAD = 100
-"""A master numbers its cuts one after the other and asks every server in each of them. Once a number far above were
-passed here, every cut up to it would be refused as over."""
+"""Masters number cuts consecutively and send each one to every PS.
+
+If a number far above the last were accepted, every cut below it would be refused as over.
+"""
 
 
 class CutError(RefusedError):
-    """A cut that cannot be taken any more."""
+    """The cut can no longer be taken."""
 
     kind = "cut"
 
 
 class CutState(Generic[CopyT]):
-    """The cuts of one PS; ``CopyT`` is what a snapshot is. Times are seconds of a monotonic clock."""
+    """The cuts of one PS; ``CopyT`` is the type of a snapshot. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._last_finished_cut = 0
@@ -39,34 +44,38 @@ class CutState(Generic[CopyT]):
         self._pinned_copies: dict[int, CopyT] = {}
 
     def pause_pushes(self, cut: int, now: float) -> None:
-        """Keep every step out from now on; once more for the same cut changes nothing.
+        """Pause all steps from now on; repeating this for the same cut changes nothing.
 
         Raises:
             CutError: steps were let in since.
         """
         self.check_open(cut)
-        # The question may be repeated. A later cut takes the place of one whose master is gone.
+        # The request may be repeated. A later cut replaces one whose master is gone.
         if cut > self._paused_cut:
             self._paused_cut, self._paused_since, self._included_steps, self._copied_cut = cut, now, {}, 0
 
     def include_steps(self, cut: int, included_steps: Mapping[int, int]) -> None:
-        """Steps below ``included_steps`` of a lease belong to the cut."""
+        """Declare that steps below ``included_steps`` of a lease belong to the cut."""
         if cut == self._paused_cut:
             self._included_steps = included_steps
 
     def must_wait(self, lease: int, step: int) -> bool:
-        """A step must wait."""
-        # Steps below belong to the cut: another server has them already, so that this one needs them in its copy.
+        """Whether a step must wait."""
+        # Steps below belong to the cut: another server has them, so this one needs them in its
+        # copy.
         return self._paused_cut > 0 and step >= self._included_steps.get(lease, 0)
 
     @property
     def is_paused(self) -> bool:
-        """Whether steps are kept out."""
+        """Whether steps are paused."""
         return self._paused_cut > 0
 
     @property
     def pause_deadline(self) -> float:
-        """When the cut that is held will have been for too long; never if there is none, or its copy was made.
+        """When the pause for the current cut times out; infinite if there is no cut or its copy was made.
+
+        After the copy, steps wait for the successor of a PS, which may have to wait to be
+        scheduled; the master ends that pause.
 
         After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
         when it is there.
@@ -74,18 +83,18 @@ class CutState(Generic[CopyT]):
         return self._paused_since + MAX_PAUSE_SECONDS if self._paused_cut and not self._copied_cut else float("inf")
 
     def expire_pause(self, now: float) -> bool:
-        """Give up a cut that was held for too long; whether there was one."""
+        """Abort a cut whose pause timed out; returns whether there was one."""
         if now < self.pause_deadline:
             return False
         self.finish_cut(self._paused_cut)
         return True
 
     def paused_seconds(self, now: float) -> float:
-        """Seconds since steps were kept out first; 0 if they are not."""
+        """Seconds since the pause began; 0 without a pause."""
         return now - self._paused_since if self._paused_cut else 0.0
 
     def is_open(self, cut: int) -> bool:
-        """Whether it can still be taken."""
+        """Whether the cut can still be taken."""
         return cut > self._last_finished_cut
 
     def check_open(self, cut: int) -> None:
@@ -99,7 +108,7 @@ class CutState(Generic[CopyT]):
         self.check_reachable(cut)
 
     def check_reachable(self, cut: int) -> None:
-        """Refuse a cut that no master can have got to since the last one.
+        """Refuse a cut number that no master can have reached.
 
         Raises:
             CutError: it is one.
@@ -109,12 +118,15 @@ class CutState(Generic[CopyT]):
             raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut {last}, the last one asked for here")
 
     def record_copy(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
-        """The state was copied: let all steps in; ``keep_paused``: not before ``release_cut``.
+        """Record that the copy was made and resume steps.
+
+        ``keep_paused``: not before ``release_cut``. ``pin`` keeps the copy.
 
         ``pin`` keeps the copy.
         """
         if keep_paused:
-            # Pushes that came in now would be in no copy, and be lost with the server that is about to end
+            # Pushes admitted now would be in no copy, and lost with the server that is about to
+            # exit.
             self._copied_cut = cut
         else:
             self.finish_cut(cut)
@@ -122,14 +134,14 @@ class CutState(Generic[CopyT]):
             self._pinned_copies[cut] = copy
 
     def finish_cut(self, cut: int) -> None:
-        """The cut is complete, or off: nothing waits for it any more."""
-        # A late message about an older cut must not open it again
+        """The cut is complete or aborted: nothing waits for it any more."""
+        # A late message about an older cut must not reopen it.
         self._last_finished_cut = max(self._last_finished_cut, cut)
         if self._paused_cut <= self._last_finished_cut:
             self._paused_cut, self._included_steps, self._copied_cut = 0, {}, 0
 
     def release_cut(self, cut: int) -> CopyT | None:
-        """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
+        """Abort a cut or end its pause: resume steps; returns the copy if it was pinned."""
         self.finish_cut(cut)
         return self._pinned_copies.pop(cut, None)
 
@@ -140,7 +152,7 @@ class CutState(Generic[CopyT]):
         return self._pinned_copies[cut]
 
     def unpin_cut(self, cut: int) -> CopyT | None:
-        """Forget the copy and return it; None if it is not kept."""
+        """Drop the copy and return it; None if it is not kept."""
         return self._pinned_copies.pop(cut, None)
 
     def pinned_cuts(self) -> Iterator[int]:

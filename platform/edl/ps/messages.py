@@ -1,4 +1,4 @@
-"""What the master says to a parameter server, and what it answers, as plain values."""
+"""Requests of the master to a parameter server and the answers, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl.ps.sync_rounds import PendingRound
 
 @dataclass(frozen=True, slots=True)
 class MasterAttachment:
-    """What a master says when it attaches.
+    """The master's attach request.
 
     Attributes:
         incarnation: of the master.
@@ -36,7 +36,7 @@ class MasterAttachment:
     covers_all_steps: bool = False
 
     def is_same_restore(self, other: MasterAttachment | None) -> bool:
-        """Whether ``other`` asked for the very restore that this one asks for: its answer was lost."""
+        """Whether ``other`` requested exactly this restore: its answer was lost."""
         return other is not None and self._restore_key == other._restore_key
 
     @property
@@ -46,7 +46,7 @@ class MasterAttachment:
 
 @dataclass(frozen=True, slots=True)
 class AttachResult:
-    """What a master learns when it attaches.
+    """The PS's answer to an attach request.
 
     ``applied_steps`` is ``through`` by lease, ``pinned_cuts`` the cuts that are kept.
     """
@@ -59,7 +59,7 @@ class AttachResult:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """A snapshot that was taken.
+    """The result of a snapshot.
 
     Attributes:
         pause_seconds: for so many seconds no step was let in.
@@ -74,7 +74,7 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True)
 class PsStatistics:
-    """One moment of a parameter server.
+    """Statistics of a parameter server at one moment.
 
     Attributes:
         version: updates that are in its values.

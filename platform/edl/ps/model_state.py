@@ -1,4 +1,4 @@
-"""What a parameter server holds at the moment: the parameters and how many pushes are in them, or nothing yet."""
+"""The parameters that a parameter server holds, with the number of applied pushes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from edl.ps.shard_restore import CutSnapshot
 from edl.transport.peer_errors import PeerRefusedError
 
 # --------------------------------------------------------------------------------------------------
-# Which store a parameter server keeps its parameters in: as the job asks, and as this machine can.
+# Which store holds the parameters, by the job's choice and the machine's abilities. The native
+# store produces the same bits as the NumPy store and is many times faster. So the parameter servers
+# of one job may use different stores, and a PS may restart with the other one.
 #
 # The native store has the NumPy store's bits and is many times faster. So parameter servers of one job may differ, and
 # one may come back with the other store.
@@ -33,7 +35,7 @@ _REQUESTED_REASON = "ps.store asks for it"
 
 @dataclass(frozen=True, slots=True)
 class NativeExtension:
-    """What this process has of native code.
+    """The native code available to this process.
 
     Attributes:
         optimizers: those that it has kernels for.
@@ -45,7 +47,7 @@ class NativeExtension:
 
 
 def find_extension() -> NativeExtension:
-    """Look for it, by importing it."""
+    """Try to import the native extension."""
     try:
         from edl.numerics.native_table import NATIVE_OPTIMIZERS
     except ImportError as error:
@@ -56,7 +58,7 @@ def find_extension() -> NativeExtension:
 def choose_store(
     requested_store: str, extension: NativeExtension, optimizer: OptimizerSpec | None = None
 ) -> Decision[str]:
-    """NATIVE or NUMPY: NATIVE wherever that can be had, unless the job asks for NUMPY.
+    """Choose NATIVE or NUMPY: NATIVE where it is available, unless the job asks for NUMPY.
 
     Args:
         requested_store: what the job's ``ps.store`` says.
@@ -78,7 +80,7 @@ def choose_store(
 
 @dataclass(frozen=True, slots=True)
 class StoreFactory:
-    """Makes the stores of one parameter server.
+    """Creates the stores of one parameter server.
 
     Attributes:
         requested_store: what the job's ``ps.store`` says: ``auto``, ``native`` or ``numpy``.
@@ -93,11 +95,10 @@ class StoreFactory:
     native_extension: NativeExtension = field(default_factory=find_extension)
 
     def choose_store_kind(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
-        """See the function of this name."""
         return choose_store(self.requested_store, self.native_extension, optimizer)
 
     def make_store(self, declaration: ModelDeclaration, initial_values: Floats) -> TableParameterStore:
-        """A store with this slab and empty tables.
+        """A store with these initial values and empty tables.
 
         Raises:
             Refused: kind ``model``, if the job insists on native tables and they cannot be had.
@@ -106,6 +107,7 @@ class StoreFactory:
         if decision.value != self.choose_store_kind().value:
             log.info("tables are %s (%s)", decision.value, decision.reason)
         if decision.value == NATIVE_STORE:
+            # Raises ImportError without the extension.
             from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
 
             return NativeParameterStore(declaration, initial_values, self.retention, threads=self.table_threads)
@@ -116,7 +118,7 @@ class StoreFactory:
         return NumpyParameterStore(declaration, initial_values, self.retention)
 
     def restore_store(self, snapshot: ParameterSnapshot, version: int = 0) -> TableParameterStore:
-        """A store that holds what a snapshot of this version holds; raises what :meth:`make_store` does."""
+        """A store with the content of a snapshot; raises like :meth:`make_store`."""
         store = self.make_store(snapshot.declaration, snapshot.flat_values)
         store.load_snapshot(snapshot, version)
         return store
@@ -151,8 +153,8 @@ class ModelState:
         self.version = 0
         self._store_factory = store_factory or StoreFactory()
         self._store: ParameterStore | None = None
-        # Parameters put together from the shards of another number of PS have all values but no order of the slab
-        # yet: only workers know it.
+        # Parameters merged from shards of a different number of PS have values but no order of the
+        # flat buffer yet: only workers know the order.
         self._has_slab_order = False
         self._partial_update_error: PartialUpdateError | None = None
 
@@ -163,11 +165,11 @@ class ModelState:
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
-        """By name; none before there are parameters."""
+        """Tables by name; empty before there are parameters."""
         return {} if self._store is None else self._store.tables
 
     def declare_model(self, declaration: ModelDeclaration, initial_values: Floats) -> bool:
-        """Make the parameters, unless they are there; whether they were made.
+        """Create the parameters unless they exist; returns whether they were created.
 
         Raises:
             Refused: kind ``model``, if another model or optimizer is here, or no store may hold this one.
@@ -176,7 +178,8 @@ class ModelState:
         if self._store is None:
             self._replace_store(self._store_factory.make_store(declaration, initial_values))
             return True
-        # Values restored for another number of servers get their order by the first declaration
+        # Values restored for a different number of servers get their order from the first
+        # declaration.
         if not self._has_slab_order and self._store.declaration.equals_ignoring_order(declaration):
             with self._store.take_snapshot() as unordered:
                 self._replace_store(
@@ -187,7 +190,7 @@ class ModelState:
         return False
 
     def require_store(self) -> ParameterStore:
-        """The parameters.
+        """The parameters, for reading and writing.
 
         Raises:
             Refused: kind ``uninitialized``, until a worker has said in which order they are.
@@ -200,7 +203,7 @@ class ModelState:
         return self._store
 
     def require_unchanged_store(self, declaration: ModelDeclaration) -> ParameterStore:
-        """The parameters, if they are still those that a request was checked against.
+        """The parameters, if they are still the ones that a request was checked against.
 
         Raises:
             Refused: kind ``busy`` if they were replaced since then.
@@ -211,7 +214,7 @@ class ModelState:
         return store
 
     def apply_push(self, gradients: PushGradients | None) -> None:
-        """Apply what a push brings, and count it.
+        """Apply a push and count it.
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
@@ -224,20 +227,20 @@ class ModelState:
             except PartialUpdateError as error:
                 self._partial_update_error = error
                 raise
-        # Counted without gradients, too: the version is what workers take for the global step
+        # Empty pushes count too: workers use the version as the global step.
         self.version += 1
 
     def preallocate_copy(self) -> None:
-        """Prepare memory for the next copy; without the server's lock, because that takes a while."""
+        """Allocate memory for the next copy. Called without the server's lock, because it takes a while."""
         if self._store is not None:
             self._store.preallocate_copy()
 
     def copy_at_cut(self, cut: int, applied_steps: AppliedSteps) -> CutSnapshot:
-        """The state at a cut; who takes it releases its snapshot."""
+        """The state at a cut; the caller releases its snapshot."""
         return CutSnapshot(cut, self.require_store().take_snapshot(), self.version, applied_steps.steps_by_lease())
 
     def restore_cut(self, cut: CutSnapshot) -> None:
-        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may.
+        """Replace the parameters by those of a cut.
 
         OutOfMemoryError.
         """

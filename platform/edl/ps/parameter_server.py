@@ -1,4 +1,8 @@
-"""One parameter server: parameters, leases and cuts behind one lock, and what each request does to them.
+"""One parameter server: parameters, leases and cuts behind one lock.
+
+The lock makes every request atomic: a push is applied completely or not at all, and a pull copies
+the state between two pushes. Live values are copied under the lock and sent after it is released;
+pinned copies never change and are read without it.
 
 The lock makes every request atomic: a push enters wholly or not at all, and what a pull copies is the state between two
 pushes. Copies of live values are made under the lock and sent after it; pinned copies never change and are
@@ -34,11 +38,14 @@ log = logging.getLogger(__name__)
 PUSH_TIMEOUT_SECONDS = 20.0
 """Seconds that a push waits for a cut before it is answered ``busy``."""
 STEP_ARRIVAL_SECONDS = 0.2
-"""So long one request to take a cut waits for steps that are on their way: the master may have another one by then."""
+"""Maximum seconds for which one snapshot request waits for missing steps.
+
+By then the master may have started another cut.
+"""
 
 
 class ParameterServer:
-    """See the module's docstring. Safe to be called from any thread.
+    """One parameter server. Thread-safe.
 
     Args:
         ps_index: of this PS.
@@ -77,7 +84,7 @@ class ParameterServer:
     # ------------------------------------------------------------ workers
 
     def declare_model(self, declaration: ModelDeclaration, initial_values: Floats) -> tuple[int, bool]:
-        """Make the parameters, unless they are there.
+        """Create the parameters unless they exist.
 
         Returns:
             The version, and whether this declaration was the first one.
@@ -94,12 +101,12 @@ class ParameterServer:
             return self._model_state.version, first
 
     def require_declaration(self) -> ModelDeclaration:
-        """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
+        """The current declaration; raises Refused (kind ``uninitialized``) if there is none."""
         with self._condition:
             return self._model_state.require_store().declaration
 
     def pull(self, declaration: ModelDeclaration, out: Floats) -> int:
-        """Copy the slab to ``out``, which was made for ``require_declaration``; returns its version."""
+        """Copy the dense values to ``out``, sized for ``require_declaration``; returns their version."""
         with self._condition:
             self._model_state.require_unchanged_store(declaration).read_flat(out)
             return self._model_state.version
@@ -116,7 +123,7 @@ class ParameterServer:
             return self._model_state.require_store().scan_rows(table, start, limit)
 
     def position_limit(self, table: str) -> int:
-        """Rows are at positions below this."""
+        """Exclusive upper bound of row positions."""
         with self._condition:
             return self._model_state.require_store().position_limit(table)
 
@@ -126,7 +133,9 @@ class ParameterServer:
             return self._cut_state.pinned_copy(cut)
 
     def push(self, push: PendingPush, out: Floats | None = None) -> tuple[AdmissionOutcome, int]:
-        """Admit a push, or refuse it: it is applied once, after a cut that keeps it out, with the others of its round.
+        """Apply a push once, or refuse it.
+
+        It may wait for a cut that excludes it, and for the other pushes of its round.
 
         Whether its lease and step are good is decided by ``AppliedSteps.decide_push``, which is asked here for a push
         that would wait for a cut, and by the updater for each.
@@ -145,7 +154,8 @@ class ParameterServer:
         """
         deadline = self._clock() + self._push_timeout
         with self._condition:
-            # While a cut is held, every server keeps the steps out that are not part of it: so all copy the same ones.
+            # While updates are paused for a cut, every server excludes the steps that are not part
+            # of it, so that all copy the same steps.
             if self._must_wait_for_cut(push.push_id):
                 self._paused_pushes += 1
                 self._condition.notify_all()
@@ -155,11 +165,12 @@ class ParameterServer:
                 finally:
                     self._paused_pushes -= 1
 
-            # The gradients were checked against a model that a restore may have replaced since.
+            # A restore may have replaced the model that the gradients were checked against.
             self._model_state.require_unchanged_store(push.declaration)
 
-            # In asynchronous mode the outcome is known when this returns, in synchronous mode when the round closes:
-            # another push may close it, a revoked lease, or a worker that ends. Until then nothing has changed.
+            # In asynchronous mode the outcome is known when this returns, in synchronous mode when
+            # the round closes: by another push, a revoked lease, or the end of a worker. Until then
+            # nothing has changed.
             self._updater.offer_push(push)
             self._condition.notify_all()
             self._wait_until(lambda: push.outcome is not None or self._is_closed, deadline)
@@ -180,7 +191,7 @@ class ParameterServer:
             return admission, self._model_state.version
 
     def handle_disconnect(self, worker: int, connection: int) -> None:
-        """A worker's connection closed: no round waits for what would have come through it."""
+        """A worker's connection closed: rounds stop waiting for its pushes."""
         with self._condition:
             self._updater.handle_disconnect(worker, connection)
             self._condition.notify_all()
@@ -188,7 +199,7 @@ class ParameterServer:
     # ------------------------------------------------------------ the master
 
     def attach_master(self, attachment: MasterAttachment) -> AttachResult:
-        """A master takes over; with ``restore`` the parameters become those of a checkpoint.
+        """Attach a master; with ``restore`` the parameters become those of a checkpoint.
 
         The same attachment again (its answer was lost) does not restore again.
 
@@ -224,7 +235,7 @@ class ParameterServer:
                 )
 
     def record_incarnation(self, incarnation: int) -> None:
-        """The master that this server registers with says which one it is."""
+        """Record the incarnation of the master that accepted this server's registration."""
         with self._condition:
             self._applied_steps.record_incarnation(incarnation)
 
@@ -240,13 +251,13 @@ class ParameterServer:
             return steps_by_lease, first_steps
 
     def prepare_cut(self, incarnation: int) -> None:
-        """Make room for the copy of a cut, while pushes go on."""
+        """Allocate memory for a cut while pushes continue."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
         self._model_state.preallocate_copy()
 
     def pause_pushes(self, incarnation: int, cut: int) -> Mapping[int, int]:
-        """Let no further step in until the cut is taken, is off, or was held for too long.
+        """Pause steps until the cut is taken, aborted or timed out.
 
         Returns:
             ``through`` of the leases that pushes have come of since this server began, or went back to a checkpoint.
@@ -271,7 +282,7 @@ class ParameterServer:
         included_steps: Mapping[int, int] | None = None,
         keep_paused: bool = False,
     ) -> SnapshotResult | None:
-        """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
+        """Copy the state, resume waiting pushes, and start writing the copy if it is a checkpoint.
 
         The same cut again (its answer was lost) gives the same answer.
 
@@ -299,13 +310,14 @@ class ParameterServer:
                 if not self._wait_for_steps(cut, steps, STEP_ARRIVAL_SECONDS) and self._cut_state.is_open(cut):
                     return None
                 self._applied_steps.check_master(incarnation)
+            # A repeated request took it in the meantime.
             if not self._has_copied(cut):  # by a second try of the same question, meanwhile
                 self._last_snapshot = self._copy_state(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
             self._reevaluate_pushes()
             return self._last_snapshot
 
     def release_cut(self, incarnation: int, cut: int) -> None:
-        """The cut is off, or held no longer: let waiting pushes in."""
+        """Abort a cut or end its pause: resume waiting pushes."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
             self._cut_state.check_reachable(cut)
@@ -314,7 +326,7 @@ class ParameterServer:
         _release_copy(pinned_copy)
 
     def unpin_cut(self, incarnation: int, cut: int) -> None:
-        """Forget the copy of a pinned cut."""
+        """Drop the copy of a pinned cut."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
             pinned_copy = self._cut_state.unpin_cut(cut)
@@ -327,13 +339,13 @@ class ParameterServer:
         return self._shard_writer.wait_until_saved(cut, timeout)
 
     def collect_statistics(self) -> PsStatistics:
-        """What it has done and holds, for people; costs no more than a small pull."""
+        """Statistics for users; costs no more than a small pull."""
         with self._condition:
             model_state, updater = self._model_state, self._updater
             return PsStatistics(model_state.version, updater.push_counts, updater.pending_round, model_state.tables)
 
     def close(self) -> None:
-        """Answer pushes that wait; the process ends."""
+        """Answer waiting pushes before the process exits."""
         with self._condition:
             if not self._is_closed:
                 self._is_closed = True
@@ -343,7 +355,7 @@ class ParameterServer:
     # ------------------------------------------------------------ under the lock
 
     def _must_wait_for_cut(self, push_id: PushId) -> bool:
-        """A retried or revoked push changes nothing, so that it need not wait."""
+        """Whether the push must wait for a cut. A repeated or revoked push changes nothing and need not wait."""
         self._check_running()
         return (
             self._cut_state.must_wait(*push_id)
@@ -351,7 +363,9 @@ class ParameterServer:
         )
 
     def _wait_until(self, is_over: Callable[[], bool], deadline: float) -> bool:
-        """Let the lock go until it is over; False if it is not by then.
+        """Release the lock and wait for a condition; False on timeout.
+
+        A pause that takes too long is ended meanwhile: its master may be gone.
 
         A cut that is held for too long is given up meanwhile: its master may be gone, and nobody else would.
         """
@@ -366,7 +380,7 @@ class ParameterServer:
         return True
 
     def _wait_for_steps(self, cut: int, included_steps: Mapping[int, int], timeout: float) -> bool:
-        """Let the steps below ``included_steps`` of each lease in; whether all of them have come after so many seconds.
+        """Admit the steps below ``included_steps`` of each lease; returns whether all arrived in time.
 
         Raises:
             Refused: kind ``busy``: the process ends.
@@ -383,7 +397,7 @@ class ParameterServer:
         return self._applied_steps.has_reached(included_steps)
 
     def _reevaluate_pushes(self) -> None:
-        """Leases or cuts changed: pushes that wait may have their outcome now, or their turn."""
+        """Leases or cuts changed: waiting pushes may be decided or may proceed now."""
         self._updater.reevaluate()
         self._condition.notify_all()
 
@@ -423,7 +437,7 @@ class ParameterServer:
         return result
 
     def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | None:
-        """What an attachment restores, read without holding up pushes."""
+        """Read what an attachment restores, without blocking pushes."""
         if attachment.restore_directory is None or attachment.is_same_restore(self._last_restore):
             return None
         try:
@@ -450,6 +464,6 @@ def _make_updater(
 
 
 def _release_copy(pinned_copy: CutSnapshot | None) -> None:
-    """Give the memory of a copy back, without the lock: that takes a while."""
+    """Free a copy without holding the lock, because that takes a while."""
     if pinned_copy is not None:
         pinned_copy.snapshot.release()

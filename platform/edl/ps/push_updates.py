@@ -1,4 +1,4 @@
-"""How pushes become updates; used under the server's lock.
+"""Turns pushes into updates; used under the server's lock.
 
 An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.push_updates``) at once, in
 synchronous mode (``edl.ps.sync_updates``) when its round closes. Until then it has changed nothing.
@@ -17,12 +17,12 @@ from edl.ps.model_state import ModelState
 from edl.ps.sync_rounds import PendingRound
 
 # --------------------------------------------------------------------------------------------------
-# What became of pushes, in numbers; counted under the server's lock.
+# Statistics of pushes, updated under the server's lock.
 
 
 @dataclass(frozen=True, slots=True)
 class PushCounts:
-    """Pushes that brought a gradient, since this process began; what was rolled back since counts, too.
+    """Counts of pushes that carried a gradient, since this process started; rolled-back pushes are included.
 
     Attributes:
         applied_pushes: those that are in an update.
@@ -46,19 +46,22 @@ class PushCounter:
         self._applied_pushes = self._update_count = self._stale_pushes = self._total_staleness = self._max_staleness = 0
 
     def count_update(self, staleness: Sequence[int]) -> None:
-        """An update was made of gradients that miss so many others each; of none, it is not worth counting."""
+        """Count an update made of gradients with these staleness values.
+
+        An update without gradients is not counted.
+        """
         self._applied_pushes += len(staleness)
         self._update_count += bool(staleness)
         self._total_staleness += sum(staleness)
         self._max_staleness = max(self._max_staleness, *staleness, 0)
 
     def count_stale_push(self) -> None:
-        """A push was too old."""
+        """Count a stale push."""
         self._stale_pushes += 1
 
     @property
     def push_counts(self) -> PushCounts:
-        """So far."""
+        """The counts so far."""
         return PushCounts(
             self._applied_pushes, self._update_count, self._stale_pushes, self._total_staleness, self._max_staleness
         )
@@ -66,7 +69,7 @@ class PushCounter:
 
 @dataclass(slots=True)
 class PendingPush:
-    """A push, and what became of it once that is known.
+    """A push and, once it is decided, its outcome.
 
     Attributes:
         push_id: which step of which lease it is.
@@ -95,11 +98,11 @@ class PendingPush:
     round_pushes: tuple[PushId, ...] = ()
 
     def staleness_at(self, version: int) -> int:
-        """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
+        """Updates that the gradient missed at ``version``; 0 after a rollback."""
         return max(0, version - self.gradient_version)
 
     def require_admission(self) -> AdmissionOutcome:
-        """The outcome; raises what went wrong instead."""
+        """The outcome; raises it if it is an error."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
         assert self.outcome is not None
@@ -107,37 +110,37 @@ class PendingPush:
 
 
 class PushUpdater(Protocol):
-    """What the server does with pushes; each method may give some of them their outcome."""
+    """The server's update strategy; each method may decide the outcome of some pushes."""
 
     def offer_push(self, push: PendingPush) -> None:
-        """A push that no cut keeps out any more."""
+        """Offer a push that no cut excludes."""
 
     def withdraw_push(self, push: PendingPush) -> str:
-        """A push waited for too long and will be sent again; says for what."""
+        """A push timed out and will be sent again; returns what it was waiting for."""
 
     def reevaluate(self) -> None:
-        """Leases or cuts changed."""
+        """Leases or cuts changed: decide waiting pushes."""
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
         """A worker's connection closed."""
 
     def reject_pending(self) -> None:
-        """The parameters were replaced: what waits is to be sent again."""
+        """The parameters were replaced: waiting pushes must be sent again."""
 
     def summary(self) -> str:
-        """What was done, for the log."""
+        """A summary for the log."""
 
     @property
     def push_counts(self) -> PushCounts:
-        """What became of the pushes so far."""
+        """The counts of pushes so far."""
 
     @property
     def pending_round(self) -> PendingRound | None:
-        """The update that waits for more pushes, if one does."""
+        """The incomplete update, if there is one."""
 
 
 class AsyncUpdater:
-    """Every push is an update, at once.
+    """Asynchronous mode: every push is applied at once.
 
     Args:
         applied_steps: which pushes enter.
@@ -153,42 +156,40 @@ class AsyncUpdater:
         self._push_counter = PushCounter()
 
     def offer_push(self, push: PendingPush) -> None:
-        """Applied before this returns, or refused."""
+        """Apply or refuse the push before returning."""
         push.outcome = self._applied_steps.decide_push(*push.push_id)
         if push.outcome is not AdmissionOutcome.APPLIED:
             return
         gradients, staleness = push.gradients, push.staleness_at(self._model_state.version)
         if gradients is not None and self._staleness_aware:
             gradients = replace(gradients, learning_rate=gradients.learning_rate / max(1, staleness))
-        # First the values, then the step: a push that there is no memory for is refused here, and has not entered.
-        # Nobody sees one without the other, because the lock is held.
+        # Apply the values first, then record the step: a push that runs out of memory is refused
+        # here and has not been admitted. The lock hides the intermediate state.
         self._model_state.apply_push(gradients)
         self._applied_steps.admit_push(*push.push_id)
         self._push_counter.count_update([] if gradients is None else [staleness])
 
     def withdraw_push(self, push: PendingPush) -> str:
-        """Nothing waits here."""
+        """Never called: no push waits in this mode."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 
     def reevaluate(self) -> None:
-        """Nothing waits here."""
+        """No push waits in this mode."""
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """Nobody is waited for."""
+        """No push waits in this mode."""
 
     def reject_pending(self) -> None:
-        """Nothing waits here."""
+        """No push waits in this mode."""
 
     def summary(self) -> str:
-        """See the protocol."""
         return f"{self._model_state.version} updates"
 
     @property
     def push_counts(self) -> PushCounts:
-        """See the protocol."""
         return self._push_counter.push_counts
 
     @property
     def pending_round(self) -> None:
-        """No update waits for anything."""
+        """None: no push waits in this mode."""
         return

@@ -1,4 +1,4 @@
-"""The process of a parameter server: two sockets, a registration, and a clean end."""
+"""The process of a parameter server: its two servers, its registration, and its shutdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.process_identity import ProcessIdentity
 
 # --------------------------------------------------------------------------------------------------
-# Telling the master where this parameter server is, for as long as both live.
+# Registration with the master, repeated every second for as long as both processes live. It is
+# cheap, and a restarted master finds its existing PS by it; the master attaches after a
+# registration that is new to it. The statistics for users travel with it. After SIGTERM, the
+# process registers as leaving and keeps serving until the master releases it, when its state is in
+# a checkpoint. Without a master no checkpoint can be taken, so it exits at once.
 #
 # The master attaches after each registration that it did not know of. Registering every second costs it nothing and is
 # how a restarted master finds the PS that it has. With it goes what people are told of this process.
@@ -53,7 +57,7 @@ _PERMANENT_KINDS = frozenset({"token", "version"})
 
 
 def make_registration(identity: ProcessIdentity, control_address: str, bulk_address: str) -> pb.RegisterRequest:
-    """What a parameter server says of itself."""
+    """The registration message of a parameter server."""
     return pb.RegisterRequest(
         member=pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid),
         pid=os.getpid(),
@@ -72,7 +76,9 @@ def keep_registered(
     record_incarnation: Callable[[int], None] = lambda incarnation: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Register until ``stop_requested`` is set and the master lets go; logs when it goes away and when it comes back.
+    """Register until ``stop_requested`` is set and the master releases this process.
+
+    Logs when the master is lost and found.
 
     Args:
         channel: to the master.
@@ -100,6 +106,8 @@ def keep_registered(
             )
         if (
             type(problem) is not logged_problem
+            # The text changes with every attempt while the master is away; log only a change of
+            # meaning.
         ):  # while a master is away the text changes with every try, its meaning does not
             log.info("%s", f"waiting for the master: {problem}" if problem else f"registered with {channel.address}")
             logged_problem = type(problem)
@@ -114,7 +122,7 @@ def _register_once(
     figures: pb.PsFigures,
     record_incarnation: Callable[[int], None],
 ) -> EdlError | None:
-    """One try; what was wrong, if another one makes sense."""
+    """One attempt; returns the problem if a retry makes sense."""
     registration.figures.CopyFrom(figures)
     try:
         record_incarnation(channel.call(MasterMethods.Register, registration, timeout=_REGISTER_DEADLINE).incarnation)
@@ -133,7 +141,7 @@ def _serve_until_released(
     collect_figures: Callable[[], pb.PsFigures],
     clock: Callable[[], float],
 ) -> None:
-    """Serve on until the master says that this process may end, or does not answer any more."""
+    """Keep serving until the master releases this process or stops answering."""
     registration.leaving = True
     log.info("told to leave: serving until the parameters are in a checkpoint")
     last_reply_at = clock()
@@ -218,7 +226,10 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
 
 
 def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
-    """Where the master and workers reach this process: ports of its pod, or sockets that no two processes share."""
+    """The addresses for the master and the workers.
+
+    Ports of the pod, or Unix sockets that no two processes share.
+    """
     if identity.pod_host is not None:
         return str(TcpAddress(identity.pod_host, CONTROL_PORT)), str(TcpAddress(identity.pod_host, BULK_PORT))
     base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
@@ -226,12 +237,12 @@ def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
 
 
 def count_available_cores() -> int:
-    """Cores that this process may run on; a cpuset or ``taskset`` can leave it fewer than the machine has."""
+    """Cores that this process may use; a cpuset or ``taskset`` can restrict it to fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in_pod: bool) -> int:
-    """Threads that share a large batch: as many as this parameter server has cores, at least one.
+    """Threads that share a large batch: the cores available to this parameter server, at least one.
 
     Args:
         ps_spec: of the job.
@@ -244,7 +255,7 @@ def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; call it from the main thread."""
+    """An event that is set on SIGTERM and SIGINT; call from the main thread."""
     stop_requested = threading.Event()
 
     def stop(number: int, _: FrameType | None) -> None:

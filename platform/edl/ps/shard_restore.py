@@ -1,4 +1,4 @@
-"""The state of a parameter server at a cut, and how it comes back from shards: also for another number of servers.
+"""Restores a parameter server from checkpoint shards, also of a different number of servers.
 
 :mod:`edl.ps.shard_writer` says what is in a shard.
 """
@@ -44,7 +44,7 @@ class CutSnapshot:
 
 
 def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
-    """The cut of a shard.
+    """The cut stored in a shard.
 
     Raises:
         StorageError: the shard lacks an array, or it is of another shape than it declares.
@@ -66,7 +66,7 @@ def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
 
 
 def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) -> CutSnapshot:
-    """What PS ``ps_index`` owns of a committed checkpoint, whoever wrote it.
+    """The part of a committed checkpoint that the PS ``ps_index`` owns, regardless of which PS wrote it.
 
     Args:
         directory: of the checkpoint.
@@ -76,6 +76,7 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
     Raises:
         StorageError: a shard is missing or damaged, or there is none.
     """
+    # Imports safetensors, which an idle PS does not need.
     from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     manifest = checkpoint_shards.load_manifest(directory)
@@ -86,7 +87,7 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
 
 
 def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) -> CutSnapshot:
-    """The part of a cut that PS ``ps_index`` owns; variables and rows keep their order."""
+    """The part of a cut that the PS ``ps_index`` owns, in the same order of variables and rows."""
     snapshot = cut.snapshot
     kept = tuple(v for v in snapshot.declaration.variables if owner_of_name(v.name, slot_owners) == ps_index)
     owners = np.asarray(slot_owners)
@@ -98,7 +99,7 @@ def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) 
 
 
 def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
-    """One cut of parts with disjoint variables and rows; ordered if all variables come from one of them.
+    """Merge cuts with disjoint variables and rows; the order is kept if one cut has all variables.
 
     A PS that was restored after a lease was granted may know less of it than the others, never more.
 
@@ -127,7 +128,7 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
 
 
 def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclaration:
-    """The declaration of all parts together: what is trained first, in the order of the parts."""
+    """The merged declaration: trained variables first, in the order of the parts."""
     first = snapshots[0].declaration
     for declaration in (snapshot.declaration for snapshot in snapshots):
         if difference := first.describe_difference(replace(declaration, variables=first.variables)):
@@ -157,7 +158,7 @@ def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) ->
 
 
 def _slot_array(arrays: ShardArrays, head: str, slot: str, tail: str, declaration: ModelDeclaration) -> Floats:
-    """A slot variable's array, under its present name or the one that earlier versions gave it."""
+    """A slot variable's array, under its current or its former name."""
     former_name = head + declaration.optimizer.former_slot_names.get(slot, slot) + tail
     array: Floats = arrays[former_name if former_name in arrays else head + slot + tail]
     return array
@@ -182,7 +183,7 @@ def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) 
 
 
 def _check_rows(rows: RowArrays, table: TableSpec) -> None:
-    """Refuse what a table could not load, or would take for something else."""
+    """Refuse rows that a table could not load or would misinterpret."""
     _check_dtype(rows.ids, "int64", table)
     for values in (rows.values, *rows.slots.values()):
         _check_dtype(values, "float32", table)

@@ -1,4 +1,4 @@
-"""Writing checkpoint shards in the background, while training goes on."""
+"""Writes checkpoint shards in the background while training continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from edl.ps.shard_restore import CutSnapshot
 from edl.transport.peer_errors import PeerRefusedError
 
 # --------------------------------------------------------------------------------------------------
-# A cut as the shard of a checkpoint, a piece at a time.
+# The shard of a cut, produced in chunks. Arrays are named ``dense/<variable>``,
+# ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
+# ``rows/<table>/slot/<slot>``. Variables keep their shapes, so that a shard can be read without
+# EDL. If unused rows are evicted, ``rows/<table>/seen`` has the last step that used each row. The
+# metadata are the strings ``cut``, ``version``, ``applied`` (JSON, lease to applied steps) and
+# ``declaration`` (JSON).
 #
 # Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
 # ``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Where rows are
@@ -29,7 +34,7 @@ from edl.transport.peer_errors import PeerRefusedError
 
 @dataclass(frozen=True, slots=True)
 class ShardContent:
-    """What the file of a cut is written from.
+    """The content of a cut's shard file.
 
     Attributes:
         array_shapes: name, dtype and shape of each, in the file's order.
@@ -44,7 +49,7 @@ class ShardContent:
 
 
 def make_shard_content(cut: CutSnapshot) -> ShardContent:
-    """This PS's shard."""
+    """The shard of this PS."""
     snapshot = cut.snapshot
     dense = dict(_dense_arrays(snapshot))
     array_shapes = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
@@ -91,12 +96,12 @@ def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
 
 
 _KEPT_RESULTS = 8
-"""Results of how many cuts are kept for a question that is asked again."""
+"""How many cuts' results are kept to answer repeated requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedShard:
-    """What became of a shard: its file's name, size in bytes and crc32 as eight hex digits, or why there is none."""
+    """The result of writing a shard: file name, size in bytes and crc32 as eight hex digits, or the error."""
 
     file: str = ""
     size: int = 0
@@ -105,7 +110,7 @@ class SavedShard:
 
 
 class ShardWriter:
-    """Writes the shards of one PS, each in a thread of its own that dies with the process.
+    """Writes the shards of one PS, each on a daemon thread.
 
     Args:
         ps_index: of this PS.
@@ -119,7 +124,7 @@ class ShardWriter:
         self._lock = threading.Lock()
 
     def start_writing(self, directory: Path, cut: CutSnapshot) -> None:
-        """Start to write a cut, whose snapshot is held until that is done."""
+        """Start writing a cut; its snapshot is retained until that is done."""
         cut.snapshot.retain()
         result: Future[SavedShard] = Future()
         with self._lock:
@@ -131,7 +136,7 @@ class ShardWriter:
         ).start()
 
     def wait_until_saved(self, cut: int, timeout: float) -> SavedShard:
-        """Wait until the shard is on disk, or is known not to be.
+        """Wait until the shard is on disk or has failed.
 
         Raises:
             Refused: no shard of that cut was ever begun here (kind ``cut``).
@@ -159,7 +164,8 @@ class ShardWriter:
 
 
 def write_cut_shard(directory: Path, ps_index: int, cut: CutSnapshot) -> SavedShard:
-    """Write the shard of PS ``ps_index``, a piece at a time; raises StorageError if the disk does not take it."""
+    """Write the shard of the PS ``ps_index`` in chunks; raises StorageError if writing fails."""
+    # Imports safetensors, which an idle PS does not need.
     from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     content = make_shard_content(cut)

@@ -1,4 +1,4 @@
-"""What a parameter server tells the master of itself with each registration: small, and cheap to make."""
+"""Collects the statistics that a parameter server sends with each registration; small and cheap to produce."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from edl.transport import edl_pb2 as pb
 
 MAX_REPORTED_TABLES = 256
 _REMEASURE_FACTOR = 1000
-"""Times as long as weighing a table took, it is left alone: pushes may have waited for that."""
+"""Measuring a table is skipped for this many times as long as the last measurement took.
+
+Pushes may have waited for it.
+"""
 
 
 class PsStatisticsCollector:
-    """Used by one thread.
+    """Collects statistics; used by one thread.
 
     Args:
         server: whose.
@@ -30,7 +33,7 @@ class PsStatisticsCollector:
         self._round_start: tuple[int, float] | None = None
 
     def collect_message(self) -> pb.PsFigures:
-        """As they are now; bytes of tables may be a little older."""
+        """The current statistics; table sizes may be slightly outdated."""
         statistics = self._server.collect_statistics()
         counts = statistics.push_counts
         return pb.PsFigures(
@@ -44,7 +47,11 @@ class PsStatisticsCollector:
         )
 
     def _pending_round_message(self, pending_round: PendingRound | None, version: int) -> pb.Forming | None:
-        """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
+        """The incomplete round as a message.
+
+        A push that is sent again does not restart its waiting time: the version identifies the
+        round.
+        """
         if pending_round is None:
             return None
         if self._round_start is None or self._round_start[0] != version:
@@ -72,7 +79,7 @@ class PsStatisticsCollector:
 
 
 class TableSizes:
-    """Bytes of tables; a large one, whose pages take a while to count, is weighed less often.
+    """Memory use of tables. Large tables are measured less often, because counting their pages takes a while.
 
     Args:
         clock: monotonic seconds.
@@ -84,7 +91,7 @@ class TableSizes:
         self._measure_again_at: dict[str, float] = {}
 
     def measure_bytes(self, name: str, table: EmbeddingTable) -> int:
-        """Bytes that the table of this name occupies, or did when it was weighed last."""
+        """The bytes that a table occupies, as last measured."""
         measured, started_at = self._measured.get(name), self._clock()
         if measured is not None and measured[0] is table and started_at < self._measure_again_at[name]:
             return measured[1]

@@ -1,4 +1,16 @@
-"""Which pushes become one update in synchronous mode: the decisions of the first parameter server.
+"""Rounds of synchronous training, as decided by the first parameter server.
+
+A push *joins* and waits. The round closes when ``wanted`` pushes have joined, or as many as can
+come; then all of them are one update. Only *expected* workers are waited for. A worker is expected
+from its first push on, with the lease of its next push, until
+
+- it says that no minibatch follows (it waits for work, evaluates, or has finished),
+- its connection closes (its process ended), or
+- that lease is refused here (the master revoked it).
+
+A worker whose push was refused as stale is *guaranteed* the next round: no round closes before its
+next push has joined. So a minibatch is refused at most once. docs/design/0008-modes.md shows why no
+round waits forever.
 
 A push takes a *seat* and waits. The round closes when ``wanted`` seats are taken, or as many as can be: then all that
 sit are one update. Nobody is waited for who may not come. A worker is *expected* from its first push on, with the lease
@@ -22,7 +34,10 @@ from edl.ps.applied_steps import PushId
 
 @dataclass(frozen=True, slots=True)
 class WaitingPush:
-    """A push that waits for its round; ``next_lease`` is the lease of the worker's next one, 0 if there is none."""
+    """A push that waits for its round.
+
+    ``next_lease`` is the lease of the worker's next push, 0 if there is none.
+    """
 
     worker: int
     push_id: PushId
@@ -31,7 +46,7 @@ class WaitingPush:
 
 @dataclass(frozen=True, slots=True)
 class PendingRound:
-    """A round that waits for more pushes, as people are told of it.
+    """An incomplete round, for status reports.
 
     Attributes:
         required_pushes: pushes that it waits for, if so many can come.
@@ -45,7 +60,7 @@ class PendingRound:
 
 
 class SyncRounds:
-    """The round that forms now; pure.
+    """The current round; pure logic.
 
     Args:
         required_pushes: pushes that an update waits for, if so many can come.
@@ -60,17 +75,17 @@ class SyncRounds:
 
     @property
     def waiting_pushes(self) -> tuple[WaitingPush, ...]:
-        """Who waits, in the order of leases."""
+        """The waiting pushes, ordered by lease."""
         return tuple(sorted(self._waiting_pushes.values(), key=lambda seat: seat.push_id))
 
     @property
     def expected_leases(self) -> dict[int, int]:
-        """Lease of the next push by worker, for those that are waited for."""
+        """The lease of the next push, by expected worker."""
         return dict(self._expected_leases)
 
     @property
     def pending_round(self) -> PendingRound | None:
-        """Who waits for whom; None while nobody does."""
+        """The incomplete round for status reports; None if no push waits."""
         if not self._waiting_pushes:
             return None
         return PendingRound(
@@ -78,61 +93,66 @@ class SyncRounds:
         )
 
     def bind_connection(self, worker: int, connection: Hashable) -> None:
-        """A worker speaks through this connection from now on."""
+        """Associate a worker with the connection that it uses from now on."""
         self._connections[worker] = connection
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """A connection closed: nothing comes from a worker that had no other."""
+        """A connection closed: a worker without another connection sends nothing more."""
         if self._connections.get(worker) == connection:
             del self._connections[worker]
             self.stop_expecting(worker)
 
     def join(self, push: WaitingPush) -> WaitingPush | None:
-        """A push takes its seat; returns the older one of the same worker that it takes the place of."""
+        """Add a push; returns the worker's older push that it replaces, if there is one."""
         self._expected_leases.pop(push.worker, None)
         previous_push = self._waiting_pushes.get(push.worker)
         self._waiting_pushes[push.worker] = push
         return previous_push
 
     def withdraw_push(self, worker: int) -> None:
-        """A push is taken back; the worker will send it again."""
+        """Take a push out; the worker will send it again."""
         push = self._waiting_pushes.pop(worker, None)
+        # The worker stays expected, so the round keeps waiting for it.
         if push is not None:  # the round goes on waiting for it
             self._expected_leases[worker] = push.push_id.lease
 
     def expect_push(self, worker: int, lease: int) -> None:
-        """A worker's next push will be of this lease; 0: none will come."""
+        """Expect a worker's next push with this lease; 0: no push will come."""
         if lease:
             self._expected_leases[worker] = lease
         else:
             self.stop_expecting(worker)
 
     def guarantee_next_round(self, worker: int, lease: int) -> None:
-        """A push was stale: the round waits for the worker's next try."""
+        """A push was stale: the next round waits for the worker's retry."""
         self._expected_leases[worker] = lease
         self._guaranteed_workers.add(worker)
 
     def stop_expecting(self, worker: int) -> None:
-        """Nothing comes from a worker, but for a push that sits already."""
+        """Expect nothing more from a worker, except a push that has already joined."""
         self._expected_leases.pop(worker, None)
         self._guaranteed_workers.discard(worker)
 
     def stop_expecting_refused(self, is_refused: Callable[[int], bool]) -> None:
-        """Wait for nobody whose lease is refused."""
+        """Stop expecting workers whose lease is refused."""
         for worker, lease in list(self._expected_leases.items()):
             if is_refused(lease):
                 self.stop_expecting(worker)
 
     def remove_push(self, push_id: PushId) -> None:
-        """A push that sits is answered without a round."""
+        """Remove a push that is answered without a round."""
         for worker, seat in list(self._waiting_pushes.items()):
             if seat.push_id == push_id:
                 del self._waiting_pushes[worker]
 
     def close_round(self) -> tuple[WaitingPush, ...]:
-        """Everyone who sits, if the round is complete; the next one begins with those that said what follows."""
-        # Complete are as many pushes as the job asks for, or as many as can come at all: fewer workers than that train
-        # on. A worker that was refused as stale is waited for in any case, or it might be refused again and again.
+        """The pushes of the round, if it is complete.
+
+        The next round starts with the workers that announced a next push.
+        """
+        # Complete means: as many pushes as the job wants, or as many as can come, because fewer
+        # workers may train. A worker whose push was stale is always waited for; otherwise it might
+        # be refused again and again.
         can_come = len(self._waiting_pushes) + len(self._expected_leases)
         if (
             not self._waiting_pushes
@@ -148,7 +168,9 @@ class SyncRounds:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which pushes become one update in synchronous mode, on the parameter servers that follow the first one.
+# Rounds on the other parameter servers. The first PS decides the rounds (``edl.ps.sync_rounds``)
+# and tells each worker in its answer which pushes its round contains; the worker passes this on. So
+# the same pushes form one update on every PS.
 #
 # The first parameter server puts pushes together to rounds (``edl.ps.sync_rounds``) and tells each worker with its
 # answer
@@ -172,27 +194,27 @@ class FollowerPush:
 
 
 class FollowerRounds:
-    """Pushes that wait for the others of their rounds; pure."""
+    """Pushes that wait for the others of their rounds; pure logic."""
 
     def __init__(self) -> None:
         self._waiting: dict[PushId, FollowerPush] = {}
 
     def join(self, follower: FollowerPush) -> None:
-        """A push waits; one that was sent again takes the place of the first try."""
+        """Add a push; a repeated push replaces the first attempt."""
         self._waiting[follower.push_id] = follower
 
     def remove_push(self, push_id: PushId) -> None:
-        """A push does not wait any more."""
+        """Remove a push."""
         self._waiting.pop(push_id, None)
 
     def close_round(self, may_come: Callable[[PushId], bool]) -> tuple[PushId, ...]:
-        """The pushes of a round, in order of leases, if none is missing that may come; the largest such round.
+        """The pushes of a complete round, ordered by lease; the largest such round.
 
         Args:
             may_come: whether a push that is not here can still enter: it has not, and its lease is good.
         """
-        # A push names itself alone if the first server has forgotten its round. Larger rounds come first, so that it
-        # goes with those that name it.
+        # A push names only itself if the first server has forgotten its round. Larger rounds come
+        # first, so that such a push is applied together with those that name it.
         for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round_pushes), one.push_id)):
             present_pushes = {follower.push_id} | (follower.round_pushes & self._waiting.keys())
             if follower.is_retry or not any(may_come(share) for share in follower.round_pushes - present_pushes):

@@ -1,4 +1,8 @@
-"""Synchronous mode: pushes wait for their round, and are one update.
+"""Synchronous mode: a push waits for its round, and each round is one update.
+
+A waiting push has changed nothing: no snapshot contains part of a round, and a push whose lease is
+revoked in the meantime leaves no trace. While updates are paused for a cut, the first parameter
+server makes no update; the others make those that the first one has made.
 
 A push that waits has changed nothing: no snapshot holds a part of a round, and one whose lease is revoked meanwhile was
 never there. While a cut is held, the first parameter server makes no update; the others make those that it has made.
@@ -21,7 +25,7 @@ _MAY_ENTER = (AdmissionOutcome.APPLIED, AdmissionOutcome.UNKNOWN_MASTER)
 
 
 class SyncUpdater:
-    """Pushes wait for their round, and are one update.
+    """Collects pushes into rounds and applies each round as one update.
 
     Those that name their round follow the first parameter server; those that do not are put together here.
 
@@ -52,15 +56,17 @@ class SyncUpdater:
         self._push_counter = PushCounter()
 
     def offer_push(self, push: PendingPush) -> None:
-        """Decided at once only if it enters nothing, or completes its round."""
+        """Decide a push at once only if it changes nothing or completes its round."""
         push.outcome = self._applied_steps.decide_push(*push.push_id)
+        # This is the first PS, which forms the rounds.
         is_leader = not push.leader_round  # this is the first PS, which puts rounds together
         if is_leader:
             self._sync_rounds.bind_connection(push.worker, push.connection)
 
         if push.outcome is not AdmissionOutcome.APPLIED:
-            # It enters nothing. If its answer was lost, the worker needs its round for the other servers, and goes on
-            # with what it said that follows. Otherwise nothing follows: its lease is refused.
+            # The push changes nothing. If it was applied and its answer was lost, the worker needs
+            # its round for the other servers and stays expected. Otherwise its lease is refused,
+            # and no push follows.
             is_duplicate = push.outcome is AdmissionOutcome.DUPLICATE
             if is_duplicate:
                 last_round = self._last_rounds.get(push.push_id.lease, ())
@@ -68,13 +74,15 @@ class SyncUpdater:
             if is_leader:
                 self._sync_rounds.expect_push(push.worker, push.next_lease if is_duplicate else 0)
         elif is_leader and self._is_stale(push):
-            # The other servers never refuse for staleness: what the first one has admitted is in on all of them.
+            # The other servers never refuse a push as stale: what the first one admitted is applied
+            # on all of them.
             push.outcome = AdmissionOutcome.STALE
             self._push_counter.count_stale_push()
             self._sync_rounds.guarantee_next_round(push.worker, push.push_id.lease)
         else:
-            # It waits for its round. Whoever waits for the same step, or at the first PS for another one of the same
-            # worker, has lost its connection: nobody would read that answer.
+            # The push waits for its round. It replaces a waiting push for the same step or, on the
+            # first PS, any other push of the same worker: that push's connection is lost, and
+            # nobody would read its answer.
             self._reject_pushes((push.push_id,), _resent_error())
             push.outcome = None
             self._pending_pushes[push.push_id] = push
@@ -87,13 +95,16 @@ class SyncUpdater:
         self._apply_complete_rounds()
 
     def _is_stale(self, push: PendingPush) -> bool:
-        """Values of a later version than this one's are of before it went back to a checkpoint: good enough."""
+        """Whether the gradient is too old.
+
+        A higher version than this PS's stems from before a rollback and is acceptable.
+        """
         if push.gradients is None:
             return False
         return push.gradient_version < self._model_state.version - self._version_tolerance
 
     def withdraw_push(self, push: PendingPush) -> str:
-        """It does not sit any more."""
+        """Take a push out of its round."""
         del self._pending_pushes[push.push_id]
         if push.leader_round:
             self._follower_rounds.remove_push(push.push_id)
@@ -103,7 +114,7 @@ class SyncUpdater:
         return f"a round is waiting for pushes of leases {missing}"
 
     def reevaluate(self) -> None:
-        """What was revoked leaves; a round may be complete without it, or not be held any more."""
+        """Drop pushes with revoked leases; that may complete a round, as may the end of a pause."""
         for share, push in list(self._pending_pushes.items()):
             admission = self._applied_steps.decide_push(*share)
             if admission is not AdmissionOutcome.APPLIED:
@@ -120,17 +131,16 @@ class SyncUpdater:
         self._apply_complete_rounds()
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """A process that ended is not waited for."""
+        """Stop waiting for a process that ended."""
         self._sync_rounds.handle_disconnect(worker, connection)
         self._apply_complete_rounds()
 
     def reject_pending(self) -> None:
-        """Gradients of other values than those that are here now."""
+        """Reject waiting gradients: they belong to replaced parameters."""
         error = PeerRefusedError("the parameters were replaced while the push waited", kind="busy")
         self._reject_pushes(tuple(self._pending_pushes), error)
 
     def summary(self) -> str:
-        """See the protocol."""
         counts = self.push_counts
         return (
             f"{self._model_state.version} updates, {counts.applied_pushes} pushes in them, "
@@ -139,18 +149,17 @@ class SyncUpdater:
 
     @property
     def push_counts(self) -> PushCounts:
-        """See the protocol."""
         return self._push_counter.push_counts
 
     @property
     def pending_round(self) -> PendingRound | None:
-        """See the protocol; where rounds are followed, none forms."""
+        """The incomplete round; None on servers that follow the first one."""
         return self._sync_rounds.pending_round
 
     # ------------------------------------------------------------ closing
 
     def _apply_complete_rounds(self) -> None:
-        """Apply every round that is complete: one update, and then all of its pushes are in."""
+        """Apply every complete round as one update."""
         while push_ids := self._next_complete_round():
             pushes = [self._pending_pushes.pop(push_id) for push_id in push_ids]
             staleness = [push.staleness_at(self._model_state.version) for push in pushes if push.gradients is not None]
@@ -166,8 +175,8 @@ class SyncUpdater:
                 self._last_rounds[push.push_id.lease] = push_ids
 
     def _next_complete_round(self) -> tuple[PushId, ...]:
-        # While a cut is held the first PS makes no update. The others make those that it has made before: all servers
-        # copy the same ones.
+        # While updates are paused for a cut, the first PS makes no update. The others make those
+        # that it has made before, so that all servers copy the same ones.
         waiting_pushes = () if self._is_paused() else self._sync_rounds.close_round()
         if waiting_pushes:
             return tuple(waiting.push_id for waiting in waiting_pushes)
@@ -188,7 +197,7 @@ class SyncUpdater:
 
 
 def _merge_pushes(pushes: list[PendingPush]) -> PushGradients | None:
-    """What the pushes of a round do together, at the learning rate of the newest values that one was computed at."""
+    """The combined gradient of a round, at the learning rate of the newest values used by one of its pushes."""
     newest = sorted(pushes, key=lambda push: push.gradient_version, reverse=True)
     rate = next((push.gradients.learning_rate for push in newest if push.gradients is not None), 0.0)
     return merge_gradients([push.gradients for push in pushes if push.gradients is not None], rate)

@@ -15,60 +15,60 @@ class StepResultLike(Protocol):
     """What one minibatch gave: the loss, gradients of the slab (statistics: deltas) and of the rows by table."""
 
     @property
-    def loss(self) -> float: ...  # noqa: D102
+    def loss(self) -> float: ...
     @property
-    def flat_gradients(self) -> Floats: ...  # noqa: D102
+    def flat_gradients(self) -> Floats: ...
     @property
-    def row_gradients(self) -> Mapping[str, Floats]: ...  # noqa: D102
+    def row_gradients(self) -> Mapping[str, Floats]: ...
 
 
 class NetworkLike(Protocol):
     """The user's model as functions over flat float32 arrays."""
 
     @property
-    def variables(self) -> Sequence[VariableSpec]: ...  # noqa: D102
+    def variables(self) -> Sequence[VariableSpec]: ...
     @property
-    def ps_slices(self) -> Sequence[slice]: ...  # noqa: D102
+    def ps_slices(self) -> Sequence[slice]: ...
     @property
-    def tables(self) -> Sequence[TableSpec]: ...  # noqa: D102
+    def tables(self) -> Sequence[TableSpec]: ...
     @property
-    def fingerprint(self) -> str: ...  # noqa: D102
-    def initial_values(self) -> Floats: ...  # noqa: D102
-    def unique_ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
-    def train(  # noqa: D102
+    def fingerprint(self) -> str: ...
+    def initial_values(self) -> Floats: ...
+    def unique_ids(self, features: Any) -> dict[str, Ids]: ...
+    def train(
         self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None
     ) -> StepResultLike: ...
-    def evaluate(self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
-    def reset_metrics(self) -> None: ...  # noqa: D102
-    def metric_states(self) -> Any: ...  # noqa: D102
-    def metric_values(self, states: Any) -> dict[str, float]: ...  # noqa: D102
-    def predict(self, flat_values: Floats, rows: Any, features: Any) -> Any: ...  # noqa: D102
+    def evaluate(self, flat_values: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...
+    def reset_metrics(self) -> None: ...
+    def metric_states(self) -> Any: ...
+    def metric_values(self, states: Any) -> dict[str, float]: ...
+    def predict(self, flat_values: Floats, rows: Any, features: Any) -> Any: ...
 
 
 class OptimizerLike(Protocol):
     """The user's optimizer as a PS applies it, and what stays with the worker: schedules and clipping."""
 
     @property
-    def spec(self) -> OptimizerSpec: ...  # noqa: D102
+    def spec(self) -> OptimizerSpec: ...
     @property
-    def learning_rate(self) -> Callable[[int], float]: ...  # noqa: D102
+    def learning_rate(self) -> Callable[[int], float]: ...
 
 
 class TrainingCallbacks(Protocol):
     """Is told what training does; the user's Keras callbacks are behind it."""
 
-    def begin_step(self, step: int) -> None: ...  # noqa: D102
-    def end_step(self, step: int, loss: float) -> None: ...  # noqa: D102
-    def begin_epoch(self, epoch: int) -> None: ...  # noqa: D102
-    def begin_test(self) -> None: ...  # noqa: D102
-    def end_test(self) -> None: ...  # noqa: D102
-    def end_training(self) -> None: ...  # noqa: D102
+    def begin_step(self, step: int) -> None: ...
+    def end_step(self, step: int, loss: float) -> None: ...
+    def begin_epoch(self, epoch: int) -> None: ...
+    def begin_test(self) -> None: ...
+    def end_test(self) -> None: ...
+    def end_training(self) -> None: ...
 
 
 class RowSource(Protocol):
     """Where the rows of served tables come from."""
 
-    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable: ...  # noqa: D102
+    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable: ...
 
 
 def pull_needed_rows(network: NetworkLike, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:

@@ -44,7 +44,7 @@ from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
 class PinnedParameters(RowSource, Protocol):
     """Parameters of pinned cuts."""
 
-    def pull_pinned(self, pin: int) -> Floats: ...  # noqa: D102
+    def pull_pinned(self, pin: int) -> Floats: ...
 
 
 class Evaluator:
