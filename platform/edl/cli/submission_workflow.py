@@ -337,12 +337,12 @@ class ResumeCheck:
 
 
 def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
-    """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
+    """Refuse what the new master would refuse, as far as the objects of the old job tell.
 
     Args:
-        there: what the cluster has of the job.
-        spec: that it is to go on with.
-        run: an id, or ``latest``, which is the run of that job if its master has lived.
+        leftovers: the old job's objects on the cluster.
+        spec: the new job's spec.
+        run: a run id, or ``latest``: the run of the old job if its master ever started.
 
     Raises:
         BadInputError: the run is done, or ``spec`` is about other work.

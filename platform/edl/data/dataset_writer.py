@@ -57,16 +57,19 @@ def check_output_empty(out: Path) -> None:
 def write_dataset(
     data: GeneratedDataset, directory: Path, layout: DatasetLayout, on_progress: ProgressCallback
 ) -> dict[str, list[Path]]:
-    """Write ``out/train`` and ``out/test``, replacing each as a whole, and ``data.about``; the records' files, by part.
+    """Write ``train`` and ``test`` below ``directory``, replacing each as a whole, and ``data.about``.
 
     Args:
         data: the records.
-        out: the directory; see ``check_output_empty``.
+        directory: the output; see ``check_output_empty``.
         layout: format, compression, file size.
-        advance: is told how many records were written since the last call.
+        on_progress: called with the number of records written since the last call.
+
+    Returns:
+        The files of records of each part.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: a file cannot be written.
     """
     parts = {"train": data.training, "test": data.validation}
     try:

@@ -140,16 +140,17 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
 
 
 def choose_reader_window(reader: Reader, requested_window: int | None, records: int, records_per_lease: int) -> int:
-    """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
+    """The shuffle window for a run over a reader's records; see ``core.shuffle.choose_window``.
 
     Args:
-        reader: of the training records; its blocks are asked for only where they may be shuffled.
-        wanted: ``train.shuffle.window``; None: as large as memory allows.
-        records: of an epoch.
-        portion: records of a lease.
+        reader: reads the training records; its blocks are listed only if they may be shuffled.
+        requested_window: ``train.shuffle.window``; None: as large as memory allows.
+        records: records of an epoch.
+        records_per_lease: records of a lease.
 
     Raises:
-        BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
+        BadInputError: a window is requested but the reader has no random access, or the reader's blocks do not add up
+            to its records.
     """
     return choose_window(
         requested_window, records, records_per_lease, None if requested_window == 0 else read_reader_blocks(reader)

@@ -265,8 +265,9 @@ def make_mnist_dataset(
 
     Args:
         source: ``auto`` tries keras.datasets for a few seconds and then takes the offline digits.
-        held_back: share of the offline digits for validation; MNIST has a test part of its own.
-        records: training records wanted; more than there are means moved copies, fewer a part of them.
+        validation_share: share of the offline digits for validation; MNIST has its own test part.
+        records: number of training records. If it exceeds the data set, shifted copies are added; if it is smaller,
+            a part is used.
         seed: of the split, the order and the copies.
 
     Raises:
@@ -320,7 +321,7 @@ def make_click_dataset(law: ClickModel, *, records: int, validation_share: float
     Args:
         law: of the log.
         records: in both parts together.
-        held_back: share of them for validation.
+        validation_share: share of them for validation.
 
     Raises:
         BadInputError: a share that leaves nothing of one part.

@@ -36,8 +36,8 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     """The rules that ``spec`` breaks.
 
     Args:
-        required: sets of records that must be given: ``training``, ``validation``, ``prediction``; with the last alone
-            nobody trains, and what the strategy of training demands does not count.
+        required_datasets: the data sets that the job must name: ``training``, ``validation``, ``prediction``. With
+            ``prediction`` alone nothing is trained, and the rules of the training strategy do not apply.
     """
     required_datasets = tuple(required_datasets)
     strategy = () if required_datasets == ("prediction",) else _check_strategy(spec)
@@ -180,11 +180,11 @@ def load_job_file(
     Args:
         path: the file; a name that ends in .json is read by a faster parser.
         overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
-        counts: what other options say; they come after the overrides.
-        required: sets of records that this use of the job needs: ``training``, ``validation``, ``prediction``. Without
-            any, the job must have something to train on or to predict. What the strategy of training demands does not
-            count where ``prediction`` alone is needed.
-        demands: more rules, such as those of a cluster; what they find gets its line like any mistake.
+        number_options: values of other options, such as ``--workers``; applied after the overrides.
+        required_datasets: the data sets that this use of the job needs: ``training``, ``validation``, ``prediction``.
+            If it is empty, the job must have something to train on or to predict. With ``prediction`` alone, the rules
+            of the training strategy do not apply.
+        extra_rules: additional rules, such as those of a cluster; their violations are reported with a line, too.
 
     Raises:
         SpecError: a BadInputError with every problem of the file, each with file, line and path in the document.

@@ -1,4 +1,4 @@
-"""Which run is meant by a word of the command line, and which of its checkpoints."""
+"""Finds the run that a command-line argument names, and one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _LOCATION_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Where checkpoints are.
+    """A folder of checkpoints.
 
     Attributes:
-        directory: the folder of the cuts.
-        name: of the run, for people.
-        cut: the one that was named; None for all.
+        directory: contains one folder for each cut.
+        name: name of the run, for messages.
+        cut: number of the cut that the argument names; None for all.
     """
 
     directory: Path
@@ -53,14 +53,14 @@ class CheckpointLocation:
 
 
 def find_checkpoints(word: str) -> CheckpointLocation:
-    """The place that the user means.
+    """The checkpoints that ``word`` names.
 
     Args:
         word: a job's name or ``JOB/RUN`` below ``.edl``, a job file, or the path of a job's folder, of a run, of its
             ``checkpoints`` or of one checkpoint.
 
     Raises:
-        BadInputError: there is nothing like that.
+        BadInputError: no job, run or checkpoint has this name.
     """
     path = _resolve_word(word)
     if path.is_dir():
@@ -68,14 +68,14 @@ def find_checkpoints(word: str) -> CheckpointLocation:
     if path.is_file():
         return _location_of_file(path)
     if path.parent.is_dir() and path.suffix not in _JOB_FILES and list_numbered_runs(path.parent):
-        find_run(path.parent, path.name)  # raises: the job is there, this run is not
+        find_run(path.parent, path.name)  # raises: the job exists, this run does not
     raise BadInputError(
         "there is no such job here, and no such folder", where=word, hint=_known_jobs_hint() or _LOCATION_HINT
     )
 
 
 def _resolve_word(word: str) -> Path:
-    """The folder of a job or of a run below ``.edl``, if the word is about one."""
+    """The folder of a job or of a run below ``.edl``, if ``word`` names one; otherwise ``word`` as a path."""
     job, _, run = word.partition("/")
     of_job = job in local_run_files.local_job_names() and "/" not in run
     named = local_run_files.local_jobs_folder() / word
@@ -92,9 +92,9 @@ def _location_in_folder(path: Path) -> CheckpointLocation:
     found = [run for run in list_numbered_runs(path) or list_submitted_runs(path) if run.checkpoints.is_dir()]
     if not found and (path / MANIFEST_NAME).is_file():
         hint = "Rename it: a checkpoint is called cut- and its number in eight digits, such as cut-00000004."
-        raise BadInputError("is a checkpoint that has lost its name", where=str(path), hint=hint)
+        raise BadInputError("is a checkpoint in a renamed folder", where=str(path), hint=hint)
     if not found:
-        raise BadInputError("is no run of a job, and holds none", where=str(path), hint=_LOCATION_HINT)
+        raise BadInputError("is not a run of a job, and contains no run", where=str(path), hint=_LOCATION_HINT)
     run = next((run for run in reversed(found) if list_cuts(run.checkpoints)), found[-1])
     return CheckpointLocation(run.checkpoints, _run_name(run.path))
 
@@ -115,29 +115,28 @@ def _location_of_file(path: Path) -> CheckpointLocation:
 
 
 def _owner_name(checkpoints: Path) -> str:
-    """What a folder of checkpoints belongs to: only one called ``checkpoints`` can be a run's, others hold copies."""
+    """The name to show for a folder of checkpoints. Only ``checkpoints`` belongs to a run; other folders are copies."""
     return _run_name(checkpoints.parent) if checkpoints.name == "checkpoints" else str(checkpoints)
 
 
 def _run_name(run: Path) -> str:
-    """``run r3 of mnist``, if that is what it is."""
+    """``run r3 of mnist``, or the path if ``run`` is not a run directory."""
     path = RunDirectory(run)
     return f"run {path.run_id} of {path.job_dir.name}" if (run / "spec.json").exists() else str(run)
 
 
 def _known_jobs_hint() -> str:
-    """The jobs of this folder's ``.edl``."""
     names = local_run_files.local_job_names()
     return f"Jobs of {local_run_files.local_jobs_folder()}: {', '.join(names)}." if names else ""
 
 
 # --------------------------------------------------------------------------------------------------
-# The checkpoint that is read: the one that was asked for or the newest, and only if it is intact.
+# Choosing the checkpoint to read: the requested one or the newest, and only if it is intact.
 
 
 @contextmanager
 def storage_errors_as_bad_input() -> Iterator[None]:
-    """What is wrong with files of a checkpoint is bad input: the command ends with 2.
+    """Report damaged checkpoint files as bad input: the user named them, so the command exits with 2.
 
     Raises:
         BadInputError: instead of a StorageError.
@@ -155,12 +154,12 @@ def choose_checkpoint(
     """The intact checkpoint ``number``, or the one that the place names, or the newest.
 
     Args:
-        place: of the checkpoints.
-        number: of the one that is wanted; None for the newest.
-        skipped: gets newer ones that cannot be used, when the newest is wanted.
+        location: the checkpoints.
+        number: number of the checkpoint; None for the newest.
+        skipped: receives the newer checkpoints that cannot be used, when ``number`` is None.
 
     Raises:
-        BadInputError: there is none, or it cannot be used; says which can.
+        BadInputError: the checkpoint does not exist or cannot be used; the hint names one that can.
     """
     cut = location.cut if number is None else number
     with storage_errors_as_bad_input():
@@ -174,7 +173,7 @@ def choose_checkpoint(
         raise BadInputError(f"{location.name} has no checkpoint", where=str(location.directory), hint=hint)
     reasons = "\n  ".join(f"checkpoint {each.cut}: {each.reason}" for each in skipped)
     raise BadInputError(
-        f"{location.name} has no checkpoint that can be used\n  {reasons}",
+        f"{location.name} has no usable checkpoint\n  {reasons}",
         where=str(location.directory),
         hint="Copy the run from a backup of its volume, or start a new run.",
     )
@@ -197,11 +196,11 @@ def _suggest_intact(location: CheckpointLocation, number: int) -> str:
     other = newest_intact_checkpoint(location.directory)
     if other is None:
         return f"No other checkpoint of {location.name} is intact."
-    return f"Checkpoint {other.cut} is the newest that is intact: --checkpoint {other.cut}."
+    return f"Checkpoint {other.cut} is the newest intact one: --checkpoint {other.cut}."
 
 
 # --------------------------------------------------------------------------------------------------
-# The checkpoints of a run: one line each, for people and for programs.
+# The list of a run's checkpoints, as a table and as JSON.
 
 
 _RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5)
@@ -209,15 +208,15 @@ _RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5)
 
 @dataclass(frozen=True, slots=True)
 class ListedCheckpoint:
-    """A checkpoint.
+    """One row of `edl checkpoint ls`.
 
     Attributes:
         cut: its number.
-        directory: of its files.
-        state: ``intact`` (every byte was compared), ``complete`` (all files are there in their sizes), ``unfinished``
+        directory: the folder of its files.
+        state: ``intact`` (every byte was verified), ``complete`` (all files exist and have their size), ``unfinished``
             or ``damaged``.
         problem: why it cannot be used; empty if it can.
-        manifest: None if that cannot be read.
+        manifest: None if the manifest cannot be read.
     """
 
     cut: int
@@ -228,7 +227,7 @@ class ListedCheckpoint:
 
     @property
     def usable(self) -> bool:
-        """As far as was looked."""
+        """Whether no problem is known; without ``read_all_bytes`` a damaged shard of the right size is not noticed."""
         return not self.problem
 
     @property
@@ -237,19 +236,19 @@ class ListedCheckpoint:
         return None if self.manifest is None else sum(shard.size for shard in self.manifest.shards)
 
     def ledger_number(self, *names: str) -> int | None:
-        """A number of the ledger by the first of these names that it has."""
+        """A number of the ledger, by the first of these names that it has: older versions used other names."""
         ledger = self.manifest.ledger if self.manifest else None
         found = next((ledger[name] for name in names if name in ledger), None) if isinstance(ledger, dict) else None
         return found if isinstance(found, int) else None
 
     @property
     def step(self) -> int | None:
-        """Steps that are done in it."""
+        """The step that it was taken at."""
         return self.manifest.step if self.manifest else None
 
     @property
     def records(self) -> int | None:
-        """Records that are done in it."""
+        """Records trained when it was taken."""
         return self.ledger_number("done_records", "records_done")
 
     @property
@@ -277,7 +276,7 @@ def list_checkpoints(directory: Path, *, read_all_bytes: bool) -> list[ListedChe
 
     Args:
         directory: a run's ``checkpoints``.
-        verified: read every byte; otherwise only manifests and sizes are looked at.
+        read_all_bytes: verify every byte; otherwise only manifests and file sizes.
 
     Raises:
         StorageError: the folder cannot be read.
@@ -286,12 +285,12 @@ def list_checkpoints(directory: Path, *, read_all_bytes: bool) -> list[ListedChe
 
 
 def newest_usable(checkpoints: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
-    """The newest that nothing is known to be wrong with."""
+    """The newest checkpoint without a known problem."""
     return next((each for each in reversed(checkpoints) if each.usable), None)
 
 
 def checkpoint_table(checkpoints: Sequence[ListedCheckpoint], now: float) -> list[str]:
-    """Lines, with a head; the newest usable one has a star."""
+    """The table's lines, with a header; the newest usable checkpoint is marked."""
     best = newest_usable(checkpoints)
     head = ["CHECKPOINT", "STEP", "RECORDS", "SIZE", "SHARDS", "AGE", "STATE"]
     return align_columns(
@@ -300,7 +299,7 @@ def checkpoint_table(checkpoints: Sequence[ListedCheckpoint], now: float) -> lis
 
 
 def parse_created(created: str) -> float | None:
-    """Unix seconds of a manifest's ``created``; None when it is not a time."""
+    """A manifest's ``created`` as unix seconds; None if it cannot be parsed."""
     try:
         return datetime.fromisoformat(created).timestamp()
     except (ValueError, TypeError):
@@ -311,11 +310,12 @@ def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> Li
     directory = cut_directory(checkpoints, cut)
     try:
         found = load_manifest(directory)
-    except StorageError as error:  # of another version, or not to be read
+    except StorageError as error:  # written by another version, or unreadable
         return ListedCheckpoint(cut, directory, "damaged", error.message)
     if isinstance(found, SkippedCheckpoint):
         if (directory / MANIFEST_NAME).exists():
             return ListedCheckpoint(cut, directory, "damaged", found.reason)
+        # The manifest is written last: it commits the cut.
         return ListedCheckpoint(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
     problem = verify_checkpoint(directory, found, check_shard_bytes if read_all_bytes else check_shard_size)
     if problem:

@@ -119,11 +119,7 @@ class Watched:
 
 
 class Injector:
-    """Sends every fault once, when it is due.
-
-    Attributes:
-        sent: a line for people about each fault that was sent.
-    """
+    """Sends every fault once, when it is due."""
 
     def __init__(self, faults: Sequence[Fault], watched: Watched) -> None:
         self.left = list(faults)

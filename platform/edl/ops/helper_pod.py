@@ -131,18 +131,18 @@ def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
 
 @contextmanager
 def run_helper_pod(api: KubeClient, helper_spec: HelperPodSpec, on_wait: Callable[[str], None]) -> Iterator[str]:
-    """A running pod with the claim, by name; it is deleted afterwards, however that comes.
+    """Run a pod that mounts the claim, yield its name, and delete it on every way out.
 
     Args:
         api: the cluster and namespace.
-        visit: what is asked for.
-        tell: called with what is waited for, for people, when that changes.
+        helper_spec: the pod to run.
+        on_wait: called with the reason that the pod waits for, when it changes.
 
     Raises:
         RbacDeniedError: pods/exec is not allowed; nothing was created.
-        PodImageError: the pod cannot start for its image.
-        BadInputError: there is no such claim, the pod is refused, or it cannot start.
-        RetryableError: the cluster is away, or has no room for the pod within READY_SECONDS.
+        PodImageError: the image keeps the pod from starting.
+        BadInputError: the claim does not exist, the pod is refused, or it cannot start.
+        RetryableError: the API server does not answer, or the pod is not ready in READY_SECONDS.
     """
     if helper_spec.claim is not None:
         _require_exec(api)

@@ -42,7 +42,7 @@ def pack_context(zoo: Path, dockerfile: str, archive_file: IO[bytes]) -> int:
     Args:
         zoo: the folder whose content becomes the context.
         dockerfile: text of the Dockerfile.
-        into: a binary file, left open at its beginning.
+        archive_file: a binary file; left open, positioned at its start.
 
     Raises:
         BadInputError: the zoo is no folder, holds no Python file, or one of its files cannot be read.

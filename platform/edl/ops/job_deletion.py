@@ -90,13 +90,14 @@ def list_job_objects(api: KubeClient, job: str) -> JobObjects:
 
 
 def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> list[ObjectDeletion]:
-    """What has to be deleted by hand: the Job, what nobody owns, pods that should be gone. The rest follows the Job.
+    """The objects to delete explicitly: the Job, objects without an owner, and pods that should be gone.
 
-    The master goes first, or it would ask for new workers when it sees the old ones go.
+    Kubernetes garbage-collects the rest with the Job. The master is deleted first; otherwise it would
+    replace the workers that are deleted.
 
     Args:
-        there: what is left.
-        nodes_ready: of the nodes that are known; a node that is gone is not ready.
+        job_objects: the objects that the job still has.
+        nodes_ready: the known nodes, by name; a node that is missing here counts as not ready.
     """
     found = []
     for thing in job_objects.objects:

@@ -42,10 +42,11 @@ def poll_repeatedly(
 
     Args:
         look: asks the API server.
-        seconds: between two looks.
-        answered: whether the server has answered before; one that never did is not absent for a moment but wrong.
+        seconds: between two calls.
+        server_answered: whether the server has answered before. If it never has, its address is probably wrong, and
+            the first error is raised at once.
         clock: monotonic seconds.
-        sleep: for so many seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
         RetryableError: ``look`` has raised nothing else for PATIENCE_SECONDS, or before it returned anything.
@@ -110,10 +111,10 @@ class JobFollower:
         self.progress: RunProgress | None = None
 
     def show_job(self, job_view: JobView | None) -> RunOutcome | None:
-        """Show the job as it is now; None as long as it goes on.
+        """Show the current state of the job; returns None until the job has ended.
 
         Args:
-            seen: None: it is there no more.
+            job_view: None if the job no longer exists.
         """
         if job_view is None:
             return self._unpublished_outcome("Interrupted", DELETED_REASON)
@@ -155,10 +156,10 @@ def follow_job(
         watched: the job.
         uid: of its Job.
         as_json: for programs.
-        check: hears of each look, before it is shown; what it raises ends the watch.
+        observe: called with each view before it is shown; an exception from it ends the watch.
 
     Raises:
-        RetryableError: the API server is away for too long; the job goes on.
+        RetryableError: the API server did not answer for too long; the job itself continues.
     """
     with choose_renderer(as_json=as_json) as renderer:
         renderer.show_plan(watched)

@@ -75,12 +75,12 @@ def open_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     """The Job's run directory, ready for its master.
 
     Args:
-        wanted: which one.
-        spec: of the job, with the paths of this pod.
+        requested: which run.
+        spec: the job's spec, with the paths of this pod.
 
     Raises:
-        BadInputError: this user cannot write there, or the run that is meant does not exist, is done or is about other
-            work.
+        BadInputError: this user cannot write there, or the requested run does not exist, is done, or trains something
+            else.
         StorageError: the disk fails.
     """
     check_writable(requested.job_dir)

@@ -175,7 +175,7 @@ def decide_outcome(end_event: JobEnded, failure: RunFailure, stopped_by: int | N
     """The outcome of a run whose last event is known.
 
     Args:
-        ended: the last event.
+        end_event: the last event.
         failure: what the master left about a failure.
         stopped_by: exit code that the signal which stopped ``edl run`` asks for; None when none came.
     """

@@ -27,11 +27,11 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 
 def wrap_text(text: str, width: int, *, first_indent: str = "", next_indent: str = "") -> list[str]:
-    """A text as lines of ``width`` characters, broken between words only: a path can be copied, and may be longer.
+    """Wrap a text at ``width`` characters, between words only: a longer path stays whole, so it can be copied.
 
     Args:
-        first: what the first line begins with.
-        then: what the others begin with.
+        first_indent: prefix of the first line.
+        next_indent: prefix of the other lines.
     """
     lines = TextWrapper(
         width,

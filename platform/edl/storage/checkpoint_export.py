@@ -122,8 +122,9 @@ def export_columns(contents: CheckpointContents, *, include_slots: bool) -> list
     """All arrays of the file, in its order.
 
     Args:
-        contents: of the checkpoint.
-        slots: slot variables too, and what else training needs (strategy Local).
+        contents: the checkpoint.
+        include_slots: export the optimizer's slot variables, too, and with strategy Local the rest of the training
+            state.
 
     Raises:
         StorageError: an id is in two shards, or two arrays would have the same name.
@@ -145,16 +146,16 @@ def export_columns(contents: CheckpointContents, *, include_slots: bool) -> list
 def write_export(
     path: Path, columns: Sequence[ExportColumn], strings: Mapping[str, str], on_write: Callable[[int], None]
 ) -> None:
-    """Write a ``.npz`` or a ``.safetensors``, whichever the name ends in; it has its name when it is complete.
+    """Write a ``.npz`` or a ``.safetensors`` file, by the suffix of ``path``. A complete file replaces it atomically.
 
     Args:
-        path: of the file; replaced if it is there.
-        found: its arrays.
-        strings: kept beside them, which only a ``.safetensors`` can.
-        on_write: told the bytes of each piece that was written.
+        path: the file; an existing one is replaced.
+        columns: its arrays.
+        strings: metadata; only ``.safetensors`` stores it.
+        on_write: called with the number of bytes after each write.
 
     Raises:
-        StorageError: it cannot be written (the disk is full), or a shard cannot be read; nothing of it is left.
+        StorageError: the file cannot be written (the disk is full), or a shard cannot be read. No partial file is left.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with translate_os_errors(path, "write the export"), remove_on_error(temporary):

@@ -179,14 +179,14 @@ def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
 def prune_checkpoints(
     checkpoints_dir: Path, keep_count: int, protected_cuts: set[int] | frozenset[int] = frozenset()
 ) -> list[int]:
-    """Remove all but the ``keep_count`` newest committed cuts, and what older unfinished ones left behind.
+    """Remove all but the ``keep_count`` newest committed cuts, and the files of older unfinished cuts.
 
     Unfinished cuts newer than the newest committed one are being written, and stay.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
-        keep: how many committed cuts stay, at least 1.
-        protect: numbers of cuts that stay in any case (a pinned version).
+        keep_count: how many committed cuts stay, at least 1.
+        protected_cuts: numbers of cuts that always stay (a pinned version).
 
     Returns:
         The numbers of the removed cuts, oldest first.
@@ -263,8 +263,8 @@ def newest_intact_checkpoint(
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
-        on_skip: told each newer cut that cannot be used, with the reason.
-        below: only cuts with a lower number are looked at.
+        on_skip: called with each newer cut that cannot be used, and the reason.
+        below_cut: consider only cuts with a lower number.
 
     Raises:
         StorageError: the folder cannot be read, or a newer EDL wrote the cut.
@@ -283,13 +283,12 @@ def newest_intact_checkpoint(
 def verify_checkpoint(
     directory: Path, manifest: CheckpointManifest, check_shard: Callable[[Path, ShardInfo], None] | None = None
 ) -> str | None:
-    """Look at every shard of a cut; the reason why it cannot be used, or None.
+    """Check every shard of a cut; return why the cut cannot be used, or None if it can.
 
     Args:
         directory: of the cut.
         manifest: of the cut.
-        check: raises StorageError for a shard that is not as it was written; by default ``check_shard_bytes``, after
-            which every byte is.
+        check_shard: raises StorageError for a damaged shard. The default, ``check_shard_bytes``, reads every byte.
     """
     try:
         for shard in manifest.shards:
@@ -321,16 +320,16 @@ def file_crc32(path: Path) -> int:
 
 
 def prune_for_full_disk(checkpoints_dir: Path, keep: int, protected_cuts: set[int], *, failed_cut: int) -> list[int]:
-    """Remove what a full disk need not hold, after a cut could not be written.
+    """Free space after a full disk made a cut fail.
 
-    These are the unfinished cuts up to the one that failed, each of which may hold whole shards, and of the committed
-    ones those that would go anyway once a new one is written. The newest that is intact to the last byte stays.
+    Removes the unfinished cuts up to the failed one, each of which may hold whole shards, and the committed cuts that
+    the next successful cut would remove. The newest cut whose every byte is intact always stays.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
-        keep: how many committed cuts stay when there is room.
-        protect: numbers of cuts that stay in any case.
-        failed: number of the cut that could not be written; no parameter server writes it any more.
+        keep: how many committed cuts stay when the disk is not full.
+        protected_cuts: numbers of cuts that always stay.
+        failed_cut: number of the cut that could not be written; no parameter server writes it any more.
 
     Returns:
         The numbers of the removed cuts, oldest first.

@@ -60,10 +60,10 @@ def write_shard(
         directory: the cut's folder (``cut_directory``); created when it is missing.
         ps_index: which parameter server.
         arrays: by name; any shape; dtypes are floats of 16 to 64 bits, integers and bool.
-        meta: strings kept beside the arrays.
+        metadata: strings stored with the arrays.
 
     Raises:
-        StorageError: it cannot be written (the disk is full); nothing of it is left.
+        StorageError: the shard cannot be written (the disk is full). No partial file is left.
         ValueError: an array's dtype cannot be stored.
     """
     path = shard_path(directory, ps_index)

@@ -243,7 +243,7 @@ class FileLock:
         Args:
             path: the lock file; created when it is missing.
             holder: who is taking it, one line of text.
-            what: what the lock protects, for the message ("the journal").
+            protected_thing: what the lock protects, for the message ("the journal").
             hint: what the user can do when another holds it.
 
         Raises:

@@ -147,10 +147,11 @@ class Journal:
         Args:
             directory: the journal's folder; created when it is missing.
             holder: who opens it, one line of text for whoever comes second.
-            exclusive: take the folder's lock. A volume of several machines may not have locks; there a Lease keeps two
-                masters apart, and the fence of the segments those that do not know it yet.
-            at_least: the new incarnation is at least this one.
-            check: raises if what was read is not all that there was; nothing is written then.
+            exclusive: take the folder's lock. A volume shared by several machines may not support locks; there the
+                Lease excludes a second master, and the segments' fence excludes a master that has lost its Lease
+                without noticing.
+            minimum_incarnation: lower bound of the new incarnation's number.
+            validate_replay: raises if the journal is incomplete; then nothing is written.
 
         Raises:
             RefusedError: another process has it open; its holder is named.

@@ -221,12 +221,12 @@ def plan_restart(run: RunDirectory) -> CheckpointRestart:
 
 
 def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
-    """Make the journal one that begins at the checkpoint; returns where the old segments are now.
+    """Replace the journal by one that begins at the checkpoint; returns where the old segments are now.
 
-    Doing it again, after a crash in between, gives the same.
+    Idempotent: after a crash halfway, calling it again gives the same result.
 
     Args:
-        planned: what ``plan_restart`` found.
+        restart: the result of ``plan_restart``.
         holder: who does it, one line of text.
         exclusive: take the journal's lock, which a volume that several nodes mount may not have.
 

@@ -93,13 +93,13 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 def encode_safetensors_header(
     arrays: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]
 ) -> memoryview:
-    """The head of a file whose arrays follow each other in this order.
+    """The header of a file whose arrays follow each other in this order.
 
     A uint64 length, then JSON padded by spaces so that the data begins at a multiple of 8 bytes.
 
     Args:
         arrays: name, NumPy's name of the dtype (one of DTYPES), shape.
-        strings: kept beside them.
+        metadata: strings stored with the arrays.
     """
     fields: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0

@@ -36,12 +36,12 @@ _BYTE = _ONE >> 8
 
 
 def combine_crc32(first_crc: int, second_crc: int, second_length: int) -> int:
-    """The crc32 of two pieces of bytes behind each other.
+    """The CRC-32 of two concatenated byte strings.
 
     Args:
-        front: crc32 of the first one.
-        back: crc32 of the second one.
-        length: bytes of the second one.
+        first_crc: CRC-32 of the first.
+        second_crc: CRC-32 of the second.
+        second_length: length of the second, in bytes.
     """
     return _multiply_polynomials(_raise_polynomial(_BYTE, second_length), first_crc) ^ second_crc
 
@@ -191,20 +191,20 @@ class ArrayShape:
 def write_array_parts(
     path: Path, arrays: Sequence[ArrayShape], parts: Iterable[tuple[str, AnyArray]], metadata: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Write arrays to ``path`` as their parts come, durable under its name when this returns; its size and its crc32.
+    """Write arrays to ``path`` part by part; return the size and CRC-32 of the file, which is durable by then.
 
-    A part is used before the next one is asked for, and not afterwards. The checksum is taken on the way: of each array
-    by itself, put together at the end.
+    A part is consumed before the next one is requested, so the caller may reuse its buffer. The checksum is computed
+    for each array and combined at the end, because parts of different arrays may alternate.
 
     Args:
         path: of the file.
         arrays: in the order in which they stand in the file.
         parts: name and the next values of that array, of its dtype, in C order.
-        meta: strings kept beside the arrays.
+        metadata: strings stored with the arrays.
 
     Raises:
-        StorageError: it cannot be written (the disk is full); nothing of it is left.
-        ValueError: a part is not of its array, or an array is not complete.
+        StorageError: the file cannot be written (the disk is full). No partial file is left.
+        ValueError: a part does not fit its array, or an array is incomplete.
     """
     header = encode_safetensors_header([(array.name, array.dtype, array.shape) for array in arrays], metadata)
     places = _array_cursors(arrays, header.nbytes)

@@ -203,11 +203,11 @@ class BulkConnection:
         """Wait for the next frame; the body of the last one becomes invalid.
 
         Args:
-            into: contiguous memory for the body, if it fits there; else the connection's own is used.
-            frame_timeout: seconds for the whole frame, however slowly its bytes come.
+            into: contiguous memory for the body; if it does not fit, the connection's own buffer is used.
+            frame_timeout: seconds for the whole frame, however slowly its bytes arrive.
 
         Raises:
-            Refused: not a frame, another version, or larger than the limits; what follows cannot be read.
+            RefusedError: not a frame, another version, or larger than the limits; what follows cannot be read.
             RetryableError: the peer is gone or silent.
         """
         deadline = None if frame_timeout is None else time.monotonic() + frame_timeout

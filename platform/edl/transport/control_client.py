@@ -60,12 +60,12 @@ class ControlChannel:
         Args:
             method: one of ``methods.Master`` or ``methods.PsControlMethods``.
             request: its request.
-            deadline: seconds for each try.
-            retry: how long to keep trying when the peer is away, silent or busy; ``None``: one try.
+            timeout: seconds for each attempt.
+            retry: how long to retry when the peer is unreachable, silent or busy; ``None``: one attempt.
 
         Raises:
-            RetryableError: the peer was away, silent or busy to the end.
-            Refused: the peer will not do it; trying again is of no use.
+            RetryableError: the peer was unreachable, silent or busy in every attempt.
+            RefusedError: the peer rejects the request; a retry is pointless.
         """
         if retry is None:
             return self._call_once(method, request, timeout)

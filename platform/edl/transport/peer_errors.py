@@ -76,7 +76,7 @@ def translate_rpc_error(error: Any, method: str, peer: str, timeout: float) -> E
         error: a ``grpc.RpcError`` that is also a ``grpc.Call``, as unary calls raise it.
         method: the method's name.
         peer: its address.
-        deadline: seconds that the call was given.
+        timeout: timeout of the call, in seconds.
     """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

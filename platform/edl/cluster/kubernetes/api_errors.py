@@ -175,8 +175,8 @@ def error_from_response(status_code: int, body: bytes, *, where: str, retry_afte
     """The error of an answer.
 
     Args:
-        code: HTTP status, 400 or above.
-        body: of the answer: a Status object, or what a proxy in between says.
+        status_code: HTTP status, 400 or above.
+        body: a Status object, or the text of a proxy.
         where: the request, for people.
         retry_after: the header of that name, in seconds.
     """

@@ -119,17 +119,17 @@ class LeaseFence:
     # ------------------------------------------------------------------ taking it
 
     def acquire(self, should_stop: Callable[[], bool], wait: Callable[[float], Any]) -> bool:
-        """Try until this pod has the Lease or ``should_stop`` says so; then it is renewed until ``release``.
+        """Try to acquire the Lease until ``should_stop`` returns True, then renew it until ``release``.
 
         Args:
-            stopped: asked between two tries.
-            wait: waits so many seconds, less when somebody stops it.
+            should_stop: called between two attempts.
+            wait: waits for a number of seconds, less when the master stops.
 
         Returns:
-            Whether this pod has it.
+            Whether this pod holds the Lease.
 
         Raises:
-            ApiError: the server will never let this pod have it: it may not touch Leases.
+            ApiError: a permanent error; the service account may not use Leases.
         """
         while not should_stop():
             answer = self.try_acquire()

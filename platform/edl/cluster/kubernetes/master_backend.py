@@ -86,10 +86,10 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
         job: name of the job.
         uid: of the Job.
         token_secret: name of the Secret that the pods of the job mount. One that the user named is the user's.
-        over: the job has ended, and its pods are gone.
+        job_ended: the job has ended, and its pods are gone.
 
     Returns:
-        Whether there is nothing left to try; what stays for want of a right is logged.
+        Whether there is nothing left to retry. A Secret that may not be deleted is logged and stays.
     """
     if token_secret != names.token_secret(job):
         return True
@@ -199,15 +199,12 @@ class MasterPodInfo:
 
 
 class KubeMasterBackend:
-    """A job on Kubernetes, as its master has it.
+    """The master's view of its job on Kubernetes.
 
     Args:
-        spec: of the job, as the pods of the job are rendered from it.
-        place: where the master is.
-        connect: makes an API client; called for requests that wait for one another and for those that must not.
-
-    Attributes:
-        durable: what is in the run directory outlives the master's pod.
+        spec: the job's spec, from which its pods are rendered.
+        place: the job, namespace and pod of the master.
+        connect: makes an API client. Requests that may block (the watch, the Lease) get clients of their own.
     """
 
     def __init__(

@@ -95,11 +95,12 @@ class PodCache:
         return seen
 
     def update_from_list(self, pods: Iterable[Manifest], known_before: Iterable[PodRecord]) -> list[PodStatus]:
-        """Note a full list; return what is in it and the ends of those that are not any more.
+        """Apply a full list; return the status of each pod in it and the end of each pod that is missing.
 
         Args:
-            pods: all that the server has.
-            before: what was known when the list was asked for; what began meanwhile may be missing in it.
+            pods: all pods of the server's answer.
+            known_before: the pods known when the list was requested. A pod created since then may be missing from it
+                without having ended.
         """
         seen = [pod for pod in map(self.update, pods) if pod is not None]
         present = {pod.uid for pod in seen}

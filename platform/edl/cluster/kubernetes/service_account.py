@@ -33,10 +33,10 @@ def connect_service_account(
     """The connection of this pod's service account.
 
     Args:
-        variables: of this process.
-        namespace: what a missing namespace means.
+        environment: environment variables of this process.
+        namespace: used when the mounted account names none.
         pool_size: connections that are kept open.
-        account: where the kubelet mounts it.
+        account_dir: where the kubelet mounts the account.
         clock: monotonic seconds.
 
     Raises:

@@ -57,15 +57,15 @@ def format_desired_state(desired: DesiredState) -> str:
 
 
 def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds: tuple[int, int]) -> DesiredState:
-    """``current`` with what ``change`` changes of it.
+    """``current``, updated by the fields that ``change`` sets.
 
     Args:
-        known: what is wanted already.
-        wanted: None changes nothing.
-        spec: ``workers.min`` and ``workers.max`` of the job file.
+        current: the desired state so far.
+        change: a field that is None keeps its current value.
+        spec_bounds: ``workers.min`` and ``workers.max`` of the job file.
 
     Raises:
-        BadInputError: more workers would be needed than asked for, none at all, or more than a job may have.
+        BadInputError: the minimum would be above the maximum, or a number is outside a job's limits.
     """
     found = replace(
         current,
@@ -198,14 +198,14 @@ class KubeStatusPublisher:
                 return
 
     def _wait_before_retry(self, unpublished: Mapping[str, str] | None, seconds: float) -> bool:
-        """Wait before the next publication; at the end only for a server that is away or busy, and not for long.
+        """Wait before the next publication. When the publisher closes, wait only to retry, and not for long.
 
         Args:
-            again: what it did not take, if it may take it later.
-            seconds: to wait.
+            unpublished: the data to retry, after a retryable error; None if there is nothing to retry.
+            seconds: how long to wait.
 
         Returns:
-            Whether there may be another one.
+            Whether to publish again.
         """
         with self._changed:
             if self._pending_pages is None:
