@@ -72,7 +72,7 @@ def ls(
         print(f"{location.name[0].upper()}{location.name[1:]}, {location.directory}\n")
         print("\n".join(checkpoint_table(checkpoints, time.time())))
         if not verify:
-            print("\nOnly manifests and sizes were looked at; --verify reads every byte.")
+            print("\nOnly manifests and sizes were checked; --verify reads every byte.")
     else:
         print(f"{location.name} has no checkpoint yet, {location.directory}")
     if checkpoints and best is None:
@@ -155,11 +155,13 @@ def _open_checkpoint(run: str, number: int | None) -> tuple[CheckpointManifest, 
 
 def _check_output_file(output: Path, *, force: bool) -> None:
     if output.suffix not in _EXPORT_SUFFIXES:
-        raise BadInputError("is neither a .npz nor a .safetensors", where=str(output), hint="The name says the format.")
+        raise BadInputError(
+            "is neither a .npz nor a .safetensors file", where=str(output), hint="The suffix selects the format."
+        )
     if not output.absolute().parent.is_dir():
         raise BadInputError("there is no such folder", where=str(output.absolute().parent))
     if output.is_dir() or (output.exists() and not force):
-        raise BadInputError("is there already", where=str(output), hint="Name another file, or use --force.")
+        raise BadInputError("already exists", where=str(output), hint="Name another file, or use --force.")
 
 
 @contextmanager

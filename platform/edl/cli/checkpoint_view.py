@@ -132,7 +132,7 @@ def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[s
     try:
         yield "position", ", ".join(_position_parts(manifest))
     except (ValueError, TypeError):  # right checksum, but no ledger of a master
-        yield "position", f"not known: {manifest.ledger}"
+        yield "position", f"unknown: {manifest.ledger}"
     yield "optimizer", _optimizer_text(inspection.contents)
 
 
@@ -147,14 +147,14 @@ def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
         within = left or ledger.get("index")
         yield f"in epoch {ledger['epoch'] + 1}" if within else f"{pluralize(ledger['epoch'], 'epoch')} done"
     if left:
-        yield f"{left:,} records handed back, to be done again"
+        yield f"{left:,} records returned, to be trained again"
     if ledger.get("quarantined"):
-        yield f"{pluralize(len(ledger['quarantined']), 'range')} given up"
+        yield f"{pluralize(len(ledger['quarantined']), 'range')} quarantined"
 
 
 def _optimizer_text(contents: CheckpointContents) -> str:
     if contents.optimizer is None:
-        return "not known: Keras' own, of strategy Local"
+        return "unknown: a Keras optimizer (strategy Local)"
     hyperparameters = dict(contents.optimizer.get("hyperparameters") or {})
     settings = [
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -120,7 +120,7 @@ def find_local_run(job: str) -> LocalRun:
     if chosen:
         return read_local_run(chosen[-1])
     known = [f"{each.name}/{each.run_dir.run_id}" for each in list_local_runs()]
-    hint = f"There are: {', '.join(known)}." if known else "None were started in this folder; edl run starts one."
+    hint = f"There are: {', '.join(known)}." if known else "No run was started in this folder; edl run starts one."
     raise UnknownJobError(f"there is no run {job} below {DEFAULT_STORAGE_DIR}", hint=hint)
 
 
@@ -314,6 +314,6 @@ def _select_log_files(local_run: LocalRun, role: str, index: int | None) -> list
     if not chosen:
         which = role if index is None else f"{role}-{index}"
         known = ", ".join(sorted(file.stem for *_, file in found))
-        hint = f"There are: {known}." if known else "Strategy Local has none: it prints where it runs."
+        hint = f"There are: {known}." if known else "Strategy Local has none: it prints to its terminal."
         raise BadInputError(f"there is no log of {which}", where=str(logs), hint=hint)
     return [file for _, file in sorted(chosen)]

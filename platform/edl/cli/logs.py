@@ -185,14 +185,14 @@ def _find_log_location(api: KubeClient, seen: JobView, chosen: LogSelection, job
 
     if seen.status is None:
         raise BadInputError(
-            f"{chosen} has no pod, and the master has not said anything yet",
+            f"{chosen} has no pod, and the master has not reported yet",
             hint=f"`edl why {job_arguments}` says what it waits for.",
         )
     location = find_log_directory(job_view.read_job_spec(api, seen.name), seen.status.run_dir)
     if location is None:
         raise BadInputError(
-            f"{chosen} has no pod, and the job keeps no logs: its runs are on no volume claim",
-            hint="Give the job a volume (volumes in the job file); logs outlive their pods then.",
+            f"{chosen} has no pod, and the job keeps no logs: its runs are not on a volume claim",
+            hint="Give the job a volume (volumes in the job file) to keep the logs of pods that are gone.",
         )
     return location
 

@@ -45,10 +45,10 @@ def _title_line(job: JobView, now: float) -> str:
 def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     status = job.status
     if job.unreadable_reason:
-        yield f"What the master says cannot be read: {job.unreadable_reason}"
+        yield f"The master's status cannot be read: {job.unreadable_reason}"
         return
     if status is None:
-        yield "The master has not said anything yet."
+        yield "The master has not reported yet."
         return
     evaluations = [event for event in job.publication.events if isinstance(event, EvaluationEnded)]
     yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
@@ -68,7 +68,7 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
             summary_heading(job.phase, job.publication.summary), summary_rows(job.publication.summary)
         )
     if not job.has_ended and now - status.updated > _STALE_STATUS_SECONDS:
-        yield f"The master said this {format_age(now - status.updated)} ago: {job.master_silence or 'it may be away'}."
+        yield f"The master reported this {format_age(now - status.updated)} ago: {job.master_silence or 'no answer'}."
 
 
 def _progress_lines(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _desired_lines(job: JobView) -> Iterator[str]:
     status, wanted = job.status, job.desired
     assert status is not None
     if wanted.stop and not job.has_ended:
-        yield "It was asked to stop."
+        yield "A stop was requested."
     if not job.has_ended:
         starting = f" and {job.starting_workers} starting" if job.starting_workers else ""
         yield (
@@ -163,7 +163,7 @@ def suggest_next_step(job: JobView, job_arguments: str) -> str:
         return f"`edl logs {job_arguments}` shows what it printed; `edl delete {job_arguments}` removes it."
     if job.has_ended:
         run = f" {job.status.run}" if job.status else ""
-        return f"`edl why {job_arguments}` says more; go on with: edl submit JOB.yaml --resume{run}"
+        return f"`edl why {job_arguments}` says more; continue with: edl submit JOB.yaml --resume{run}"
     waiting = job.status is None or job.status.starved or job.running_workers < job.status.workers_wanted
     return (
         f"`edl why {job_arguments}` says what it waits for."
@@ -177,4 +177,4 @@ def _suggest_local_step(job: JobView, job_arguments: str) -> str:
         return f"Follow it with: edl status {job_arguments} --watch"
     if job.phase == "Done":
         return f"`edl logs {job_arguments}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."
-    return f"`edl logs {job_arguments}` says more; go on with: edl run JOB.yaml --resume {job.uid}"
+    return f"`edl logs {job_arguments}` says more; continue with: edl run JOB.yaml --resume {job.uid}"

@@ -50,7 +50,7 @@ def stop(
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if seen.status is None:
         print(
-            "Its master has not said anything yet; remove the job with: edl delete"
+            "Its master has not reported yet; remove the job with: edl delete"
             f" {command_arguments(job, context, namespace)}",
             flush=True,
         )

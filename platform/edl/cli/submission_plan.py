@@ -113,32 +113,32 @@ class SubmissionPlan:
         yield "creates", _created_text(self.manifests)
         if self.resumed_run:
             run = self.resumed_run.removesuffix(CHECKPOINT_SUFFIX)
-            yield "goes on", "with the newest run" if run == LATEST_RUN else f"with run {run}"
+            yield "resumes", "the newest run" if run == LATEST_RUN else f"run {run}"
             if run != self.resumed_run:
                 yield (
-                    "goes back",
-                    "to its newest intact checkpoint, without its journal; what was done since is repeated",
+                    "from",
+                    "its newest intact checkpoint, without its journal; later work is repeated",
                 )
         yield from (("changed", change) for change in self.changes)
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""
         yield (
             "storage",
-            pod_storage_path(self.spec) + on if has_shared_storage(self.spec) else "none: gone with the master's pod",
+            pod_storage_path(self.spec) + on if has_shared_storage(self.spec) else "none: lost with the master's pod",
         )
 
     def _capacity_rows(self) -> Iterator[tuple[str, str]]:
-        yield "asks for", format_amounts(self.forecast.requested)
+        yield "requests", format_amounts(self.forecast.requested)
         if not self.cluster_asked:
             return
         if self.forecast.free is None or self.forecast.node_counts is None:
-            yield "free now", "not known: you may not list nodes and all pods; compared with the quota only"
+            yield "free now", "unknown: you may not list nodes and all pods; only quotas were checked"
         else:
             usable, nodes = self.forecast.node_counts
             on = f"{usable} nodes" if usable == nodes else f"{usable} of {nodes} nodes"
             yield "free now", f"{format_amounts(self.forecast.free)} on {on}"
         if self.quotas is None:
-            yield "quota", "not known: you may not list resourcequotas"
+            yield "quota", "unknown: you may not list resourcequotas"
         for name, left, hard in self.quotas or ():
             shown = [
                 f"{format_amount(each, max(left[each], Fraction()))} of {format_amount(each, hard[each])} ({each})"
@@ -259,8 +259,8 @@ def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
         return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
     if fit.lacking:
         preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""
-        return f"for room ({', '.join(fit.lacking)}){preemption}"
-    return "for a node that takes such pods (taints, node selector, affinity)"
+        return f"for capacity ({', '.join(fit.lacking)}){preemption}"
+    return "for a node that admits such pods (taints, node selector, affinity)"
 
 
 def _pods_text(role: Role, late: int, count: int) -> str:

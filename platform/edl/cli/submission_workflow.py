@@ -119,7 +119,7 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
         reporter.report_note("The cluster would accept all of it. Nothing was created.")
         return 0
     if not options.yes and options.as_json:
-        raise BadInputError("--json asks nobody", where="edl submit", hint="Say so beforehand: --yes.")
+        raise BadInputError("--json cannot ask for confirmation", where="edl submit", hint="Add --yes.")
     if not confirm_action(f"Submit {spec.name}?", yes=options.yes, command="edl submit"):
         reporter.report_note("Nothing was created.")
         return DECLINED
@@ -200,12 +200,12 @@ def _create_job(
         return _wait_for_start(api, options, submitted_job, reporter)
     except KeyboardInterrupt:
         reporter.report_note(
-            "The job goes on without this command. "
+            "The job continues without this command. "
             f"Remove it with: {options.followup_command('delete', submitted_job.name)}"
         )
         return INTERRUPTED_EXIT
     except ApiError as error:
-        hint = f"The job goes on without this command: {options.followup_command('status', submitted_job.name)}"
+        hint = f"The job continues without this command: {options.followup_command('status', submitted_job.name)}"
         raise JobStateUnknownError(error.message, where=error.where, hint=hint) from error
 
 
@@ -264,8 +264,8 @@ _STAGE_WORDS = {
     "no pod yet": "has no pod yet",
     "pending": "waits for a node",
     "creating": "is being created",
-    "running": "runs",
-    "serving": "is at work",
+    "running": "is running",
+    "serving": "is serving",
     "being replaced": "is being replaced",
     "ended": "has ended",
     "failed": "failed",
@@ -282,7 +282,7 @@ def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str
     try:
         remove_job(api, job)
     except EdlError as error:
-        return f"Not all of it could be removed ({error.message}): {options.followup_command('delete', job)}"
+        return f"Some objects could not be removed ({error.message}): {options.followup_command('delete', job)}"
     return "Everything was removed."
 
 
@@ -304,7 +304,7 @@ def _start_remedy(sight: MasterPodStatus) -> str:
     if sight.container_name and "mage" in sight.reason:
         return f"Check the image of {sight.container_name} in pod.overrides; the nodes must reach its registry."
     if "edl-role" in sight.message and any(words in sight.message for words in _COMMAND_NOT_FOUND):
-        return "The image has no edl-role: edl zoo build makes images that have it."
+        return "The image has no edl-role: build the image with edl zoo build."
     return waiting_remedy(sight.reason)
 
 
@@ -354,7 +354,7 @@ def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeChe
     if job is None or job.status is None or run not in (LATEST_RUN, job.status.run):
         return ResumeCheck()
     if job.phase == "Done":
-        hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
+        hint = f"To start a new run, use edl submit without --resume, after: edl delete {job.name}"
         raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
     before = read_submitted_spec(leftovers, job.name)
     changes = () if before is None else check_spec_changes(job.status.run, before, spec)
@@ -379,6 +379,6 @@ def report_resumed(api: KubeClient, job: str, reporter: SubmissionReporter) -> s
     total, done = status.records_total, status.records_done
     facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}
     share = f", {100 * done // total} % done" if total else ""
-    lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
+    lines = [f"It continues run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
     reporter.report_event("resumed", facts, "\n".join(lines))
     return status.run

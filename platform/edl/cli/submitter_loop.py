@@ -131,7 +131,7 @@ class ReleaseSubmitter:
     def _wait_or_raise(self, error: EdlError) -> None:
         """Wait a little before the next look; raises the error when it has lasted."""
         if self._failure_timeout.may_retry(error, self._clock.clock()):
-            self._progress_line.show_text(f"{error.message.splitlines()[0]}; trying again")
+            self._progress_line.show_text(f"{error.message.splitlines()[0]}; retrying")
             self._clock.sleep(POLL_SECONDS)
             return
         if not isinstance(error, RetryableError):
@@ -144,7 +144,7 @@ class ReleaseSubmitter:
         try:
             roll_back_submission(self._api, name, self._identity.submission_id)
         except ApiError as error:
-            cause.hint = f"The Job {name} may be left, suspended ({error.message}); it goes with the release."
+            cause.hint = f"The suspended Job {name} may be left ({error.message}); it is deleted with the release."
 
     def _take_step(self, decision: SubmitterDecision) -> None:
         """One step towards a job that runs."""
@@ -159,9 +159,9 @@ class ReleaseSubmitter:
         """Whether something of an earlier job is still there; raises DeletionTimeoutError if it does not go."""
         if self._cleanup_timeout.has_expired(left=bool(left), now=self._clock.clock()):
             raise DeletionTimeoutError(
-                f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s there is still: {format_object_list(left.objects)}",
+                f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s these objects still exist: {format_object_list(left.objects)}",
                 where=f"release {self._identity.release}",
-                hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
+                hint="A new pod will try again. `kubectl describe pod` says why an old pod is not deleted.",
             )
         if left:
             self._progress_line.show_text(f"an earlier job is {leftovers_text(left)}")

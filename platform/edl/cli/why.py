@@ -63,14 +63,14 @@ def gather_evidence(api: KubeClient, job: str, job_arguments: str) -> JobEvidenc
 def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator[str]:
     """The findings, for people."""
     if job_view.unreadable_reason:
-        yield f"What the master says cannot be read: {job_view.unreadable_reason}"
+        yield f"The master's status cannot be read: {job_view.unreadable_reason}"
     if job_view.phase == "Done":
         yield (
             f"{job_view.name} is Done{_ended_at_text(job_view)}; "
-            f"{'this cost it time:' if findings else 'nothing was the matter.'}"
+            f"{'this cost it time:' if findings else 'no problem was found.'}"
         )
     elif not findings:
-        yield f"{job_view.name} is {job_view.phase}; nothing keeps it from going on."
+        yield f"{job_view.name} is {job_view.phase}; nothing blocks it."
     for each in findings:
         yield f"{each.about}: {each.text}"
         if each.remedy:

@@ -46,18 +46,15 @@ class QuantityType(ScalarType):
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return self.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         plain = to_whole_number if self.is_whole_number else to_finite_float
         number = self._parse_or_none(node.value) if isinstance(node.value, str) else plain(node.value)
         allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
         return number if allowed else self.report_invalid_value(node, place)
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         return {
             "anyOf": [
                 {

@@ -1,7 +1,7 @@
-"""The kinds of values a document holds: each reads a node, writes it back as JSON, and describes itself.
+"""Field types: each reads a node of the document, writes the value as JSON, and describes itself as JSON Schema.
 
-A kind never raises on a user's mistake: it reports to the place and returns None, and whoever started the reading
-raises once, with all problems. Mappings with named fields are in edl.jobfile.section_type.
+A type never raises on a user's mistake. It reports a problem and returns None; the loader raises once, with all
+problems of the file. Mappings with named fields are in edl.jobfile.section_type.
 """
 
 from __future__ import annotations
@@ -16,37 +16,35 @@ from edl.jobfile.document_tree import DocumentNode, ReadContext, closest_match
 
 
 class FieldType(Protocol):
-    """What a value may be."""
+    """The type of a field. The methods of its implementations have no docstrings of their own."""
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
+        """The allowed values, phrased to follow "must be" in a message."""
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value of a node; reports to the place and returns None when the node does not hold one."""
+        """The value of a node; None, and a problem reported to ``place``, if the node does not hold one."""
 
     def write(self, value: Any) -> JsonValue:
-        """The value as JSON, such that read gives it back."""
+        """The value as JSON, from which ``read`` gives an equal value."""
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
+        """The JSON Schema of the values that ``read`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarType:
-    """What the kinds of single values share: one way to refuse, and JSON that is the value itself."""
+    """Base of the scalar types: a common error message, and JSON that is the value itself."""
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         raise NotImplementedError
 
     def report_invalid_value(self, node: DocumentNode, place: ReadContext, hint: str | None = None) -> None:
-        """Report what was found and what is allowed."""
+        """Report the value that was found and those that are allowed."""
         place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}", hint)
 
     def write(self, value: Any) -> JsonValue:
-        """The value as JSON."""
         plain: ScalarValue = value
         return plain
 
@@ -60,12 +58,10 @@ class IntegerType(ScalarType):
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         least = "" if self.minimum is None else f" of at least {self.minimum}"
         return f"a whole number{least}" + ("" if self.maximum is None else f" and at most {self.maximum}")
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         number = to_whole_number(node.value)
         if (
             number is None
@@ -76,7 +72,6 @@ class IntegerType(ScalarType):
         return number
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         limits = {"minimum": self.minimum, "maximum": self.maximum}
         return {"type": "integer"} | {name: limit for name, limit in limits.items() if limit is not None}
 
@@ -89,27 +84,23 @@ class NumberType(ScalarType):
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return "a number" if self.minimum is None else f"a number of at least {self.minimum:g}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         number = to_finite_float(node.value)
         if number is None or number < _minimum_or_infinity(self.minimum):
             return self.report_invalid_value(node, place, _suggest_removing_quotes(node.value))
         return number
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         return {"type": "number"} | ({} if self.minimum is None else {"minimum": self.minimum})
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementType(NumberType):
-    """A measured number, such as a loss: one that is not finite is written as null, since JSON has no word for it."""
+    """A measured number, such as a loss. JSON has no NaN or infinity: these are written as null."""
 
     def write(self, value: Any) -> JsonValue:
-        """The value as JSON."""
         return float(value) if math.isfinite(value) else None
 
 
@@ -119,15 +110,12 @@ class BooleanType(ScalarType):
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return "true or false"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         return node.value if isinstance(node.value, bool) else self.report_invalid_value(node, place)
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         return {"type": "boolean"}
 
 
@@ -139,11 +127,9 @@ class TextType(ScalarType):
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return self.form.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         # fullmatch, because $ of a Python pattern also matches before a last line feed
         if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
             return node.value
@@ -151,24 +137,21 @@ class TextType(ScalarType):
         return self.report_invalid_value(node, place, quoted)
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         return {"type": "string", "pattern": self.form.pattern}
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceType(ScalarType):
-    """One of a few names; ``planned_names`` are known, refused as not built yet, and offered to nobody."""
+    """One of a few names. ``planned_names`` are rejected as not built yet, and never suggested."""
 
     names: tuple[str, ...]
     planned_names: tuple[str, ...] = ()
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return join_alternatives(self.names)
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The value, or None with a problem reported."""
         if node.value in self.names:
             return node.value
         if node.value in self.planned_names:
@@ -179,7 +162,6 @@ class ChoiceType(ScalarType):
         return self.report_invalid_value(node, place, close and f"did you mean '{close}'?")
 
     def schema(self) -> dict[str, JsonValue]:
-        """JSON Schema of what read accepts."""
         return {"enum": list(self.names)}
 
 
@@ -216,7 +198,7 @@ def to_finite_float(value: object) -> float | None:
 
 
 def to_whole_number(value: object) -> int | None:
-    """A whole number however it is written, 1e3 included, as in JSON Schema; None for anything else."""
+    """An integer, also if it is written as 1e3, as in JSON Schema; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, float) and value.is_integer() else None
@@ -232,36 +214,32 @@ def _minimum_or_infinity(minimum: float | None) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Kinds made of other kinds: optional values, lists, and mappings whose names the user chooses.
+# Composed types: optional values, lists, and mappings whose names the user chooses.
 
 
 @dataclass(frozen=True, slots=True)
 class NullableType:
-    """A value or null; what null means is said by the field's sentence."""
+    """A value or null; the field's description says what null means."""
 
     inner_type: FieldType
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return f"{self.inner_type.expected_text}, or null"
 
     @property
     def section(self) -> type | None:
-        """The section inside, where there is one."""
+        """The dataclass of the inner type, if it is a section."""
         inner: type | None = getattr(self.inner_type, "section", None)
         return inner
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """None for null."""
         return None if node.value is None else self.inner_type.read(node, place)
 
     def write(self, value: Any) -> JsonValue:
-        """Null for None."""
         return None if value is None else self.inner_type.write(value)
 
     def schema(self) -> dict[str, JsonValue]:
-        """Null, or the inner kind."""
         return {"anyOf": [{"type": "null"}, self.inner_type.schema()]}
 
 
@@ -274,65 +252,55 @@ class TextOrMappingType:
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return f"{self.text_type.expected_text}, or {self.mapping_type.expected_text}"
 
     @property
     def section(self) -> type | None:
-        """The section that a mapping is."""
+        """The dataclass of the mapping, if it is a section."""
         inner: type | None = getattr(self.mapping_type, "section", None)
         return inner
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """What the mapping means, or the text."""
         return (self.mapping_type if isinstance(node.value, dict) else self.text_type).read(node, place)
 
     def write(self, value: Any) -> JsonValue:
-        """The text, or the mapping."""
         return (self.text_type if isinstance(value, str) else self.mapping_type).write(value)
 
     def schema(self) -> dict[str, JsonValue]:
-        """Either of the two."""
         return {"anyOf": [self.text_type.schema(), self.mapping_type.schema()]}
 
 
 @dataclass(frozen=True, slots=True)
 class ListType:
-    """A list, a tuple once read."""
+    """A list; read as a tuple."""
 
     inner_type: FieldType
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return f"a list, each of it {self.inner_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """A tuple of the members."""
         if not isinstance(node.value, list):
             return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
         return tuple(self.inner_type.read(member, inner) for member, inner in place.enter_items(node.value))
 
     def write(self, value: Any) -> JsonValue:
-        """A JSON array."""
         return [self.inner_type.write(member) for member in value]
 
     def schema(self) -> dict[str, JsonValue]:
-        """An array of the inner kind."""
         return {"type": "array", "items": self.inner_type.schema()}
 
 
 @dataclass(frozen=True, slots=True)
 class PathListType:
-    """One path, a list of paths, or null for none: always a tuple of text once read."""
+    """One path, a list of paths, or null; read as a tuple of strings."""
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return "a path, a list of paths, or null"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """A tuple of paths, as written."""
         if node.value is None:
             return ()
         if isinstance(node.value, list):
@@ -342,19 +310,17 @@ class PathListType:
         return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
 
     def write(self, value: Any) -> JsonValue:
-        """A JSON array."""
         return list(value)
 
     def schema(self) -> dict[str, JsonValue]:
-        """Null, a string, or an array of strings."""
         return {"anyOf": [{"type": "null"}, _PATH_TYPE.schema(), ListType(_PATH_TYPE).schema()]}
 
 
 @dataclass(frozen=True, slots=True)
 class MappingType:
-    """A mapping whose names the user chooses, each value of one kind.
+    """A mapping whose names the user chooses, with values of one type.
 
-    ``name_type`` is what a name may be, if not any.
+    ``name_type`` restricts the names; None allows any.
     """
 
     value_type: FieldType
@@ -362,11 +328,9 @@ class MappingType:
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return f"a mapping of names, each of it {self.value_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """A dict of the members."""
         if not isinstance(node.value, dict):
             return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
         return {name: self._read_member(name, member, place.enter_member(name)) for name, member in node.value.items()}
@@ -377,11 +341,9 @@ class MappingType:
         return self.value_type.read(node, place)
 
     def write(self, value: Any) -> JsonValue:
-        """A JSON object."""
         return {name: self.value_type.write(member) for name, member in value.items()}
 
     def schema(self) -> dict[str, JsonValue]:
-        """An object with such names."""
         if self.name_type is None:
             return {"type": "object", "additionalProperties": self.value_type.schema()}
         accepted = {self.name_type.pattern: self.value_type.schema()}
@@ -390,24 +352,20 @@ class MappingType:
 
 @dataclass(frozen=True, slots=True)
 class AnyJsonType:
-    """Any JSON value: what is passed on to the user's code or to Kubernetes as it is."""
+    """Any JSON value: passed unchanged to the user's code or to Kubernetes."""
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
         return "any value"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The plain value."""
         return node.to_plain_value()
 
     def write(self, value: Any) -> JsonValue:
-        """The value itself."""
         plain: JsonValue = value
         return plain
 
     def schema(self) -> dict[str, JsonValue]:
-        """No restriction."""
         return {}
 
 

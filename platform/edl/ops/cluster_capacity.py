@@ -186,11 +186,11 @@ class ClusterCapacity:
             if node_admits_pod(_without_transient_taints(node), pod)
         ]
         if not fits:
-            return "none takes such pods (taints, node selector, affinity)"
+            return "none admits such pods (taints, node selector, affinity)"
         closest = min((lacking_resources(whole, wanted) for whole in fits), key=len)
         most = max_resources(fits)
         missing = [
-            f"each asks for {format_amount(name, wanted[name])}, no node has more than {_format_most(name, most)}"
+            f"each requests {format_amount(name, wanted[name])}, no node has more than {_format_most(name, most)}"
             for name in closest
         ]
         return "; ".join(missing)

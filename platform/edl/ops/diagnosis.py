@@ -17,10 +17,10 @@ from edl.ops.push_diagnosis import diagnose_pushes, diagnose_slowdown
 from edl.ops.resource_quantities import format_amounts
 
 _ENDING_PHRASES = {"Failed": "failed", "Interrupted": "was interrupted"}
-_ASK_LESS_HINT = "Ask for less: resources of the role in the job file."
+_ASK_LESS_HINT = "Request less: see the role's resources in the job file."
 _UNKNOWN_CAPACITY_HINT = (
-    "If one has, it starts by itself when room is free. Otherwise ask for less: resources of the role in the job file. "
-    "An admin knows, or can bind the ClusterRole edl-cluster-viewer to you."
+    "If one has, the pod starts by itself when capacity is free. Otherwise request less: see the role's resources in "
+    "the job file. Ask an admin, or have an admin bind the ClusterRole edl-cluster-viewer to you."
 )
 
 
@@ -70,9 +70,9 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
     if job.phase == "Done":
         return
     status, ended = job.status, job_conditions(job.manifest).get("Failed", {})
-    reason = (status.reason if status else "") or str(ended.get("message") or "no reason known")
+    reason = (status.reason if status else "") or str(ended.get("message") or "the reason is unknown")
     remedy = (
-        f"Go on with: edl submit JOB.yaml --resume {status.run}"
+        f"Continue with: edl submit JOB.yaml --resume {status.run}"
         if status
         else f"`edl logs {evidence.command_target}` says more."
     )
@@ -88,7 +88,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
     if evidence.job.phase == "Suspended":
         yield JobFinding(
             evidence.job.name,
-            "the Job is suspended: its submission broke off",
+            "the Job is suspended: its submission was interrupted",
             f"Delete it and submit again: edl delete {evidence.command_target}",
         )
         return
@@ -97,7 +97,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
         yield JobFinding("master", f"its pod is refused: {refused[-1].text}", refusal_remedy(refused[-1].text))
     else:
         yield JobFinding(
-            "master", "the Job controller has not started its pod yet; after a deletion it waits 10 s and more"
+            "master", "the Job controller has not created its pod yet; after a deletion it waits 10 s or longer"
         )
 
 
@@ -105,9 +105,11 @@ def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
     """That training stands, and for want of what."""
     job = evidence.job
     if job.stall_reason:
-        remedy = "It goes on by itself when that is there; the master replaces what does not answer."
+        remedy = "It continues by itself when that is available; the master replaces processes that do not answer."
         if UNSAVED_REASON in job.stall_reason:
-            remedy = "Make room on the job's volume: writing is tried again every 30 s, and training goes on by itself."
+            remedy = (
+                "Free space on the job's volume: the master retries every 30 s, and training then continues by itself."
+            )
         yield JobFinding(job.name, f"it is stalled: {job.stall_reason}", remedy)
 
 
@@ -137,8 +139,8 @@ def _unknown_capacity(pod: Manifest, problem: PodProblem) -> tuple[str, str] | N
     lacking = {name: wanted[name] for name in insufficient_resources(problem.cluster_message) if name in wanted}
     if not lacking:
         return None
-    doubt = "whether any node has that much at all is not known: you may not list nodes"
-    return f"{problem.text}; it asks for {format_amounts(lacking)}, and {doubt}", _UNKNOWN_CAPACITY_HINT
+    doubt = "it is unknown whether any node has that much: you may not list nodes"
+    return f"{problem.text}; it requests {format_amounts(lacking)}, and {doubt}", _UNKNOWN_CAPACITY_HINT
 
 
 def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:
@@ -152,7 +154,7 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
         return None
     wanted = pod_requests(pod)
     asked = format_amounts({name: wanted[name] for name in place.lacking if name in wanted})
-    return f"it can never start: it asks for {asked}, more than any node it may use has at all", _ASK_LESS_HINT
+    return f"it can never start: it requests {asked}, more than any node that it may use has", _ASK_LESS_HINT
 
 
 def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
@@ -167,10 +169,10 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
 def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
     status, running = evidence.job.status, evidence.job.running_workers
     if status is not None and status.starved:
-        left = "it goes on with them" if running > 1 else "it goes on with that one"
+        left = "the job continues with them" if running > 1 else "the job continues with that one"
         yield JobFinding(
             evidence.job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
-            f"{status.workers_min}; {left if running else 'nothing is trained until one starts'}",
+            f"{status.workers_min}; {left if running else 'training waits until one starts'}",
             f"`edl scale {evidence.command_target} --min N` changes the bound.",
         )

@@ -1,7 +1,7 @@
-"""Whether a cluster is fit for EDL: what is there, what is missing, and who can mend it.
+"""The checks of ``edl doctor``: what a cluster lacks for EDL, and who can fix it.
 
-Each check asks the API server and hands the answers to a function that judges; a check that may not ask says so
-instead of failing.
+A ``check_`` function asks the API server and passes the answers to a ``judge_`` function, which makes no requests. A
+check that lacks the right to ask reports that as a finding instead of failing.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from edl.ops.access_reviews import (
 from edl.ops.helper_pod import HelperPodSpec, new_pod_name, render_helper_pod, run_helper_pod
 
 # --------------------------------------------------------------------------------------------------
-# What is said about a cluster: one finding for each thing that was looked at. Judges answers; asks nothing.
+# The judge functions: one finding for each property that was checked. They make no requests.
 
 
 MIN_KUBERNETES_VERSION = (1, 30)
-"""The first Kubernetes with ValidatingAdmissionPolicy v1, which EDL's policies are; nothing else here is newer."""
+"""The first Kubernetes with ValidatingAdmissionPolicy v1, the newest API that EDL uses."""
 _ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 _MASTER_ACCOUNT_TEXT = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
 
 class FindingLevel(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "OK"
     WARN = "WARN"
@@ -66,13 +66,13 @@ class FindingLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: how bad it is.
-        about: what was looked at.
+        level: its severity.
+        about: what was checked.
         text: what was found.
-        remedy: what can be done, and by whom; empty when there is nothing to do.
+        remedy: what to do, and who can do it; empty if nothing is to be done.
     """
 
     level: FindingLevel
@@ -86,7 +86,9 @@ def judge_version(said: dict[str, Any]) -> DoctorFinding:
     text = str(said.get("gitVersion", "of an unknown version"))
     digits = [int(number) for number in re.findall(r"\d+", f"{said.get('major', '')}.{said.get('minor', '')}")]
     if len(digits) < 2:
-        return DoctorFinding(FindingLevel.WARN, "server", f"Kubernetes {text}: whether it is new enough is not known")
+        return DoctorFinding(
+            FindingLevel.WARN, "server", f"Kubernetes {text}: EDL cannot tell whether it is new enough"
+        )
     if tuple(digits[:2]) < MIN_KUBERNETES_VERSION:
         return DoctorFinding(
             FindingLevel.FAIL,
@@ -107,43 +109,44 @@ def judge_pod_security(namespace: Manifest) -> DoctorFinding:
         )
     if level == "restricted":
         return DoctorFinding(
-            FindingLevel.OK, "namespace", f"namespace {name} enforces restricted, which EDL's pods pass"
+            FindingLevel.OK, "namespace", f"namespace {name} enforces restricted, and EDL's pods comply"
         )
     return DoctorFinding(
         FindingLevel.WARN,
         "namespace",
         f"namespace {name} enforces {level or 'no Pod Security level'}",
-        f"EDL's pods pass restricted; an admin can have it enforced: kubectl label ns {name}"
+        f"EDL's pods comply with restricted; an admin can enforce it: kubectl label ns {name}"
         f" {_ENFORCE_LABEL}=restricted",
     )
 
 
 def judge_pod_security_dry_run(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
-    """Which pods the namespace admits, by a pod that only ``restricted`` refuses: for who may not read namespaces.
+    """The enforced Pod Security level, by the dry run of a pod that only ``restricted`` refuses.
+
+    For users who may not read namespaces.
 
     Args:
         namespace: of the pod.
-        refusal: what the server says; None: it would take the pod.
+        refusal: the server's error; None if it would admit the pod.
     """
     if isinstance(refusal, PodSecurityError):
         return DoctorFinding(
-            FindingLevel.OK, "namespace", f"namespace {namespace} enforces restricted, which EDL's pods pass"
+            FindingLevel.OK, "namespace", f"namespace {namespace} enforces restricted, and EDL's pods comply"
         )
     if refusal is None:
         text = f"namespace {namespace} enforces no Pod Security level, or one below restricted"
         remedy = (
-            f"An admin can have it enforced, EDL's pods pass it: kubectl label ns {namespace}"
-            f" {_ENFORCE_LABEL}=restricted"
+            f"An admin can enforce it, and EDL's pods comply: kubectl label ns {namespace} {_ENFORCE_LABEL}=restricted"
         )
         return DoctorFinding(FindingLevel.WARN, "namespace", text, remedy)
-    text = f"whether namespace {namespace} enforces a Pod Security level is not known: {refusal.message}"
+    text = f"whether namespace {namespace} enforces a Pod Security level is unknown: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "namespace", text)
 
 
 def judge_user_rights(
     namespace: str, missing: Sequence[AccessRight], missing_optional: Sequence[AccessRight]
 ) -> Iterator[DoctorFinding]:
-    """What the user may not do, those rights together that the same is needed for."""
+    """The rights that the user lacks, grouped by what they are needed for."""
     for needed_for, role, said in _group_rights(missing):
         yield DoctorFinding(
             FindingLevel.FAIL,
@@ -156,12 +159,12 @@ def judge_user_rights(
             FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
         )
     for needed_for, role, said in _group_rights(missing_optional):
-        text = f"you may not {said}; missing then: {needed_for}"
+        text = f"you may not {said}; not available without it: {needed_for}"
         yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
 
 def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> DoctorFinding:
-    """What the account of the masters may not do."""
+    """The rights that the service account of masters lacks."""
     if not missing:
         return DoctorFinding(
             FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} may do its work in namespace {namespace}"
@@ -173,11 +176,11 @@ def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> Docto
 
 
 def judge_master_bindings(namespace: str, bindings: Iterable[Manifest]) -> DoctorFinding:
-    """Whether any Role is bound to the account of the masters; what that allows is not looked at."""
+    """Whether any Role is bound to the service account of masters; its rules are not checked."""
     roles = [each["roleRef"]["name"] for each in bindings if _binds_master_account(each, namespace)]
     if roles:
         return DoctorFinding(FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} is bound to {', '.join(roles)}")
-    text = f"no RoleBinding of namespace {namespace} is for {_MASTER_ACCOUNT_TEXT} without which no job can run"
+    text = f"no RoleBinding of namespace {namespace} binds {_MASTER_ACCOUNT_TEXT} without which no job can run"
     return DoctorFinding(FindingLevel.FAIL, "rights", text, install_hint(namespace))
 
 
@@ -191,7 +194,9 @@ def _binds_master_account(binding: Manifest, namespace: str) -> bool:
 
 
 def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[DoctorFinding]:
-    """Who would lose rights and priorities with a release that has the cluster's part: teams that it has not made.
+    """The teams that would lose their ClusterRoles and PriorityClasses if a release were uninstalled.
+
+    A release that installs the cluster-wide part also serves the teams of other releases.
 
     Args:
         release: name of the Helm release.
@@ -211,7 +216,7 @@ def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) 
         text = f"namespace {team} runs jobs with ClusterRoles and PriorityClasses of {release}; {maker} made it a team"
         remedy = (
             f"Remove that team first, or give {team} a cluster's part of another release (docs/operations.md). "
-            f"`helm uninstall {release} -n {namespace} --no-hooks` asks nobody."
+            f"`helm uninstall {release} -n {namespace} --no-hooks` skips this check."
         )
         yield DoctorFinding(FindingLevel.FAIL, "uninstall", text, remedy)
     if not teams:
@@ -221,51 +226,55 @@ def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) 
 
 
 def unknown_master_rights() -> DoctorFinding:
-    """Nobody could be asked."""
+    """The finding for a user who may check neither the rights nor the bindings."""
     remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
     return DoctorFinding(
         FindingLevel.WARN,
         "rights",
-        f"whether {_MASTER_ACCOUNT_TEXT} has its rights is not known: you may not ask",
+        f"whether {_MASTER_ACCOUNT_TEXT} has its rights is unknown: you may not check it",
         remedy,
     )
 
 
 def judge_secret_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
-    """Whether a pod with a Secret that is not its job's was refused.
+    """Whether the server refuses a pod that mounts another job's Secret.
 
     Args:
         namespace: of the pod.
-        refusal: what the server says; None: it would take the pod.
+        refusal: the server's error; None if it would admit the pod.
     """
     if refusal is None:
-        text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
+        text = f"your pods may use every Secret of namespace {namespace}: no admission policy refuses them"
         return DoctorFinding(
             FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
         )
     if isinstance(refusal, AdmissionPolicyError):
         return DoctorFinding(
-            FindingLevel.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
+            FindingLevel.OK,
+            "admission",
+            f"your pods may use only the Secrets of their own job in namespace {namespace}",
         )
-    text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal.message}"
+    text = f"whether your pods may use every Secret of namespace {namespace} is unknown: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
 def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
-    """Whether a pod without a PriorityClass was refused, which the quotas of classes would not count.
+    """Whether the server refuses a pod without a PriorityClass, which quotas of PriorityClasses would not count.
 
     Args:
         namespace: of the pod.
-        refusal: what the server says; None: it would take the pod.
+        refusal: the server's error; None if it would admit the pod.
     """
     if refusal is None:
-        text = f"pods of namespace {namespace} need no PriorityClass: quotas of PriorityClasses do not count those"
+        text = (
+            f"pods of namespace {namespace} may omit a PriorityClass: quotas of PriorityClasses do not count such pods"
+        )
         return DoctorFinding(
             FindingLevel.WARN, "admission", text, f"Admission policies refuse them. {install_hint(namespace)}"
         )
     if isinstance(refusal, AdmissionPolicyError | QuotaExceededError):
         return DoctorFinding(FindingLevel.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
-    text = f"whether pods of namespace {namespace} must name a PriorityClass is not known: {refusal.message}"
+    text = f"whether pods of namespace {namespace} must name a PriorityClass is unknown: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
@@ -279,27 +288,27 @@ def _group_rights(lacking: Iterable[AccessRight]) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class PriorityClassNames:
-    """Names of the PriorityClasses of services and of workers."""
+    """The PriorityClasses of masters and parameter servers (high) and of workers (low)."""
 
     high: str = "high"
     low: str = "low"
 
 
 def judge_priorities(classes: PriorityClassNames, high: int, low: int) -> DoctorFinding:
-    """Whether services can take room from workers, by the values of their classes."""
+    """Whether masters and parameter servers can preempt workers, by the values of their PriorityClasses."""
     if high > low:
         text = f"PriorityClasses {classes.high} ({high:,}) and {classes.low} ({low:,})"
         return DoctorFinding(FindingLevel.OK, "priorities", text)
     return DoctorFinding(
         FindingLevel.FAIL,
         "priorities",
-        f"PriorityClass {classes.high} ({high:,}) is not above {classes.low} ({low:,}): nothing would be preempted",
-        "An admin must delete one and create it anew: values cannot be changed.",
+        f"PriorityClass {classes.high} ({high:,}) is not above {classes.low} ({low:,}): workers would not be preempted",
+        "An admin must delete one and create it again: the value of a PriorityClass is immutable.",
     )
 
 
 def judge_claims(found: Iterable[Manifest], namespace: str) -> Iterator[DoctorFinding]:
-    """Which volumes jobs could use."""
+    """The PersistentVolumeClaims that jobs can use."""
     there = list(found)
     if not there:
         yield DoctorFinding(
@@ -317,7 +326,7 @@ def _judge_claim(claim: Manifest) -> DoctorFinding:
     modes = claim.get("spec", {}).get("accessModes") or []
     if phase == "Lost":
         return DoctorFinding(
-            FindingLevel.FAIL, "claims", f"{name} has lost its volume", "Its data is gone with it; create it anew."
+            FindingLevel.FAIL, "claims", f"{name} has lost its volume", "Its data is lost; create the claim again."
         )
     if phase != "Bound":
         return DoctorFinding(
@@ -337,13 +346,13 @@ def _judge_claim(claim: Manifest) -> DoctorFinding:
 
 
 UNPULLABLE_IMAGE = "registry.invalid/none"
-"""Of a pod that is only asked about."""
+"""Image of a pod for dry runs. ``.invalid`` never resolves, so nothing runs even if the pod were created."""
 
 DoctorCheck = Callable[[KubeClient], Iterable[DoctorFinding]]
 
 
 def examine_cluster(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
-    """All findings about a cluster and a namespace of it, as they come.
+    """Check a cluster and one of its namespaces; yields each finding as soon as it is known.
 
     Args:
         api: the cluster and namespace.
@@ -366,7 +375,7 @@ def examine_cluster(api: KubeClient, classes: PriorityClassNames) -> Iterator[Do
         try:
             yield from check(api)
         except ForbiddenError as error:
-            yield DoctorFinding(FindingLevel.WARN, about, f"cannot be looked at: {error.message}", error.hint or "")
+            yield DoctorFinding(FindingLevel.WARN, about, f"cannot be checked: {error.message}", error.hint or "")
         except ApiError as error:
             yield DoctorFinding(FindingLevel.FAIL, about, error.message, error.hint or "")
 
@@ -387,7 +396,7 @@ def check_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
 def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     try:
         yield judge_pod_security(api.get(NAMESPACES, api.namespace))
-    except RbacDeniedError:  # as for most people: then a pod is tried
+    except RbacDeniedError:  # most users may not read namespaces; a dry run tells the same
         asked = _render_probe_pod(classes)
         del asked["spec"]["securityContext"], asked["spec"]["containers"][0]["securityContext"]
         yield judge_pod_security_dry_run(api.namespace, _dry_run_refusal(api, asked))
@@ -417,7 +426,7 @@ def _check_accounts(api: KubeClient) -> Iterator[DoctorFinding]:
 
 
 def _check_master_rights(api: KubeClient) -> Iterator[DoctorFinding]:
-    """Whether masters may do their work: asked for each right, or read off the bindings, or not known."""
+    """Whether masters have their rights: checked one by one, or derived from the bindings, or unknown."""
     try:
         yield judge_master_rights(api.namespace, [right for right in MASTER_RIGHTS if not master_has_right(api, right)])
     except ForbiddenError:
@@ -428,14 +437,14 @@ def _check_master_rights(api: KubeClient) -> Iterator[DoctorFinding]:
 
 
 def _render_probe_pod(classes: PriorityClassNames) -> Manifest:
-    """A pod that is only asked about."""
+    """A pod for dry runs."""
     return render_helper_pod(
         HelperPodSpec(None, UNPULLABLE_IMAGE, RunAsSpec(), priority_class=classes.low), new_pod_name()
     )
 
 
 def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
-    """What the server says to a pod, which is not created; None: it would take it."""
+    """Why the server would refuse a pod; None if it would admit it. The pod is not created."""
     try:
         api.create(asked, dry_run=True)
     except ForbiddenError as error:
@@ -444,7 +453,7 @@ def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
 
 
 def _check_admission(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
-    """Asked by a dry run: what is not installed cannot be looked up by people without rights of the whole cluster."""
+    """Check the admission policies by a dry run: listing policies needs rights in the whole cluster."""
     if has_right(api, READ_SECRETS_RIGHT):
         yield DoctorFinding(
             FindingLevel.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway"
@@ -478,7 +487,7 @@ def _check_claims(api: KubeClient) -> Iterator[DoctorFinding]:
 def check_image_pull(
     api: KubeClient, image: str, classes: PriorityClassNames, on_wait: Callable[[str], None]
 ) -> DoctorFinding:
-    """Whether the nodes can have an image: a pod of it, with a worker's priority, is started and deleted at once."""
+    """Whether nodes can pull an image: starts a pod with it, at a worker's priority, and deletes the pod."""
     helper_spec = HelperPodSpec(
         None, image, RunAsSpec(), lifetime_seconds=600, purpose="tries the image", priority_class=classes.low
     )

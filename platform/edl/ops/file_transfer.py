@@ -1,4 +1,4 @@
-"""The near end of a file transfer: asks the process of ``edl.pod.files`` over a pipe, and proves what arrives."""
+"""The client of a file transfer: sends requests to ``edl.pod.files`` in a pod and verifies the checksums."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from edl.ops.helper_pod import HelperPodSpec
 
 BytesMoved = Callable[[int], None]
-"""Called with the number of bytes that need not travel any more."""
+"""Called with a number of bytes that were transferred, or were already at the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class VolumeEntry:
     """A file or directory of a volume.
 
     Attributes:
-        path: relative to what was listed.
+        path: relative to the listed directory.
         kind: ``file``, ``directory`` or ``other``: links, sockets, devices.
         size: in bytes.
         modified: unix seconds.
@@ -60,7 +60,7 @@ class VolumeEntry:
 
 @dataclass(frozen=True, slots=True)
 class PathStat:
-    """What is at a path: ``file``, ``directory``, ``other`` or ``missing``; a checksum only if that was asked for."""
+    """What is at a path: ``file``, ``directory``, ``other`` or ``missing``; the checksum only on request."""
 
     kind: str
     size: int
@@ -68,17 +68,17 @@ class PathStat:
 
 
 class VolumeFiles:
-    """The files of a volume, through a pipe.
+    """The files of a volume, accessed through a pipe.
 
-    Every method raises BadInputError or StorageError for what the other end refuses or cannot do, and RetryableError
-    when the connection broke: then what has arrived is kept, and a new connection goes on from there.
+    Every method raises BadInputError or StorageError for an error that the process in the pod reports, and
+    RetryableError if the connection breaks. A partial file is kept, and a new connection continues it.
     """
 
     def __init__(self, pipe: ProcessPipe) -> None:
         self._pipe = pipe
 
     def list_entries(self, path: str, *, recursive: bool) -> Iterator[VolumeEntry]:
-        """What is below a directory, or the file itself."""
+        """The entries below a directory, or the file itself."""
         self._send_request("list", path, recursive=recursive)
         more = True
         while more:
@@ -88,7 +88,7 @@ class VolumeFiles:
                 yield VolumeEntry(each["path"], each["kind"], each["size"], each["modified"])
 
     def read(self, path: str, offset: int, size: int) -> Iterator[bytes]:
-        """The bytes of a file from ``offset`` up to ``size``."""
+        """The bytes of a file from ``offset`` to ``size``, the offset of its end."""
         self._send_request("send", path, offset=offset, size=size)
         while offset < size:
             data = self._receive_frame(DATA_FRAME).payload
@@ -96,7 +96,7 @@ class VolumeFiles:
             yield data
 
     def stat(self, path: str, *, with_digest: bool = False) -> PathStat:
-        """What is at a path; of a file, with its SHA-256 if wanted."""
+        """What is at a path; with the SHA-256 of a file if requested."""
         self._send_request("stat", path, digest=with_digest)
         answer = self._receive_answer()
         return PathStat(answer["kind"], answer["size"], answer.get("sha256", ""))
@@ -107,7 +107,7 @@ class VolumeFiles:
         self._receive_answer()
 
     def upload(self, source: Path, path: str, on_moved: BytesMoved) -> int:
-        """Write a file of this machine to the volume, unless it is there; returns the bytes that did travel."""
+        """Copy a local file to the volume, unless an identical one exists; returns the bytes sent."""
         with translate_os_errors(source, "read"):
             size = source.stat().st_size
         sha256 = file_sha256(source)
@@ -129,10 +129,10 @@ class VolumeFiles:
         return size - arrived
 
     def download(self, path: str, target: Path, on_moved: BytesMoved) -> int:
-        """Write a file of the volume to this machine, unless it is here; returns the bytes that did travel."""
+        """Copy a file of the volume to this machine, unless an identical one exists; returns the bytes received."""
         source_stat = self.stat(path, with_digest=True)
         if source_stat.kind != "file":
-            raise BadInputError(f"this is no file ({source_stat.kind})", where=path)
+            raise BadInputError(f"this is not a file ({source_stat.kind})", where=path)
         if target.is_file() and target.stat().st_size == source_stat.size and file_sha256(target) == source_stat.sha256:
             on_moved(source_stat.size)
             return 0
@@ -153,15 +153,19 @@ class VolumeFiles:
             while offset < size:
                 data = file.read(min(CHUNK_BYTES, size - offset))
                 if not data:
-                    raise StorageError("the file has become shorter", where=str(source), hint="Copy it once more.")
+                    raise StorageError(
+                        "the file was truncated during the copy", where=str(source), hint="Copy it again."
+                    )
                 self._pipe.write(encode_frame(DATA_FRAME, data))
                 on_moved(len(data))
                 offset += len(data)
-                if self._pipe.has_pending_input():  # it speaks only at the end, unless something is wrong
+                # The receiver answers only at the end. An earlier frame is an error (its disk is full), and
+                # reading it now saves sending the rest of the file.
+                if self._pipe.has_pending_input():
                     self._check_interruption()
 
     def _check_interruption(self) -> None:
-        """Whatever it says in the middle of a file, other than that it is still there, is the end of that."""
+        """Raise the error if the receiver sent one in the middle of a file; a keep-alive frame is ignored."""
         heard = self._next_frame()
         if heard.kind == ERROR_FRAME:
             raise _error_from_frame(heard)
@@ -178,14 +182,14 @@ class VolumeFiles:
         if heard.kind == ERROR_FRAME:
             raise _error_from_frame(heard)
         if heard.kind != kind:
-            raise StorageError(f"the other end answers with {heard.kind!r}, which was not asked for")
+            raise StorageError(f"the process in the pod sent an unexpected frame {heard.kind!r}")
         return heard
 
     def _next_frame(self) -> CopyFrame:
         heard = read_frame(self._pipe.read)
         if heard is None:
             said = self._pipe.stderr_tail
-            raise RetryableError(f"The other end has ended{f': {said}' if said else ''}")
+            raise RetryableError(f"The process in the pod has ended{f': {said}' if said else ''}")
         return heard
 
 
@@ -196,17 +200,16 @@ def _error_from_frame(heard: CopyFrame) -> EdlError:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a copy between this machine and a volume consists of: which files, and what they are called there.
+# Planning a copy between this machine and a volume: which files, and their names at the target.
 #
-# A file goes to the path that is named, or into it when that is a directory or ends in ``/``. Of a directory, the
-# content
-# goes into the directory that is named. So the same command again means the same files, and goes on where it was cut
-# off.
+# A file is copied to the named path, or into it if that is a directory or ends in ``/``. The content of a directory
+# is copied into the named directory. This does not depend on whether the target exists, so repeating a command
+# means the same files and resumes an interrupted copy.
 
 
 @dataclass(frozen=True, slots=True)
 class CopyItem:
-    """One file: on this machine, on the volume, its size in bytes."""
+    """One file to copy; ``size`` in bytes."""
 
     local_path: Path
     volume_path: str
@@ -215,13 +218,13 @@ class CopyItem:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """All of a copy.
+    """The files and directories of a copy.
 
     Attributes:
         items: the files, in order.
-        local_directories: directories of this machine to be made.
-        volume_directories: directories of the volume to be made.
-        skipped: what is neither file nor directory, such as links.
+        local_directories: directories to create on this machine.
+        volume_directories: directories to create on the volume.
+        skipped: entries that are neither files nor directories, such as links.
     """
 
     items: tuple[CopyItem, ...]
@@ -236,15 +239,15 @@ class CopyPlan:
 
 
 def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
-    """From this machine to the volume.
+    """Plan a copy from this machine to the volume.
 
     Args:
         source: a file or directory.
         target: path on the volume.
-        kind: what is there now: ``file``, ``directory``, ``other`` or ``missing``.
+        target_kind: what is at ``target`` now: ``file``, ``directory``, ``other`` or ``missing``.
 
     Raises:
-        BadInputError: there is no such file, or a directory would take the place of a file.
+        BadInputError: ``source`` does not exist, or a directory would replace a file.
     """
     if source.is_file():
         inside = target_kind == "directory" or target.endswith("/")
@@ -265,17 +268,17 @@ def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
 def plan_download(
     source: str, entries: Iterable[VolumeEntry], target: Path, *, is_file: bool, into_directory: bool
 ) -> CopyPlan:
-    """From the volume to this machine.
+    """Plan a copy from the volume to this machine.
 
     Args:
         source: path on the volume.
-        entries: all that is below it, or the file itself.
+        entries: all entries below it, or the file itself.
         target: path on this machine.
         is_file: whether ``source`` is a file.
-        inside: whether a file goes into ``target``, because that is a directory or was named like one.
+        into_directory: whether a file is copied into ``target``: it is a directory, or ends in ``/``.
 
     Raises:
-        BadInputError: a file would take the place of a directory, or the volume names a file that leads elsewhere.
+        BadInputError: a file would replace a directory, or a name on the volume points outside of ``target``.
     """
     found = list(entries)
     if is_file:
@@ -283,9 +286,10 @@ def plan_download(
         return CopyPlan((CopyItem(here, source, found[0].size),))
     if target.is_file():
         raise BadInputError("this is a file, and a directory would take its place", where=str(target))
+    # The names come from the pod, which runs an image of the user's choice: never write outside of the target.
     for entry in found:
         if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
-            raise BadInputError("the volume names a file that leads elsewhere", where=entry.path)
+            raise BadInputError("the volume's file name points outside of the target", where=entry.path)
     files = [
         CopyItem(target / each.path, posixpath.join(source, each.path), each.size)
         for each in found
@@ -307,7 +311,7 @@ def _walk_directory(directory: Path) -> Iterator[Path]:
 
 
 def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
-    """Files, directories and the rest, told apart; links are not followed, on either side."""
+    """Sort paths into files, directories and others; links are not followed, on either side."""
     items: list[CopyItem] = []
     folders: list[str] = []
     others: list[str] = []
@@ -324,7 +328,7 @@ def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
 
 
 # --------------------------------------------------------------------------------------------------
-# A claim that the command line reaches: a pod for as long as it takes, connections that may break, progress shown.
+# Access to a claim: a helper pod for the duration of the copy, reconnects, and a progress bar.
 
 
 IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
@@ -333,23 +337,23 @@ IMAGE_REMEDY = (
     f"variable {IMAGE_VARIABLE}."
 )
 MAX_ATTEMPTS = 5
-"""Connections for one piece of work before it is given up."""
+"""Connections that are tried for one operation."""
 _RECONNECT_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=10.0)
 
 WorkResult = TypeVar("WorkResult")
 
 
 class VolumeSession:
-    """A claim that a running pod has mounted, through connections that may break."""
+    """A claim that a running pod has mounted; reconnects when a connection breaks."""
 
     def __init__(self, api: KubeClient, pod: str) -> None:
         self._api, self._pod = api, pod
 
     def run_with_retries(self, work: Callable[[VolumeFiles], WorkResult]) -> WorkResult:
-        """The result of ``work`` over a new connection, and over more of them when one breaks.
+        """Run ``work`` over a new connection, and repeat it over another one when that breaks.
 
         Raises:
-            RetryableError: ATTEMPTS connections broke.
+            RetryableError: MAX_ATTEMPTS connections broke.
         """
         from edl.ops import helper_pod
         from edl.ops.file_transfer import VolumeFiles
@@ -360,13 +364,13 @@ class VolumeSession:
                     return work(VolumeFiles(execution))
             except RetryableError as error:
                 if attempt == MAX_ATTEMPTS - 1:
-                    error.hint = "The same command goes on where this one was cut off."
+                    error.hint = "The same command resumes the copy."
                     raise
                 time.sleep(_RECONNECT_BACKOFF.delay(attempt + 1))
         raise AssertionError("unreachable")
 
     def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:
-        """Copy all of a plan; returns the bytes that did travel."""
+        """Execute a plan; returns the bytes that were transferred."""
         for folder in plan.local_directories:
             folder.mkdir(parents=True, exist_ok=True)
         left, travelled = list(plan.items), 0
@@ -392,11 +396,11 @@ class VolumeSession:
 
 @contextmanager
 def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession]:
-    """A claim for as long as the block takes; the pod that mounts it is deleted then.
+    """Mount a claim in a pod for the duration of the block, then delete the pod.
 
     Raises:
-        RbacDeniedError: programs may not be run in pods.
-        BadInputError: there is no such claim, or the pod cannot start; PodImageError, if that is for its image.
+        RbacDeniedError: the user may not use pods/exec.
+        BadInputError: the claim does not exist, or the pod cannot start; PodImageError if its image is the cause.
     """
     from edl.ops.helper_pod import run_helper_pod
     from edl.reporting.text_table import StatusLine
@@ -409,7 +413,7 @@ def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that no pod is left behind."""
+    """Let SIGTERM end the block as Ctrl-C does, so that the pod is deleted."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(SIGTERM_EXIT)
@@ -422,12 +426,12 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def image_from_environment() -> str | None:
-    """The image that the environment names for pods that copy; there is no public one that a default could be."""
+    """The image of helper pods, from the environment. There is no default: EDL publishes no image."""
     return os.environ.get(IMAGE_VARIABLE) or None
 
 
 class _CopyProgress:
-    """How far a copy is; an attempt that is repeated does not count twice."""
+    """The progress of a copy; a repeated file does not count twice."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._on_change, self._finished_bytes, self._file_bytes, self._file_name = tell, 0, 0, ""

@@ -182,9 +182,9 @@ def exec_file_server(api: KubeClient, name: str) -> PodExec:
         return PodExec(api.connection, name, ["python", "-m", "edl.pod.files", CLAIM_MOUNT], namespace=api.namespace)
     except NotFoundError as error:
         raise BadInputError(
-            "The pod that copies is gone: its time was over, or somebody deleted it",
+            "The pod that copies is gone: its time limit was reached, or it was deleted",
             where=name,
-            hint="The same command goes on where this one was cut off; --minutes gives it more time.",
+            hint="The same command resumes the copy; --minutes gives it more time.",
         ) from error
     except RbacDeniedError as error:
         error.hint = _exec_role_hint(api)
@@ -212,7 +212,7 @@ def _require_claim(api: KubeClient, claim: str) -> None:
         with_names = ""
         with suppress(ApiError):  # then the message is shorter
             found = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
-            with_names = f"There are: {', '.join(found)}." if found else "There is none at all."
+            with_names = f"There are: {', '.join(found)}." if found else "The namespace has none."
         raise BadInputError(
             f"There is no PersistentVolumeClaim {claim} in namespace {api.namespace}", hint=with_names or None
         ) from error

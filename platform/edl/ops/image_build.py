@@ -111,11 +111,11 @@ def require_image_name(image: str) -> str:
     """The image's name, with a tag.
 
     Raises:
-        BadInputError: this is no name of an image.
+        BadInputError: this is not an image name.
     """
     if not match_tag(image):
         raise BadInputError(
-            "this is no name of an image",
+            "this is not an image name",
             where=image,
             hint="write [REGISTRY/]NAME[:TAG] in lower case, as in registry.example.com/team/mnist:1",
         )
@@ -132,7 +132,7 @@ def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments:
         arguments: build arguments.
 
     Raises:
-        BuildFailedError: a step failed, or the base image cannot be had.
+        BuildFailedError: a step failed, or the base image cannot be pulled.
         EngineError: the engine went away.
     """
     with translate_docker_errors(engine.address):
@@ -175,7 +175,7 @@ def build_error(reason: str, step: str) -> BuildFailedError:
             "build the base image first (`make images` in EDL's repository: edl/edl, tagged dev and with the version) "
             "and name it with --base, or log in to its registry"
         )
-        return BuildFailedError(f"the base image cannot be had: {reason}", where=step, hint=hint)
+        return BuildFailedError(f"the base image cannot be pulled: {reason}", where=step, hint=hint)
     return BuildFailedError(reason.strip(), where=step or None, hint="the lines above say what the step printed")
 
 
@@ -247,9 +247,9 @@ def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[s
         return text, {}
     if not _ARG_BASE.search(text):
         raise BadInputError(
-            "this Dockerfile decides on its base itself",
+            "this Dockerfile has a fixed base image",
             where=str(chosen),
-            hint="ARG BASE, then FROM ${BASE}, obeys --base",
+            hint="use ARG BASE and FROM ${BASE} to make --base work",
         )
     return text, {"BASE": base}
 

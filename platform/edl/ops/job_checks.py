@@ -67,7 +67,7 @@ def require_training_packages() -> None:
     if absent:
         raise BadInputError(
             f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
-            hint="install the same wheel with [train] behind its name; `edl submit` does without it",
+            hint="install the same wheel with [train] behind its name; `edl submit` does not need it",
         )
 
 
@@ -223,7 +223,7 @@ def check_model(spec: JobSpec) -> ModelCheckResult:
 def _result_of_crash(code: int, printed: str) -> ModelCheckResult:
     """The user's code ended the process, or the kernel did."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    failure = f"the process that tried the model ended before it was through: {how}"
+    failure = f"the process that checked the model ended early: {how}"
     hint = "the model's code must not end its process" if code >= 0 else "SIGKILL is mostly too little memory"
     last = "".join(f"{line}\n" for line in printed.splitlines()[-_LAST_LINES:])
     return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=1)

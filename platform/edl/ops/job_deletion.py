@@ -183,9 +183,9 @@ class JobDeletion:
             on_round(there)
             if clock() >= end:
                 raise DeletionTimeoutError(
-                    f"After {timeout:.0f} s there is still: {format_object_list(there.objects)}",
+                    f"After {timeout:.0f} s these objects still exist: {format_object_list(there.objects)}",
                     where=f"job {self._job}",
-                    hint="Deleting goes on in the cluster; call `edl delete` again to see it through.",
+                    hint="The deletion continues in the cluster; run `edl delete` again to follow it.",
                 )
             sleep(DELETION_POLL_SECONDS)
 

@@ -61,7 +61,7 @@ def poll_repeatedly(
             now = clock()
             if failing_since is None:
                 failing_since = now
-                print(f"{error.message}; looking again", file=sys.stderr, flush=True)
+                print(f"{error.message}; retrying", file=sys.stderr, flush=True)
             if now - failing_since > LONGEST_ABSENCE_SECONDS:
                 raise
         else:
@@ -70,7 +70,7 @@ def poll_repeatedly(
         sleep(seconds)
 
 
-UNEXPLAINED_END = "the master ended without a last word; see `edl why` and `edl logs`"
+UNEXPLAINED_END = "the master ended without a final status; see `edl why` and `edl logs`"
 DELETED_REASON = "the job was deleted"
 JobObserver = Callable[["JobView | None"], object]
 
@@ -97,7 +97,7 @@ class WatchedJob:
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """Go on with it, or remove what is left of it."""
-        again = [] if outcome.phase == "Done" else [f"Go on when the cause is gone with: {self.resume_command}"]
+        again = [] if outcome.phase == "Done" else [f"Fix the cause, then continue with: {self.resume_command}"]
         return [*again, f"Its objects stay until: {self.delete_command}"]
 
 

@@ -1,8 +1,9 @@
-"""Creates the objects of a job so that nothing is ever left half-made.
+"""Creates the objects of a job so that a failure never leaves a partial job behind.
 
-The Job comes first, suspended; what it needs is owned by it; then it may start. Whatever fails on the way of
-``create``, the Job is deleted again and everything with it. Its steps, ``create_suspended_job``,
-``create_dependents`` and ``begin``, can each be done twice, also from two places at once.
+The Job is created first, suspended. It owns the other objects, which are created next; then it is unsuspended. If
+``submit_job`` fails, it deletes the Job, and Kubernetes deletes the rest with it. The steps
+``create_suspended_job``, ``create_dependents`` and ``unsuspend_job`` are idempotent and may run concurrently: the
+submitter of a release repeats them after it was interrupted.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from edl.cluster.kubernetes.pod_status import (
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, JOBS, PODS, Manifest, manifest_kind
 
 BEGUN_ANNOTATION = "edl.dev/begun"
-"""Annotation of a Job that was whole and allowed to start: if it is suspended now, somebody wanted that."""
+"""Annotation of a Job that was complete and unsuspended once. If it is suspended now, a user suspended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A job that the cluster has."""
+    """A job whose Job object exists."""
 
     name: str
     job_object_name: str
@@ -57,10 +58,10 @@ def submit_job(
         job: its name.
         manifests: of ``edl.cluster.kubernetes.job_manifests.render_job``; the Job is the last.
         submission: unique to this call.
-        told: hears of each object that was created.
+        on_created: called with each object after its creation.
 
     Raises:
-        ApiError: the server refuses; everything that had been created is deleted again.
+        ApiError: the server refuses an object; the objects created so far are deleted.
     """
     *parts, rendered = manifests
     try:
@@ -97,7 +98,7 @@ def create_dependents(
     parts: Sequence[Manifest],
     on_created: Callable[[Manifest], Any] = lambda _: None,
 ) -> None:
-    """Create what is missing of the rest of a job."""
+    """Create the objects that the Job owns, as far as they are missing."""
     for part in parts:
         on_created(
             _create_or_get_part(api, _with_owner(part, owner_reference(submitted.name, submitted.uid)), submitted.uid)
@@ -105,19 +106,19 @@ def create_dependents(
 
 
 def unsuspend_job(api: KubeClient, submitted: SubmittedJob) -> None:
-    """Let a built job start.
+    """Unsuspend a complete job.
 
     Raises:
         NotFoundError: the Job was deleted.
         ApiError: another Job has its name by now.
     """
-    # the server refuses a patch with a uid for any other object
+    # A patch that carries a uid is refused for an object with another uid.
     meta = {"uid": submitted.uid, "annotations": {BEGUN_ANNOTATION: "true"}}
     api.patch(JOBS, submitted.job_object_name, {"metadata": meta, "spec": {"suspend": False}})
 
 
 def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
-    """Delete the Job of a submission, if it is there and was not begun; what it owns goes with it.
+    """Delete the Job of a submission, and the objects that it owns, unless it was already unsuspended.
 
     Args:
         name: of the Job.
@@ -131,7 +132,7 @@ def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
 
 
 def is_begun(job: Manifest) -> bool:
-    """Whether a Job was allowed to start."""
+    """Whether a Job was ever unsuspended."""
     return not job["spec"].get("suspend") or BEGUN_ANNOTATION in (job["metadata"].get("annotations") or {})
 
 
@@ -161,7 +162,9 @@ def _create_or_get_part(api: KubeClient, part: Manifest, uid: str) -> Manifest:
     except ConflictError:
         try:
             there = api.get(manifest_kind(part), part["metadata"]["name"])
-        except RbacDeniedError:  # Secrets; the name was free when the cluster was asked, and the Job is ours since then
+        # Users may create Secrets but not read them. The preflight found the name free, and since then the Job of
+        # this name is ours, so the Secret is, too.
+        except RbacDeniedError:
             return part
         if not any(reference.get("uid") == uid for reference in there["metadata"].get("ownerReferences") or ()):
             raise
@@ -169,7 +172,7 @@ def _create_or_get_part(api: KubeClient, part: Manifest, uid: str) -> Manifest:
 
 
 def _roll_back_on_error(api: KubeClient, name: str, submission: str, cause: BaseException) -> None:
-    """Delete the Job of this submission, if it came to be; what it owns goes with it."""
+    """Delete the Job of this submission, if it was created, and the objects that it owns."""
     try:
         there = api.get(JOBS, name)
         if _has_submission(there, submission):
@@ -178,7 +181,7 @@ def _roll_back_on_error(api: KubeClient, name: str, submission: str, cause: Base
         return
     except ApiError as error:
         if isinstance(cause, EdlError):
-            cause.hint = f"The Job {name} may be left, suspended: {error.message}. Delete it when the cluster answers."
+            cause.hint = f"The suspended Job {name} may be left: {error.message}. Delete it when the cluster answers."
 
 
 def _has_submission(job: Manifest, submission: str) -> bool:
@@ -186,21 +189,22 @@ def _has_submission(job: Manifest, submission: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Has the master of a submitted job started? What its pod's status says about that, and how long to wait for it.
+# Waiting for the master of a submitted job to start, by the status of its pod.
 
 
 START_TIMEOUT_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
-"""After so long a container that runs counts as started, also when its master has published nothing yet."""
+"""A container that has run for this long counts as started, even if its master has not published a status yet."""
 START_POLL_SECONDS = 0.5
 _LOG_TAIL_LINES = 15
 
 PULL_FAILED_REASON = "ErrImagePull"
-"""One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
+"""One attempt to pull the image failed, perhaps temporarily. If it keeps failing, the reason becomes
+``ImagePullBackOff``."""
 
 
 class MasterStage(StrEnum):
-    """How far the master has come."""
+    """How far the master's start has come."""
 
     ABSENT = "no pod yet"
     PENDING = "pending"
@@ -213,19 +217,19 @@ class MasterStage(StrEnum):
 
 
 FINAL_STAGES = (MasterStage.SERVING, MasterStage.ENDED, MasterStage.FAILED)
-"""Stages at which there is nothing more to wait for."""
+"""Stages at which waiting for the start ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterPodStatus:
-    """The master at one moment.
+    """The master's pod at one moment.
 
     Attributes:
-        reason: the cluster's word: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
-        message: the words of the scheduler, the kubelet, or the container itself.
+        reason: Kubernetes' reason code: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
+        message: the message of the scheduler, the kubelet or the container.
         exit_code: of a container that ended.
-        pod_name: its name; empty while there is none.
-        container_name: the one that the reason is about, when it is not the role's own: an init container.
+        pod_name: empty while there is no pod.
+        container_name: name of the init container that the reason is about; empty for the role's own container.
     """
 
     stage: MasterStage
@@ -237,18 +241,18 @@ class MasterPodStatus:
 
     @property
     def has_started(self) -> bool:
-        """Whether the master's container came to run, and did not fail."""
+        """Whether the master's container has started and not failed."""
         return self.stage in (MasterStage.RUNNING, MasterStage.SERVING, MasterStage.ENDED)
 
 
 def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
-    """What a master's pod says of its start; its sidecars have no say in that."""
+    """The stage of a master's pod. Sidecars do not count: one may crash while the master serves."""
     if pod is None:
         return MasterPodStatus(MasterStage.ABSENT)
     name, leaving, containers = pod["metadata"]["name"], is_pod_leaving(pod), read_containers(pod)
     own = next((each for each in containers if each.is_role), None)
     if own is None or (own.waiting is not None and own.last_end is None):
-        # It has not run yet. An init container that does not come to its end keeps it from that.
+        # The role's container has never run. A failing init container explains why.
         for container in containers:
             status = _container_status(name, container, leaving=leaving)
             if container.is_init and (status.stage is MasterStage.FAILED or status.reason == PULL_FAILED_REASON):
@@ -269,10 +273,10 @@ def _container_status(pod: str, container: ContainerStatus, *, leaving: bool) ->
     end = container.end or container.last_end
     if end is not None and end.exit_code not in (0, SIGTERM_EXIT) and not leaving:
         return MasterPodStatus(MasterStage.FAILED, end.reason or "Error", end.message.strip(), end.exit_code, pod)
-    # Whoever deletes or evicts the pod of a master, its Job makes another one.
+    # The pod was deleted or evicted: the Job controller creates another one.
     if container.end is not None and container.end.exit_code != 0:
         return MasterPodStatus(
-            MasterStage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod_name=pod
+            MasterStage.REPLACED, "Terminated", "it was stopped; its Job creates a new one", pod_name=pod
         )
     if container.end is not None:
         return MasterPodStatus(MasterStage.ENDED, container.end.reason, exit_code=0, pod_name=pod)
@@ -289,7 +293,10 @@ def wait_for_start(
     clock: Callable[[], float],
     sleep: Callable[[float], Any],
 ) -> MasterPodStatus:
-    """Look until the master has started or failed, at most START_SECONDS; ``on_change`` hears of each change."""
+    """Poll until the master has started or failed, for START_TIMEOUT_SECONDS at most.
+
+    ``on_change`` is called with the first status and with each different one.
+    """
     began = clock()
     last, running_since = read_status(), began
     on_change(last)
@@ -308,14 +315,14 @@ def wait_for_start(
 
 
 class MasterStatusReader:
-    """Sees the master of one Job. A server that is away for a moment changes nothing of what was seen."""
+    """Reads the status of one Job's master. While the API server does not answer, the last status stands."""
 
     def __init__(self, api: KubeClient, job: str, uid: str) -> None:
         self._api, self._job, self._uid = api, job, uid
         self._last_status = MasterPodStatus(MasterStage.ABSENT)
 
     def read_status(self) -> MasterPodStatus:
-        """The master now."""
+        """The current status, or the last one if the API server does not answer."""
         with suppress(ApiError):
             self._last_status = self._read_pod_status()
         return self._last_status
@@ -347,7 +354,7 @@ class MasterStatusReader:
             return False
 
     def _newest_warning(self, uid: str) -> str:
-        """The newest warning about an object; empty if there is none, or nobody may read events."""
+        """The newest warning about an object; empty if there is none, or the user may not read events."""
         try:
             events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
         except ApiError:
@@ -364,7 +371,7 @@ class MasterStatusReader:
 
 
 def _pod_age_key(pod: Manifest) -> tuple[str, bool]:
-    """Orders pods from the oldest on; of two of one second, the one that stays is the newer."""
+    """Sort key from oldest to newest. Timestamps have whole seconds; of two equal ones a deleted pod is the older."""
     meta = pod["metadata"]
     return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
 

@@ -1,4 +1,4 @@
-"""The jobs of a cluster as the command line sees them: the Job, and what its master publishes."""
+"""Jobs of a cluster: the Kubernetes Job of each, and the status that its master publishes."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from edl.reporting.unit_formats import format_utc
 
 MASTER_SELECTOR = f"{names.JOB_LABEL},{names.ROLE_LABEL}={Role.MASTER.value}"
 JOB_PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
-"""All that a job can be, its master's own words and those of Kubernetes."""
+"""All phases of a job: those that its master reports and those that follow from the Kubernetes Job."""
 AWAY_STATES = ("pending", "leaving")
-"""States of a worker that does not run, or not for long."""
+"""States of a worker that does not run yet, or is terminating."""
 MASTER_SILENT_SECONDS = 30.0
-"""A master publishes every second; one of which nothing is heard for so long is away."""
+"""A master publishes every second. One whose status is older than this counts as silent."""
 _NO_JOBS_HINT = "-n names another namespace; `edl list -A` shows the jobs of all."
 
 
 class UnknownJobError(BadInputError):
-    """There is no job of this name."""
+    """No job has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class JobView:
         name: of the job.
         namespace: where it is.
         manifest: the Job, as the API server has it.
-        publication: what its master published last; empty before the first time, and when it cannot be read.
-        unreadable_reason: why it cannot be read: the master is of another version of EDL.
-        master_silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
+        publication: the last publication of its master; empty before the first one, and if it cannot be read.
+        unreadable_reason: why the publication cannot be read: the master runs another version of EDL.
+        master_silence: why the state of a started job is unknown: its master no longer reports.
     """
 
     name: str
@@ -75,12 +75,12 @@ class JobView:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a run of this machine and no job of a cluster."""
+        """Whether it is a run of `edl run` on this machine."""
         return False
 
     @property
     def location_text(self) -> str:
-        """Where it is, and what its age counts from; for people."""
+        """Where it is, and the event from which its age counts; for messages."""
         return f"namespace {self.namespace}, submitted"
 
     @property
@@ -90,17 +90,20 @@ class JobView:
 
     @property
     def desired(self) -> DesiredState:
-        """What people want of it."""
+        """The desired state that users have set with `edl scale` and `edl stop`."""
         return status_publisher.read_desired_state(self.manifest)
 
     @property
     def status(self) -> Status | None:
-        """The master's own account; None before the first."""
+        """The status that the master published; None before the first one."""
         return self.publication.status
 
     @property
     def phase(self) -> str:
-        """What the job is doing: the master's word, unless Kubernetes knows better."""
+        """The job's phase: as its master reports it, unless the Kubernetes Job says otherwise.
+
+        Kubernetes comes first because a master that has ended, or was deleted, cannot correct its last status.
+        """
         meta, spec = self.manifest["metadata"], self.manifest.get("spec", {})
         said = self.status.phase if self.status else ""
         ended = job_conditions(self.manifest)
@@ -118,29 +121,29 @@ class JobView:
 
     @property
     def running_workers(self) -> int:
-        """Workers that run: neither waiting for room nor told to go."""
+        """Workers that run: neither pending nor terminating."""
         return sum(worker.state not in AWAY_STATES for worker in self.status.workers) if self.status else 0
 
     @property
     def starting_workers(self) -> int:
-        """Of them, those that cannot work yet: they import TensorFlow and build the model."""
+        """Running workers that do not train yet: they import TensorFlow and build the model."""
         return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
 
     @property
     def ready_workers(self) -> int:
-        """Workers that run and have started: they train, or would if there were something to do."""
+        """Workers that run and have finished starting; they train, or wait for a lease."""
         return self.running_workers - self.starting_workers
 
     @property
     def stall_reason(self) -> str:
-        """What a job that is stalled waits for; empty for any other."""
+        """What a stalled job waits for; empty for any other job."""
         if self.phase != STALLED:
             return ""
         return self.master_silence or (self.status.reason if self.status else "")
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the job is over."""
         return self.phase in ENDED
 
     @property
@@ -171,7 +174,7 @@ def find_job(api: KubeClient, job: str) -> JobView:
     """A job of the namespace.
 
     Raises:
-        UnknownJobError: there is none; says which there are.
+        UnknownJobError: no job has this name; the hint lists the jobs.
     """
     try:
         answer = api.request("GET", JOBS.path(api.namespace, names.master_name(job)))
@@ -179,7 +182,7 @@ def find_job(api: KubeClient, job: str) -> JobView:
         raise _unknown_job_error(api, job) from error
     try:
         status = api.get(CONFIGMAPS, names.status_configmap(job))
-    except NotFoundError:  # somebody deleted it: the master makes it anew
+    except NotFoundError:  # somebody deleted it; the master will create it again
         status = {}
     return _check_master_silence(api, _make_job_view(answer.body, status.get("data") or {}), answer.server_time)
 
@@ -201,12 +204,12 @@ def pod_role(pod: Manifest) -> Role:
 
 
 def pod_index(pod: Manifest) -> int:
-    """Which one of its role a pod is; 0 for the master."""
+    """The index of a pod within its role; 0 for the master."""
     return int(pod["metadata"]["labels"].get(names.INDEX_LABEL, "0"))
 
 
 def pod_label(pod: Manifest) -> str:
-    """What people call a pod: ``master``, ``worker-3``."""
+    """The short name of a pod for messages: ``master``, ``worker-3``."""
     role = pod_role(pod)
     return role.value if role is Role.MASTER else f"{role}-{pod_index(pod)}"
 
@@ -227,15 +230,16 @@ def _make_job_view(job: Manifest, pages: dict[str, str]) -> JobView:
     name, namespace = _job_name(job), job["metadata"]["namespace"]
     try:
         return JobView(name, namespace, job, PublishedStatus.from_configmap_data(pages))
-    except SpecError as error:  # one job's master of another version must not hide the others
+    except SpecError as error:  # a job whose master runs another version must not hide the other jobs
         return JobView(name, namespace, job, PublishedStatus(), str(error))
 
 
 def _check_master_silence(api: KubeClient, job: JobView, now: float | None) -> JobView:
-    """The job, with what is known of its master if nothing has been heard of that for too long.
+    """The job; with the reason in ``master_silence`` if its master has not reported for too long.
 
     Args:
-        now: the server's clock, which the master's is nearer to than the user's; None if it does not say.
+        now: the API server's clock; None if the answer has no date. The user's own clock may be wrong by more than
+            MASTER_SILENT_SECONDS, while nodes and API server are usually synchronized.
     """
     status = job.status
     if status is None or now is None or job.phase in (*ENDED, "Deleting", "Suspended"):
@@ -246,22 +250,22 @@ def _check_master_silence(api: KubeClient, job: JobView, now: float | None) -> J
     try:
         masters = api.list(PODS, namespace=job.namespace, labels=names.label_selector(job.name, Role.MASTER)).items
     except ForbiddenError:
-        return replace(job, master_silence=f"its master has not said anything for {silent:.0f} s")
-    return replace(job, master_silence=f"{_describe_master(masters)}; it has not said anything for {silent:.0f} s")
+        return replace(job, master_silence=f"its master has not reported for {silent:.0f} s")
+    return replace(job, master_silence=f"{_describe_master(masters)}; it has not reported for {silent:.0f} s")
 
 
 def _describe_master(masters: Iterable[Manifest]) -> str:
-    """What is the matter with the newest of a job's masters."""
+    """The state of the newest master pod."""
     newest = max(masters, key=creation_time, default=None)
     if newest is None:
-        return "its master is not there, and the Job controller has not started another one yet"
+        return "its master's pod is gone, and the Job controller has not created another one yet"
     lost = unreachable_since(newest)
     if lost:
-        return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {format_utc(lost)}"
+        return f"its master's node {newest['spec'].get('nodeName')} has been unreachable since {format_utc(lost)}"
     wait = find_pod_problem(newest)
     if wait is not None:
         return f"its master waits: {wait.text}"
-    return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master was told to go"
+    return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master is shutting down"
 
 
 def _job_name(manifest: Manifest) -> str:
@@ -286,21 +290,21 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
     message = f"There is no job {job} in namespace {api.namespace}"
     try:
         there = list_job_names(api)
-    except ApiError:  # the message is good without them
+    except ApiError:  # the names are only a hint
         return UnknownJobError(message, hint=_NO_JOBS_HINT)
     if near := get_close_matches(job, there, n=3):
         return UnknownJobError(message, hint=f"Did you mean {' or '.join(near)}?")
     if not there:
-        return UnknownJobError(message, hint=f"There is none at all. {_NO_JOBS_HINT}")
+        return UnknownJobError(message, hint=f"The namespace has no jobs. {_NO_JOBS_HINT}")
     return UnknownJobError(message, hint=f"There are: {', '.join(there[:10])}{' …' if len(there) > 10 else ''}.")
 
 
 # --------------------------------------------------------------------------------------------------
-# The job that has a name already.
+# The existing job of a name, when another one is submitted.
 
 
 def find_existing_job(job_objects: JobObjects) -> JobView | None:
-    """The Job among what has a job's label; None when there is none, though other objects may be left."""
+    """The Job among the objects of a job; None if it is gone, although other objects may be left."""
     for job in job_objects.select_kind(JOBS):
         meta = job["metadata"]
         name = meta["labels"][names.JOB_LABEL]
@@ -314,13 +318,13 @@ def read_submitted_spec(job_objects: JobObjects, name: str) -> JobSpec | None:
         if page["metadata"]["name"] == names.spec_configmap(name):
             try:
                 return load_job_text((page.get("data") or {}).get(names.SPEC_KEY, ""), names.spec_configmap(name))
-            except SpecError:  # the new master compares with what is on the volume
+            except SpecError:  # no early check then: the new master compares with the spec on the volume
                 return None
     return None
 
 
 def format_submit_time(job: JobView) -> str:
-    """When a job was submitted, for people."""
+    """When a job was submitted, for messages."""
     return str(job.manifest["metadata"].get("creationTimestamp", "")).replace("T", " ").replace("Z", " UTC")
 
 
@@ -336,19 +340,19 @@ def _read_publication(job_objects: JobObjects, name: str) -> tuple[PublishedStat
 
 
 # --------------------------------------------------------------------------------------------------
-# What Kubernetes says happened to the objects of a job: its events, read and ordered.
+# Kubernetes events about the objects of a job.
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesEvent:
-    """One event of an object; repetitions of it are one.
+    """One event of an object; repetitions are counted in it.
 
     Attributes:
         time: when it happened last, in unix seconds.
         about: kind and name of the object: ``Pod edl-mnist-worker-3``.
-        reason: the cluster's own word, such as ``FailedScheduling``.
-        text: the cluster's own sentence.
-        is_warning: whether something is wrong.
+        reason: the event's reason code, such as ``FailedScheduling``.
+        text: the event's message.
+        is_warning: whether its type is Warning.
         count: how often it happened.
     """
 
@@ -361,12 +365,12 @@ class KubernetesEvent:
 
 
 def list_job_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
-    """What happened to the objects of a job, the oldest first; the cluster forgets after an hour."""
+    """The events of a job's objects, oldest first; Kubernetes keeps them for an hour by default."""
     return select_job_events(api.list(EVENTS).items, job)
 
 
 def select_job_events(events: Iterable[Manifest], job: str) -> list[KubernetesEvent]:
-    """Those events that are about objects of the job, the oldest first."""
+    """The events that are about objects of the job, oldest first."""
     return sorted((parse_event(event) for event in events if is_about_job(event, job)), key=lambda each: each.time)
 
 
@@ -381,7 +385,7 @@ def is_about_job(event: Manifest, job: str) -> bool:
 
 
 def parse_event(event: Manifest) -> KubernetesEvent:
-    """An event of either API: older components count, newer ones keep a series."""
+    """Parse an event of either API: core/v1 has a count, events.k8s.io/v1 a series."""
     about, series = event.get("involvedObject", {}), event.get("series") or {}
     when = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return KubernetesEvent(

@@ -19,7 +19,7 @@ from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_resumption import FieldChange, format_change
 
-_CHANGE_SETTINGS_HINT = "The command below has the --set of this one: if one of them is the cause, change it."
+_CHANGE_SETTINGS_HINT = "The command below repeats the --set options: if one of them is the cause, change it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LocalRunPlan:
             return []
         if outcome.phase == "Interrupted":
             why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
-            return [*why, *self._resume_steps("Go on with")]
+            return [*why, *self._resume_steps("Continue with")]
         if outcome.phase != "Done":
             return self._steps_after_failure(outcome)
         if self.spec.data.prediction:
@@ -123,8 +123,8 @@ class LocalRunPlan:
     def _steps_after_failure(self, outcome: RunOutcome) -> list[str]:
         changed = [_CHANGE_SETTINGS_HINT] if self.arguments.settings else []
         if self._must_start_again(outcome):
-            return [*changed, f"Start again when the cause is gone with: {self.arguments.followup_command('run')}"]
-        return self._resume_steps("Go on when the cause is gone with", *changed)
+            return [*changed, f"Fix the cause, then start again with: {self.arguments.followup_command('run')}"]
+        return self._resume_steps("Fix the cause, then continue with", *changed)
 
     def _resume_steps(self, how: str, *changed: str) -> list[str]:
         """From where the run goes on, and the command; nothing of the former where that cannot be read."""
@@ -182,7 +182,7 @@ class LocalRunPlan:
         return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:
-        return f"{'goes on with' if self.resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
+        return f"{'resumes' if self.resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
 
     def _resume_lines(self) -> Iterator[str]:
         """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
@@ -192,7 +192,7 @@ class LocalRunPlan:
             yield from self.restart.describe_losses()
         else:
             found = resume_checkpoint(self.run_dir)
-            yield f"from {_checkpoint_text(found)}" if found else "from its start: it has no checkpoint"
+            yield f"from {_checkpoint_text(found)}" if found else "from the start: it has no checkpoint"
         yield from (f"changed: {format_change(change)}" for change in self.changes)
         status = read_status(self.run_dir)
         if status and (end := describe_nothing_to_do(status, self.spec)):
@@ -206,11 +206,11 @@ def _checkpoint_text(found: SavedCheckpoint) -> str:
 def _resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
     """From where a run that ended goes on."""
     if found is None:
-        return "There is no checkpoint: it would begin again."
+        return "There is no checkpoint: the run would start from the beginning."
     status = read_status(run)
     where_it_stopped = status is not None and status.step == found.step
-    since = ", where it stopped" if where_it_stopped else "; what was done since is done again"
-    return f"It goes on from {_checkpoint_text(found)}{since}."
+    since = ", where it stopped" if where_it_stopped else "; later work is repeated"
+    return f"It continues from {_checkpoint_text(found)}{since}."
 
 
 def _as_sentences(*parts: str) -> list[str]:

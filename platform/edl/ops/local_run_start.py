@@ -109,10 +109,8 @@ KILL_SECONDS = 2.0
 
 SUMMARY_FILE = "summary.json"
 
-_STOPPING_NOTICE = (
-    f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."
-)
-_LEAVING_NOTICE = "Stopping: every process is told to go. Once more (Ctrl-C) kills them at once."
+_STOPPING_NOTICE = f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. A second Ctrl-C skips it."
+_LEAVING_NOTICE = "Stopping all processes. A second Ctrl-C kills them at once."
 _LAST_LINES = 12
 _EXIT_CODES = {SIGINT: INTERRUPTED_EXIT, SIGPIPE: OUTPUT_CLOSED_EXIT, SIGTERM: SIGTERM_EXIT}
 
@@ -160,7 +158,7 @@ class LocalRunFollower:
             self._renderer.show_notice(_STOPPING_NOTICE if self._is_training else _LEAVING_NOTICE)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
-            self._renderer.show_notice("Killing every process.")
+            self._renderer.show_notice("Killing all processes.")
             self._deadline = time.monotonic() + KILL_SECONDS
             number = SIGTERM  # two of one kind, soon after each other, would arrive as one
         with suppress(ProcessLookupError):

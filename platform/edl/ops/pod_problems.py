@@ -1,7 +1,7 @@
-"""What a pod waits for or ended of, in plain words and with what can be done: the API server's, the scheduler's and the
-kubelet's own words, translated. Every remedy for a pod stands in a table here.
+"""Explains why a pod waits or has ended, with a remedy: translates the messages of the API server, the scheduler and
+the kubelet. Every remedy for a pod is in a table here.
 
-A text that no pattern knows is passed on as it is: better the scheduler's words than none.
+A message that matches no pattern is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PodProblem:
     """Why a pod does not run.
 
     Attributes:
-        reason: the cluster's own word, such as ``Unschedulable`` or ``ImagePullBackOff``.
-        text: what that means here, in a sentence without a full stop.
-        remedy: what the user can do; empty when waiting is all there is to do.
-        is_final: nothing but a change by somebody ends it.
-        cluster_message: the cluster's own sentence.
+        reason: Kubernetes' reason code, such as ``Unschedulable`` or ``ImagePullBackOff``.
+        text: its meaning, as a sentence without a full stop.
+        remedy: what the user can do; empty if waiting is the only option.
+        is_final: waiting does not help; somebody has to change something.
+        cluster_message: the original message.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class PodProblem:
 
 @dataclass(frozen=True, slots=True)
 class _MessageRule:
-    """How one of the scheduler's reasons is said; ``{0}`` is what the pattern's group matched."""
+    """The translation of one of the scheduler's reasons; ``{0}`` is the group that the pattern matched."""
 
     pattern: re.Pattern[str]
     text: str
@@ -58,28 +58,32 @@ _SCHEDULER_RULES = (
     _make_rule(
         r"Insufficient (\S+)",
         "too little {0} is free",
-        "It starts by itself when room is free; or ask for less (resources.{0} of the role), "
+        "It starts by itself when capacity is free; or request less (resources.{0} of the role), "
         "or give the role a higher priority.",
     ),
     _make_rule(
-        r"Too many pods", "the node has as many pods as it takes", "It starts by itself when other pods have gone."
+        r"Too many pods", "the node has its maximum number of pods", "It starts by itself when other pods have gone."
     ),
     _make_rule(
         r"had untolerated taint[s()]*\s*\{([^\s:}]+)",
-        "the node keeps pods away that do not tolerate {0}",
+        "the node repels pods that do not tolerate {0}",
         "If the job may run there, add the toleration to pod.tolerations.",
     ),
-    _make_rule(  # newer schedulers do not say which
+    _make_rule(  # newer schedulers do not name the taint
         r"had untolerated taint",
-        "the node keeps pods away that do not tolerate its taint",
+        "the node repels pods that do not tolerate its taint",
         "If the job may run there, add the toleration to pod.tolerations; kubectl describe node shows taints.",
     ),
     _make_rule(
         r"didn't match Pod's node affinity",
-        "the node is not one that the job may use",
-        "Look at pod.node_selector and pod.affinity: no node with room has these labels.",
+        "the node does not match the job's node selector or affinity",
+        "Check pod.node_selector and pod.affinity: no node with free capacity has these labels.",
     ),
-    _make_rule(r"(?:were|was) unschedulable", "the node takes no new pods (cordoned)", "`kubectl uncordon` ends that."),
+    _make_rule(
+        r"(?:were|was) unschedulable",
+        "the node takes no new pods (cordoned)",
+        "`kubectl uncordon` makes it schedulable again.",
+    ),
     _make_rule(
         r"volume node affinity conflict",
         "the volume can only be used on another node",
@@ -87,10 +91,12 @@ _SCHEDULER_RULES = (
     ),
     _make_rule(
         r"didn't (?:match|satisfy).*anti-affinity",
-        "a rule of pod.affinity keeps it from where another pod is",
-        "Look at pod.affinity.",
+        "a rule of pod.affinity excludes the node because of another pod",
+        "Check pod.affinity.",
     ),
-    _make_rule(r"didn't match pod topology spread", "it would be spread unevenly", "Look at pod.overrides."),
+    _make_rule(
+        r"didn't match pod topology spread", "a topology spread constraint excludes the node", "Check pod.overrides."
+    ),
 )
 _CLAIM_RULES = (
     _make_rule(
@@ -102,7 +108,7 @@ _CLAIM_RULES = (
     _make_rule(
         r"unbound immediate PersistentVolumeClaims",
         "its PersistentVolumeClaim has no volume yet",
-        "`edl doctor` looks at the claims; `kubectl describe pvc` says why one is not bound.",
+        "`edl doctor` checks the claims; `kubectl describe pvc` says why one is not bound.",
     ),
     _make_rule(r'persistentvolumeclaim "([^"]+)" is being deleted', "the PersistentVolumeClaim {0} is being deleted"),
 )
@@ -112,27 +118,27 @@ _CONTAINER_PROBLEMS = {
     "ImagePullBackOff": ("its image cannot be pulled", _PULL_HINT),
     "ImageInspectError": ("its image cannot be read", _PULL_HINT),
     "ErrImageNeverPull": ("its image is not on the node, and is never pulled there", _PULL_HINT),
-    "InvalidImageName": ("the name of its image is none", "Correct `image` in the job file."),
+    "InvalidImageName": ("the image name is invalid", "Correct `image` in the job file."),
     "CreateContainerConfigError": (
-        "its container cannot be made",
-        "Something that it mounts or reads is missing, or security.run_as does not fit.",
+        "its container cannot be created",
+        "A Secret, ConfigMap or volume that it uses is missing, or security.run_as does not fit.",
     ),
-    "CreateContainerError": ("its container cannot be made", "Build the image with `edl zoo build`."),
+    "CreateContainerError": ("its container cannot be created", "Build the image with `edl zoo build`."),
     "RunContainerError": (
         "its container cannot be started",
         "The image needs the program `edl-role`: build it with `edl zoo build`.",
     ),
-    "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed."),
+    "CrashLoopBackOff": ("its container crashes repeatedly", "`edl logs` shows what it printed."),
 }
 IMAGE_REASONS = _CONTAINER_PROBLEMS.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
-"""Reasons of a Wait for which another image may help."""
+"""Reasons for which another image may help."""
 _REFUSAL_REMEDIES = (
-    (  # first: its sentences speak of accounts and PriorityClasses, too
+    (  # first: messages of policies mention service accounts and PriorityClasses, too
         "ValidatingAdmissionPolicy",
-        "Look at pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
+        "Check pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
     ),
-    ("exceeded quota", "Wait until other jobs of the namespace have ended, ask for less, or have the quota raised."),
-    ("violates PodSecurity", "Look at pod.overrides, host_path volumes and security.run_as in the job file."),
+    ("exceeded quota", "Wait until other jobs of the namespace have ended, request less, or have the quota raised."),
+    ("violates PodSecurity", "Check pod.overrides, host_path volumes and security.run_as in the job file."),
     (
         "serviceaccount",
         f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
@@ -147,13 +153,13 @@ _REFUSAL_REMEDIES = (
     ),
     (" cannot ", "Have an admin bind the master's account to its Role; `edl doctor` lists what is missing."),
 )
-"""By what the API server says of a pod that it refuses."""
+"""Remedies by a part of the API server's message; the first match counts."""
 _NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 
 def find_pod_problem(pod: Manifest) -> PodProblem | None:
     """Why a pod is not running, or has failed; None when it runs or has done its work."""
-    # The container's own words come first: the phase of a pod whose container failed says less, or nothing yet.
+    # Containers come first: the phase of a pod whose container failed says less, or has not changed yet.
     for container in read_containers(pod):
         problem = _container_problem(container)
         if problem is not None:
@@ -169,8 +175,11 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
         reason, message = refusal
         return parse_scheduler_message(message, reason)
     if pod.get("spec", {}).get("nodeName"):
-        return PodProblem("Starting", f"node {pod['spec']['nodeName']} makes its container: image and volumes first")
-    return PodProblem("Pending", "the scheduler has not looked at it yet")
+        return PodProblem(
+            "Starting",
+            f"node {pod['spec']['nodeName']} is creating its container: image pull and volume mounts come first",
+        )
+    return PodProblem("Pending", "the scheduler has not processed it yet")
 
 
 def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodProblem:
@@ -181,8 +190,8 @@ def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodP
     if reason == "SchedulingGated":
         return PodProblem(
             reason,
-            "something holds it back from the scheduler",
-            "Another controller of the cluster must let it go.",
+            "a scheduling gate holds it back",
+            "Another controller of the cluster must remove the gate.",
             cluster_message=message,
         )
     for rule in _CLAIM_RULES:
@@ -193,7 +202,7 @@ def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodP
     total = head.strip().rpartition("/")[2].strip()
     found = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
     if not found:
-        return PodProblem(reason, message or "the scheduler finds no place for it", cluster_message=message)
+        return PodProblem(reason, message or "the scheduler finds no node for it", cluster_message=message)
     remedies = list(dict.fromkeys(remedy for _, remedy in found if remedy))
     return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), cluster_message=message)
 
@@ -212,7 +221,7 @@ def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:
 
 
 def _container_problem(container: ContainerStatus) -> PodProblem | None:
-    """What a container waits for, or how it ended; None when it runs, or its end says nothing of the pod's."""
+    """Why a container waits or has failed; None if it runs, or if its end does not matter to the pod."""
     if container.waiting is not None and container.waiting[0] in _CONTAINER_PROBLEMS:
         reason, said = container.waiting
         text, remedy = _CONTAINER_PROBLEMS[reason]
@@ -222,14 +231,14 @@ def _container_problem(container: ContainerStatus) -> PodProblem | None:
         image = f" ({container.image or None})" if "image" in text else ""
         return PodProblem(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
     end = container.end
-    # A sidecar may end as it likes: the role's container and those before it decide.
+    # The end of a sidecar does not matter: the role's container and the init containers decide.
     if end is None or end.exit_code == 0 or not (container.is_role or container.is_init):
         return None
     reason, said = end.reason or "Error", end.error_line
     if reason == "OOMKilled":
         return PodProblem(
             reason,
-            "it needed more memory than it asked for and was killed",
+            "it exceeded its memory limit and was killed",
             "Raise resources.memory of the role, or set workers.oom_memory_factor.",
             is_final=True,
             cluster_message=said,
@@ -245,10 +254,10 @@ def _last_exit_text(end: ContainerEnd | None) -> str:
 
 
 def waiting_remedy(reason: str) -> str:
-    """What can be done about a container that waits for this reason; empty when waiting is all there is to do."""
+    """The remedy for a container that waits for this reason; empty if waiting is the only option."""
     return _CONTAINER_PROBLEMS.get(reason, ("", ""))[1]
 
 
 def refusal_remedy(text: str) -> str:
-    """What can be done about a pod that the API server refuses; empty when only its admin knows."""
+    """The remedy for a pod that the API server refuses; empty if no rule matches."""
     return next((remedy for part, remedy in _REFUSAL_REMEDIES if part in text), "")

@@ -84,7 +84,7 @@ def check_job_name(
     if old is None:
         if not job_objects:
             return []
-        message = f"an earlier job {job} left something behind: {format_object_list(job_objects.objects)}"
+        message = f"an earlier job {job} has left objects behind: {format_object_list(job_objects.objects)}"
         return [PreflightFinding(message, f"Remove it first: edl delete {job}")]
     taken = f"the name {job} is taken by a job of {format_submit_time(old)}"
     if old.phase == "Deleting":
@@ -94,7 +94,7 @@ def check_job_name(
             f"See edl status {job}; end it with edl stop {job} --wait or remove it with edl delete {job}, "
             "or choose another name: --set name=…"
         )
-        return [PreflightFinding(f"{taken}, which is at work ({old.phase})", hint)]
+        return [PreflightFinding(f"{taken}, which is active ({old.phase})", hint)]
     if replaces_ended:
         return []
     hint = f"Remove its objects with edl delete {job} (what is on its volumes stays), or go on with it: --resume"
@@ -347,7 +347,7 @@ def _check_object(api: KubeClient, kind: ResourceKind, name: str) -> PreflightFi
     except NotFoundError:
         return missing_object_finding(kind, name, api.namespace)
     except RbacDeniedError:
-        return f"it is not known whether {kind.name} {name} exists: you may not read {kind.plural}"
+        return f"it is unknown whether {kind.name} {name} exists: you may not read {kind.plural}"
     if found.get("status", {}).get("phase") == "Lost":
         return PreflightFinding(
             f"PersistentVolumeClaim {name} has lost its volume", "Its admin must restore or replace it."

@@ -69,7 +69,7 @@ def _find_small_updates(job: JobView, parameters_status: ParametersStatus) -> It
             f"updates are of {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
             f"{_missing_workers_text(job, None)}"
         )
-        yield JobFinding(job.name, text, "Nothing need be done: those that join are waited for from their first push.")
+        yield JobFinding(job.name, text, "No action is needed: workers that join count from their first push.")
 
 
 def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
@@ -173,7 +173,7 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
     if steps:
         text = f"{steps:,} steps differ between what workers reported as done and what parameter servers applied"
         remedy = (
-            "Something other than EDL's worker speaks to them with the job's token; `edl logs "
+            "Something other than EDL's workers uses the job's token to call them; `edl logs "
             f"{command_target}` says when."
         )
         yield JobFinding(job.name, text, remedy)
@@ -187,8 +187,8 @@ def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFind
     wanted, had = status.workers_wanted, average_workers(moments)
     if wanted and had < ENOUGH_WORKERS_SHARE * wanted:
         waiting = sum(moment.pending > 0 for moment in moments) / len(moments)
-        text = f"{had:.1f} workers on average of {wanted} that were wanted"
-        more = f"; in {waiting:.0%} of the time some waited for room" if waiting >= 0.05 else ""
+        text = f"{had:.1f} workers on average, of {wanted} wanted"
+        more = f"; in {waiting:.0%} of the time some waited for free capacity" if waiting >= 0.05 else ""
         yield JobFinding(job.name, text + more, f"`edl status {command_target}` draws the workers over time.")
 
 
@@ -214,7 +214,7 @@ def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Ite
             f"rolled back {losses.rollbacks} times, {losses.records_rolled_back:,} records again: "
             f"{losses.rollback_reason}"
         )
-        yield JobFinding(job, text, "More frequent checkpoints (checkpoint.every_steps) make that cheaper.")
+        yield JobFinding(job, text, "More frequent checkpoints (checkpoint.every_steps) reduce that loss.")
     if losses.records_returned:
         yield JobFinding(
             job,

@@ -138,7 +138,7 @@ class FileServer:
             while offset < size:
                 block = file.read(min(CHUNK_BYTES, size - offset))
                 if not block:
-                    raise StorageError("the file has become shorter", where=str(path), hint="Copy it once more.")
+                    raise StorageError("the file was truncated during the copy", where=str(path), hint="Copy it again.")
                 self._write_frame(encode_frame(DATA_FRAME, block))
                 offset += len(block)
 

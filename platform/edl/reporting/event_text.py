@@ -124,7 +124,7 @@ def _describe_event(event: JobEvent) -> str:
             return f"{format_role(event.role, event.index)} started{_pid_suffix(event.pid)}"
         case RoleLeaving():
             why = ", ".join(part for part in (event.cause, event.message) if part)
-            return f"{format_role(event.role, event.index)} was told to go{_reason_suffix(why)}"
+            return f"{format_role(event.role, event.index)} is terminating{_reason_suffix(why)}"
         case RoleEnded():
             return f"{format_role(event.role, event.index)} ended{_pid_suffix(event.pid)}: {_describe_exit(event)}"
         case WorkerCountChanged():

@@ -313,7 +313,7 @@ def test_export_puts_the_shards_together(run: RunDirectory, edl: Any) -> None:
         assert sorted(found) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
         assert found["items/ids"].tolist() == [3, 5, 900]
     code, _, err = edl("export", "mnist", "out.npz")
-    assert (code, "is there already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
     assert edl("export", "mnist", "out.npz", "--force", "--slots", "-c", "1")[0] == 0
     with np.load("out.npz", allow_pickle=False) as found:
         assert found["items/slot/accumulator"].shape == (3, 2)

@@ -134,7 +134,7 @@ def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_q
     status = {"hard": hard, "used": {"requests.cpu": "1", "pods": "1"}}
     desk.cluster.put({"kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}, "status": status})
     assert desk.submit("--dry-run=server") == 0
-    assert not missing_keys(desk.out, "not known", "nodes", "quota", "5 CPU of 6 CPU", "19 pods of 20 pods")
+    assert not missing_keys(desk.out, "unknown", "nodes", "quota", "5 CPU of 6 CPU", "19 pods of 20 pods")
     assert not missing_keys(desk.out.partition("warning: ")[2], "3 of 4 workers", "quota q", "requests.cpu")
     assert "at once" not in desk.out
 
@@ -422,7 +422,7 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk
 def test_a_job_that_runs_is_not_resumed(desk: Desk) -> None:
     assert desk.submit("--yes") == 0
     assert desk.submit("--yes", "--resume") == 2
-    assert not missing_keys(desk.err, "mnist", "at work")
+    assert not missing_keys(desk.err, "mnist", "which is active")
 
 
 def test_a_run_without_a_volume_cannot_go_on(desk: Desk) -> None:

@@ -356,7 +356,7 @@ def test_a_refusal_that_passes_is_waited_out(desk: SubmitterHarness) -> None:
     desk.cluster.admissions.append(lambda thing: full.message if desk.time.now < 4 else None)
     desk.install()
     assert desk.pod() == 0
-    assert desk.out.count("trying again") == 1
+    assert desk.out.count("retrying") == 1
 
 
 def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterHarness) -> None:

@@ -81,7 +81,7 @@ def test_a_job_that_never_was() -> None:
 
 def test_a_short_absence_of_the_api_server_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert waited("done", TRAINING, NoResponseError("away"), NoResponseError("away"), DONE)[0] == 0
-    assert capsys.readouterr().err == "away; looking again\n"
+    assert capsys.readouterr().err == "away; retrying\n"
 
 
 def test_a_long_one_is_not() -> None:

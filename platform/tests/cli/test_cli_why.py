@@ -74,7 +74,7 @@ def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
     put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert desk.edl("why", "mnist") == 0
     text, remedy, said = desk.out.splitlines()
-    assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "not known", "nodes")
+    assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "unknown", "nodes")
     assert "edl-cluster-viewer" in remedy
     assert said == f"     {SAID}"
 

@@ -56,6 +56,6 @@ def test_a_second_ctrl_c_ends_at_once(endless: Place) -> None:
         run.wait_step(50)
         run.send("ps", 0, signal.SIGSTOP)  # no cut can be taken without it
         run.interrupt()
-        eventually(lambda: "Once more (Ctrl-C) ends at once" in run.errors)
+        eventually(lambda: "A second Ctrl-C skips it" in run.errors)
         run.interrupt()
         assert run.wait(8.0) == 130

@@ -141,7 +141,7 @@ def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) ->
     patient.may_review = False
     patient.deny("list", ROLE_BINDINGS)
     (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
-    assert (one.level, missing_keys(one.text, "edl-job-master", "not known")) == (FindingLevel.WARN, [])
+    assert (one.level, missing_keys(one.text, "edl-job-master", "unknown")) == (FindingLevel.WARN, [])
 
 
 def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
@@ -321,7 +321,7 @@ def looked_at(patient: Patient) -> DoctorFinding:
     [
         ('violates PodSecurity "restricted:latest"', FindingLevel.OK, ("restricted",)),
         (None, FindingLevel.WARN, ("below restricted",)),
-        ("a webhook says no", FindingLevel.WARN, ("not known",)),
+        ("a webhook says no", FindingLevel.WARN, ("is unknown",)),
     ],
 )
 def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses(
@@ -374,7 +374,7 @@ def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> N
     patient.forbidden = {"get secrets"}
     patient.admissions.append(lambda thing: "exceeded quota: team")
     one = looked_at(patient)
-    assert (one.level, "is not known" in one.text) == (FindingLevel.WARN, True)
+    assert (one.level, "is unknown" in one.text) == (FindingLevel.WARN, True)
 
 
 def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:

@@ -62,7 +62,7 @@ def test_a_job_without_its_page_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("there", "hint"),
-    [(["mnis"], "mnis"), (["a", "b"], "a, b"), ([], "none")],
+    [(["mnis"], "mnis"), (["a", "b"], "a, b"), ([], "no jobs")],
 )
 def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) -> None:
     cluster = InMemoryCluster()

@@ -139,7 +139,7 @@ def test_a_crash_loop_says_how_it_ended_last() -> None:
     status["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "no such module"}}
     wait = find_pod_problem({"metadata": {}, "spec": {}, "status": status})
     assert wait is not None
-    assert not missing_keys(wait.text, "again", "exit code 1", "no such module")
+    assert not missing_keys(wait.text, "crashes", "exit code 1", "no such module")
 
 
 def test_a_pod_with_a_node_is_being_made() -> None:

@@ -163,7 +163,7 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     found = asked(cluster, PULLED)
     assert (found.nodes, found.quotas) == (None, None)
     claim, secret = found.remarks
-    assert not missing_keys(claim, "not known", "PersistentVolumeClaim files", "persistentvolumeclaims")
+    assert not missing_keys(claim, "unknown", "PersistentVolumeClaim files", "persistentvolumeclaims")
     assert not missing_keys(secret, "not known", "Secret puller", "secrets")
 
 
@@ -200,9 +200,9 @@ def test_a_name_that_is_taken_says_since_when_and_what_to_do() -> None:
     cluster = ready()
     taken(cluster)
     text = refused(cluster)
-    assert not missing_keys(text, "2027-01-15 08:00:00 UTC", "at work", "edl delete j")
+    assert not missing_keys(text, "2027-01-15 08:00:00 UTC", "which is active", "edl delete j")
     assert "already exists" not in text
-    assert not missing_keys(refused(cluster, run="latest"), "at work")
+    assert not missing_keys(refused(cluster, run="latest"), "which is active")
 
 
 def test_an_ended_job_is_replaced_only_when_it_is_resumed() -> None:

@@ -202,8 +202,8 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
             "checkpoint 3 at step 1,200 saved, updates waited at most 0.012 s",
         ),
         (RoleRequested("worker", 4, "refused before:\n  quota", time=0.0), "worker 4 asked for: refused before: quota"),
-        (RoleLeaving("worker", 0, "preempted", "by b", time=0.0), "worker 0 was told to go: preempted, by b"),
-        (RoleLeaving("ps", 1, "", time=0.0), "ps 1 was told to go"),
+        (RoleLeaving("worker", 0, "preempted", "by b", time=0.0), "worker 0 is terminating: preempted, by b"),
+        (RoleLeaving("ps", 1, "", time=0.0), "ps 1 is terminating"),
         (WorkerCountChanged(1, 4, time=0.0), "4 workers wanted, at least 1"),
         (
             RequeuedRecordsLeased(0, 64, "/d/a.recordio", 2, time=0.0),

@@ -16,9 +16,7 @@ from typing import Self
 
 from edl.core.cuts import FINAL_SECONDS, STOPPED
 
-_STOPPING = (
-    f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."
-)
+_STOPPING = f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. A second Ctrl-C skips it."
 
 
 class StoppedError(KeyboardInterrupt):
