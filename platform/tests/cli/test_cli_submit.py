@@ -117,7 +117,7 @@ def test_a_full_cluster_with_pods_of_lower_priority_is_warned_of(desk: Desk) -> 
     desk.cluster.put(tenant)
     desk.cluster.objects.pop(("nodes", "", "n2"))
     assert desk.submit("--dry-run=server") == 0
-    assert not missing_keys(desk.out, "warning", "wait", "room", "preempts", "lower priority")
+    assert not missing_keys(desk.out, "warning", "wait", "capacity", "preempts", "lower priority")
     assert "others/idle" not in desk.out
     assert desk.submit("--dry-run=server", "--json") == 0
     (plan,) = desk.events()
@@ -482,7 +482,7 @@ def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
 
     monkeypatch.setattr("edl.cli.submission_workflow.report_resumed", refused)
     assert desk.submit("--yes", "--resume") == 1
-    assert not missing_keys(desk.err, "in trouble", "goes on", "edl status mnist")
+    assert not missing_keys(desk.err, "in trouble", "continues", "edl status mnist")
     assert len(desk.cluster.of(JOBS)) == 1
 
 
@@ -492,5 +492,5 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
 
     monkeypatch.setattr("edl.ops.job_submission.MasterStatusReader.read_status", interrupted)
     assert desk.submit("--yes") == 130
-    assert not missing_keys(desk.out, "goes on", "edl delete mnist")
+    assert not missing_keys(desk.out, "continues", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -164,7 +164,7 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     assert (found.nodes, found.quotas) == (None, None)
     claim, secret = found.remarks
     assert not missing_keys(claim, "unknown", "PersistentVolumeClaim files", "persistentvolumeclaims")
-    assert not missing_keys(secret, "not known", "Secret puller", "secrets")
+    assert not missing_keys(secret, "unknown", "Secret puller", "secrets")
 
 
 def test_a_claim_for_one_node_is_remarked_and_a_lost_one_refused() -> None:
