@@ -1,4 +1,4 @@
-"""A clock that moves only when told to: simulations of hours take milliseconds and end the same way each time."""
+"""A virtual clock: simulations of hours take milliseconds and are deterministic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """Seconds since an arbitrary start, and calls that are due at some of them. For one thread."""
+    """A monotonic clock in seconds with scheduled calls. For one thread."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -22,7 +22,10 @@ class VirtualClock:
     __call__ = now
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call at ``when``; for a moment that has passed, at the next ``advance``. Ties run in order of asking."""
+        """Schedule a call at ``when``.
+
+        If that has passed, at the next ``advance``. Ties run in scheduling order.
+        """
         heapq.heappush(self._due, (max(when, self._now), next(self._order), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -31,11 +34,11 @@ class VirtualClock:
 
     @property
     def next_due(self) -> float | None:
-        """When the next call is due; None when nothing will ever happen by itself."""
+        """When the next call is due; None if none is scheduled."""
         return self._due[0][0] if self._due else None
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass: everything due in them is called at its own time, also what those calls ask for.
+        """Let ``seconds`` pass and run every call that becomes due, including those scheduled meanwhile.
 
         Raises:
             ValueError: time does not run backwards.
@@ -49,7 +52,7 @@ class VirtualClock:
         self._now = end
 
     def advance_to_next(self) -> bool:
-        """Let time pass until the next call is due and make it; False when nothing is due ever."""
+        """Advance to the next call and run it; False if none is scheduled."""
         if self.next_due is None:
             return False
         self.advance(self.next_due - self._now)

@@ -1,4 +1,4 @@
-"""What the second count of a ledger counts: steps, the leases they are of, and what took some of them back."""
+"""What the recount counts: steps, their leases, and rollbacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CountedStep:
 
 @dataclass(slots=True)
 class LeasedRange:
-    """A lease as the journal tells of it."""
+    """A lease as recorded in the journal."""
 
     number: int
     worker: str
@@ -65,7 +65,7 @@ Steps = frozenset[CountedStep]
 
 @dataclass(frozen=True, slots=True)
 class PartRollback:
-    """One of several PS went back to a cut.
+    """One of several PS rolled back to a cut.
 
     Attributes:
         before: steps that counted when it was entered.

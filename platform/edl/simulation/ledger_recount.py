@@ -1,4 +1,4 @@
-"""The ledger, counted a second time: from the journal's entries alone, by a reader that shares no code with the master.
+"""Recounts the ledger from the journal's entries alone, with no code shared with the master.
 
 It counts *steps*. Every lease is cut into steps; a step counts once it is entered as done, and counts no longer when
 the job goes back to a cut that does not hold it. What the parameters must be follows from the steps that count:
@@ -25,7 +25,7 @@ class LedgerError(Exception):
 
 @dataclass(slots=True)
 class Recount:
-    """What the entries came to.
+    """The result of recounting.
 
     Attributes:
         sources: records of each training source.
@@ -61,12 +61,12 @@ class Recount:
 
     @property
     def rolled_back(self) -> int:
-        """Records that went back to a checkpoint."""
+        """The number of records that rolled back to a checkpoint."""
         return sum(records for _, records in self.rollbacks)
 
     @property
     def updates_rolled_back(self) -> int:
-        """Updates that the parameters lack."""
+        """The number of updates that the parameters lack."""
         return self.updates_of.total()
 
     def enter(self, entry: Mapping[str, Any]) -> None:
@@ -122,7 +122,10 @@ class Recount:
             self.quarantined.append((epoch, source, at, min(end, at + entry["quarantine"])))
 
     def _cut_taken(self, entry: Mapping[str, Any]) -> None:
-        """Steps in the cut: what the entry says of leases that were live, all of those that were closed before."""
+        """The steps in the cut.
+
+        As the entry says for leases that were live, all steps for leases closed before.
+        """
         applied = {int(number): through for number, through in entry["applied"].items()}
         held: set[CountedStep] = set()
         for number, lease in self.leases.items():
@@ -174,7 +177,7 @@ _COUNT = {
 
 
 def problems(found: Recount, epochs: int) -> list[str]:
-    """What is wrong with the ledger of a job that is done: every record of every epoch counts exactly once.
+    """What is wrong with the ledger of a finished job: every record of every epoch must count exactly once.
 
     Where records are shuffled, every position of the order does; and the order has every record once.
     """
@@ -212,7 +215,7 @@ def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
 
 
 def _check_position(position: Mapping[str, Any], held: Steps) -> None:
-    """A cut's ledger position says the same as the steps that are in its parameters."""
+    """Check that a cut's ledger position matches the steps in its parameters."""
     records = sum(step.records for step in held)
     if (position["done_steps"], position["done_records"]) != (len(held), records):
         raise LedgerError(

@@ -1,4 +1,4 @@
-"""Which records a shuffled epoch goes through, and when: worked out a second time.
+"""Recomputes which records a shuffled epoch visits, and in which order.
 
 From the journal's entry and docs/design/0002 (*Shuffled records*) alone, without the product's arithmetic: what is
 wrong there must not be wrong here in the same way. A window is written down as a list; nothing is looked up.
@@ -24,7 +24,7 @@ def mix(number: int) -> int:
 
 
 def permutation(count: int, key: int) -> Iterator[int]:
-    """Where a keyed permutation sends 0, 1, ... up to ``count`` - 1."""
+    """A keyed permutation of 0 to ``count`` - 1."""
     bits = 1
     while 4**bits < count:
         bits += 1
@@ -44,7 +44,7 @@ def permutation(count: int, key: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOrder:
-    """The order that an entry ``dataset`` describes.
+    """The order described by a ``dataset`` entry.
 
     Attributes:
         blocks: source, first record and number of records of each.
@@ -58,7 +58,7 @@ class RecordedOrder:
 
     @classmethod
     def of(cls, training: Sequence[Sequence[Any]], order: Mapping[str, Any]) -> RecordedOrder:
-        """Of what the entry says as ``training`` and as ``order``."""
+        """From the entry's ``training`` and ``order`` fields."""
         blocks: list[tuple[str, int, int]] = []
         sources = [(name, records) for name, records in training if records]
         for (name, records), runs in zip(sources, order["blocks"], strict=True):
@@ -72,17 +72,17 @@ class RecordedOrder:
 
     @property
     def records(self) -> int:
-        """Records of an epoch."""
+        """Records per epoch."""
         return sum(size for _, _, size in self.blocks)
 
     def epoch(self, number: int) -> RecordedEpoch:
-        """One epoch of it."""
+        """One epoch of the order."""
         return RecordedEpoch(self, mix(mix(mix(self.seed % _WORD) ^ _EPOCHS) + number))
 
 
 @dataclass(slots=True)
 class RecordedEpoch:
-    """One epoch: its blocks one after the other in random order, and within windows its records."""
+    """One epoch: its blocks in random order, and its records mixed within windows."""
 
     order: RecordedOrder
     key: int

@@ -1,4 +1,4 @@
-"""What must hold in a simulated job: at every event, at every cut, and at the end."""
+"""The invariants of a simulated job: at every event, at every cut, and at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edl.simulation.simulated_ps import Copy, Minibatch
 
 
 class BrokenPromiseError(AssertionError):
-    """Something happened that the design rules out."""
+    """An invariant of the design is violated."""
 
 
 def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Sequence[str]) -> None:
-    """What replays the journal is where the live master is."""
+    """Replaying the journal gives the live master's state."""
     one, other = _essence(live), _essence(replayed)
     if one != other:
         differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
@@ -31,14 +31,16 @@ def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Se
 
 
 def no_more_than_wanted(master: JobStateMachine) -> None:
-    """Never more workers that stay than are wanted."""
+    """There are never more staying workers than wanted."""
     staying = len(master.pods.staying_pods(Role.WORKER))
     if master.pods_synced and not master.has_ended and staying > master.workers_max:
         raise BrokenPromiseError(f"{staying} workers stay, {master.workers_max} are wanted")
 
 
 def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
-    """Never more workers asked for than are wanted, and none for nothing; one is needed to come to an end."""
+    """Workers are requested only up to the wanted number and only for waiting work, except one to complete the
+    job.
+    """
     there = master.pods.count_expected_workers()
     if role is Role.WORKER and (there > master.workers_max or (there > 1 and not has_waiting_work(master))):
         raise BrokenPromiseError(
@@ -47,7 +49,7 @@ def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
 
 
 def granted_to_the_living(master: JobStateMachine, wanted: ev.LeaseRequested, granted: ev.LeaseReply) -> None:
-    """No work for a pod that has ended."""
+    """A pod that has ended gets no work."""
     if not master.pods.is_live(wanted.worker):
         raise BrokenPromiseError(f"{wanted.worker} has ended and got {granted}")
 
@@ -71,7 +73,7 @@ def applied_once(
     lacking: AbstractSet[Minibatch],
     twice: AbstractSet[Minibatch],
 ) -> None:
-    """A PS applied what is done, and each of it once.
+    """A PS applied exactly the done minibatches, each once.
 
     Args:
         who: the PS, for the error.
@@ -88,7 +90,7 @@ def applied_once(
 
 
 def all_is_done(master: JobStateMachine) -> None:
-    """No training record is left, but for those set aside."""
+    """No training record is left, except quarantined ones."""
     training = master.ledgers[TRAINING]
     aside = sum(work.records for work in training.quarantined_ranges)
     whole = training.done_records + aside == training.total_records
@@ -99,7 +101,7 @@ def all_is_done(master: JobStateMachine) -> None:
 
 
 def lacking_is_counted(master: JobStateMachine, index: int, applied: Collection[tuple[int, int]], done: Steps) -> None:
-    """The summary says, to the update, what a PS lacks of the steps that are done; nobody lied about any."""
+    """The summary counts exactly the updates that a PS lacks, and no mismatch was reported."""
     lacking = sum((step.lease, step.step) not in applied for step in done)
     counted = master.counters.updates_of.get(str(index), 0)
     if counted != lacking:
@@ -109,14 +111,14 @@ def lacking_is_counted(master: JobStateMachine, index: int, applied: Collection[
 
 
 def little_is_repeated(master: JobStateMachine, settled: Sequence[LeaseReturned]) -> None:
-    """At most one minibatch for each lost worker, and what was sent to some PS only."""
+    """At most one minibatch per lost worker is repeated, and those that only some PS had applied."""
     allowed = sum(master.settings.minibatch * (1 + entry.partial) for entry in settled if entry.repeated)
     if master.counters.repeated > allowed:
         raise BrokenPromiseError(f"{master.counters.repeated} records repeated, at most {allowed} can be")
 
 
 def evaluated_once(validation: Sequence[tuple[str, int]], payload: Mapping[str, Any]) -> None:
-    """An evaluation covers each validation record, and none twice."""
+    """An evaluation covers each validation record exactly once."""
     seen: Counter[tuple[str, int]] = Counter()
     for source, start, end in payload["seen"]["states"]:
         seen.update((source, record) for record in range(start, end))
@@ -126,7 +128,7 @@ def evaluated_once(validation: Sequence[tuple[str, int]], payload: Mapping[str, 
 
 
 def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
-    """Every minibatch that is done, found by taking away from all that was ever handed out what is still to do."""
+    """Every done minibatch: all that were ever handed out, minus those still to be done."""
     todo = {
         (work.epoch, work.source, start)
         for _, work in ledger.open_ranges()
@@ -141,7 +143,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
 
 
 def _essence(state: JobStateMachine) -> dict[str, Any]:
-    """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
+    """The part of the state that the journal must restore, as JSON; pending actions follow from it."""
     snapshot: dict[str, Any] = json.loads(json.dumps(state.to_snapshot()))
     for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL):
         ledger = snapshot["ledgers"].get(kind)

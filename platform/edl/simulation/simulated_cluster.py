@@ -1,4 +1,4 @@
-"""The machines of a simulation: pods wait for room, are taken away, and end for every reason that a cluster has."""
+"""The simulated cluster: pods wait for capacity, are taken away, and end for every reason that a cluster has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTICED = 10.0
 
 
 class SimulatedCluster:
-    """Pods and their room.
+    """Pods and their capacity.
 
     Args:
         clock: the time they live in.
@@ -48,8 +48,9 @@ class SimulatedCluster:
         return [pod for pod in self.pods.values() if pod.role is role and not pod.has_ended]
 
     def start(self, role: Role, index: int, wish: PodOptions) -> str:
-        """Accept a pod; what is said instead if it is refused."""
+        """Accept a pod; returns the cluster's reason if it refuses."""
         if any(pod.index == index for pod in self.live(role)):
+            # Like the real cluster: repeating a request for a live pod starts none.
             return ""  # as the port says: asking again for one that lives starts none
         if self.refusal and role is Role.WORKER:
             return self.refusal
@@ -62,7 +63,7 @@ class SimulatedCluster:
         return ""
 
     def resize(self, capacity: int | None) -> None:
-        """From now on so many workers have room; those that run stay."""
+        """Change the capacity; running workers stay."""
         self._capacity = capacity
         self._schedule()
 
@@ -77,10 +78,10 @@ class SimulatedCluster:
         running = sum(pod.phase is PodPhase.RUNNING for pod in self.live(Role.WORKER))
         return self._capacity is None or running < self._capacity
 
-    # ------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------ pod ends
 
     def delete(self, uid: str, grace: float, cause: TerminationCause = TerminationCause.NONE) -> None:
-        """Somebody wants a pod to go; it is killed after its grace."""
+        """Delete a pod; it is killed after its grace period."""
         pod = self.pods.get(uid)
         if pod is None or pod.has_ended:
             return
@@ -93,13 +94,13 @@ class SimulatedCluster:
         self._clock.after(grace, lambda: self.end(uid, 137))
 
     def lose(self, uid: str) -> None:
-        """The node of a pod is gone: the process at once, the pod when somebody has noticed."""
+        """Lose a pod's node: the process ends at once, the pod when the cluster has noticed."""
         if uid in self.pods and self.pods[uid].phase is PodPhase.RUNNING:
             self._died(uid)
             self._clock.after(NOTICED, lambda: self.delete(uid, NOTICED, TerminationCause.NODE_LOST))
 
     def end(self, uid: str, exit_code: int | None, cause: TerminationCause = TerminationCause.NONE) -> None:
-        """A pod ends: 0, 143 (told to go), 137 (killed), an error, or without a code if nobody knows."""
+        """End a pod: 0, 143 (SIGTERM), 137 (SIGKILL), an error, or no code if it is unknown."""
         pod = self.pods.get(uid)
         if pod is None or pod.has_ended:
             return
@@ -111,6 +112,6 @@ class SimulatedCluster:
         self._schedule()
 
     def forget_ended(self) -> None:
-        """What has ended is not listed any more."""
+        """Remove ended pods from the listing."""
         for uid in [uid for uid, pod in self.pods.items() if pod.has_ended]:
             del self.pods[uid]

@@ -1,4 +1,4 @@
-"""A parameter server of a simulation: real leases and real cuts around a set of minibatches instead of arrays."""
+"""A simulated parameter server: real lease and cut logic around a set of minibatches instead of arrays."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
 from edl.ps.cut_state import CutState
 
 Minibatch = tuple[int, str, int]
-"""Epoch, source and first record: minibatches of a range keep their borders however often it is leased."""
+"""Epoch, source and first record: the minibatches of a range keep their borders however often it is leased.
+"""
 
 
 def minibatch_of(lease: Lease, step: int) -> Minibatch:
-    """What a step of a lease applies."""
+    """The minibatch that a step of a lease applies."""
     return lease.record_range.epoch, lease.record_range.source, lease.record_after_steps(step)
 
 
 class Answer(Enum):
-    """What a worker hears after a push."""
+    """The answer to a push."""
 
     IN = "in"
     REVOKED = "revoked"
     LATER = "later"
-    """It waits: for a cut, for a master to attach or for parameters."""
+    """The push waits: for a cut, for a master to attach, or for parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a snapshot holds.
+    """The content of a snapshot.
 
     Attributes:
         applied: how often each minibatch is in the parameters.
@@ -49,7 +50,7 @@ class Copy:
 
 @dataclass(slots=True)
 class SimulatedPs:
-    """One process."""
+    """One PS process."""
 
     uid: str
     index: int
@@ -65,7 +66,7 @@ class SimulatedPs:
     busy_until: float = 0.0
 
     def push(self, lease: int, step: int, what: Minibatch, now: float) -> Answer:
-        """Apply a step, by the rules of the real one."""
+        """Apply a step by the rules of the real PS."""
         self.cuts.expire_pause(now)
         if not self.initialized:
             return Answer.LATER
@@ -81,7 +82,7 @@ class SimulatedPs:
         return Answer.REVOKED if decided is AdmissionOutcome.REVOKED else Answer.IN
 
     def snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> Copy:
-        """Copy the state and let all pushes in, unless they are to be kept out."""
+        """Copy the state and resume all pushes, unless they stay paused."""
         self.cuts.check_open(cut)
         self.leases.close_leases_below(floor)
         copy = Copy(
@@ -91,7 +92,7 @@ class SimulatedPs:
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
-        """Become what a checkpoint holds; of ``everything`` that was in, the rest is lacking from now on."""
+        """Restore a checkpoint; the rest of ``everything`` that was applied is missing from now on."""
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
         self.steps = set(copy.steps)
         self.lacking = frozenset(everything) - self.applied.keys()

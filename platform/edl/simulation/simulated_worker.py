@@ -1,4 +1,4 @@
-"""A worker of a simulation: leases, steps, progress and reports over calls that are late, repeated or lost."""
+"""A simulated worker: leases, steps, progress and reports over calls that are delayed, duplicated or lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
 
 @dataclass(slots=True)
 class Held:
-    """A lease in this worker's hands."""
+    """A lease that this worker holds."""
 
     granted: LeaseReply
     lease: Lease
@@ -43,7 +43,7 @@ class Held:
 
 @dataclass(slots=True)
 class SimulatedWorker:
-    """One process. It does one thing after the other, and tells the master of it in one orderly stream.
+    """One worker process.
 
     Attributes:
         pace: seconds a step.
@@ -63,10 +63,10 @@ class SimulatedWorker:
     declared: tuple[str, ...] = ()
     wire: deque[tuple[CoreEvent, Callable[[Any], None]]] = field(default_factory=deque)
 
-    # ------------------------------------------------------------------ time and the wire
+    # ------------------------------------------------------------------ time and messages
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Go on in a while, unless dead by then; when stopped, after that."""
+        """Continue after a delay, unless dead by then; if stopped, after that."""
 
         def go() -> None:
             if not self.alive:
@@ -79,7 +79,7 @@ class SimulatedWorker:
         self.world.clock.after(seconds, go)
 
     def say(self, event: CoreEvent, then: Callable[[Any], None]) -> None:
-        """Tell the master, after everything that was said before."""
+        """Send a message to the master, after the earlier ones."""
         self.wire.append((event, then))
         if len(self.wire) == 1:
             self._send()
@@ -95,7 +95,7 @@ class SimulatedWorker:
 
         self.world.ask(self, event, answered)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ life cycle
 
     def start(self) -> None:
         """Declare the model, then work."""
@@ -113,7 +113,7 @@ class SimulatedWorker:
         self.world.ask(self, ModelDeclared(self.uid), lambda _: then())
 
     def next(self) -> None:
-        """Between two steps."""
+        """Decide what to do between two steps."""
         if self.leaving:
             self._leave()
         elif len(self.held) < self.ahead:
@@ -122,7 +122,7 @@ class SimulatedWorker:
             self._work()
 
     def _fill(self, ps: SimulatedPs) -> None:
-        """A PS that says that it holds nothing gets the initial values, where no checkpoint can be loaded."""
+        """Send the initial values to an empty PS if no checkpoint can be loaded."""
         if self.alive and not ps.initialized and not self.world.settings.durable:
             ps.initialized = True
             self.world.ask(self, ModelDeclared(self.uid), lambda _: None)
@@ -147,7 +147,7 @@ class SimulatedWorker:
         self.say(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end(self.uid, 143))
 
     def _beat(self) -> None:
-        """What the sending thread does."""
+        """One iteration of the reporting thread."""
         if not self.wire:
             self._tell()
         self.later(HEARTBEAT, self._beat)
@@ -178,7 +178,7 @@ class SimulatedWorker:
             self.later(self.pace, lambda: self._push(held))
 
     def _feeds_lethal(self) -> bool:
-        """Whether a minibatch that ends this worker is among those that it has read or fed by now."""
+        """Whether a minibatch that crashes this worker is among those it has read or fed so far."""
         steps = [
             (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.step_count)
         ]
@@ -188,7 +188,10 @@ class SimulatedWorker:
         return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
 
     def _push(self, held: Held) -> None:
-        """To every PS; the step is over when all have answered. What is on its way arrives, whoever dies."""
+        """Push to every PS; the step ends when all have answered.
+
+        Messages in flight arrive even if a process dies.
+        """
         if held.granted.lease not in self.held:
             self.next()
             return

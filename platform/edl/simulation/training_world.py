@@ -39,7 +39,7 @@ class MasterLost(Exception):  # noqa: N818  an event of the simulation, not an e
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How messages travel: seconds a way, and how likely they are repeated or their answers lost."""
+    """Message delivery: seconds per way, and the probabilities of duplicates and lost answers."""
 
     shortest: float = 0.001
     longest: float = 0.05
@@ -48,7 +48,7 @@ class Network:
 
 
 class World:
-    """Everything around one job.
+    """A complete simulated job.
 
     Args:
         settings: of the job.
@@ -130,14 +130,16 @@ class World:
     # ------------------------------------------------------------------ the master
 
     def start_master(self) -> None:
-        """A new process: replays, takes a number, looks at the cluster."""
+        """Start a new master process: it replays the journal, takes an incarnation, and lists the pods."""
         self.incarnation += 1
         master = JobStateMachine(self.settings)
         self.shadow = JobStateMachine(self.settings)
+        # Each parses the journal anew: they share no objects.
         for state in (master, self.shadow):  # each parses anew: they share nothing
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay_journal(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
+        # The previous master journaled the end and died before it could report it.
         if master.has_ended:  # the one before wrote so, and died before it could say so
             self.ended = ev.EndJob(master.phase, master.reason)
             return
@@ -148,14 +150,14 @@ class World:
         self._tick(self.incarnation)
 
     def kill_master(self, away: float) -> None:
-        """The process is gone at once; another one comes after ``away`` seconds."""
+        """Kill the process; another one starts after ``away`` seconds."""
         self.master = None
         if self.forgets:
             self.cluster.forget_ended()
         self.clock.after(away, self.start_master)
 
     def resume(self, away: float = 1.0) -> None:
-        """Go on with a job that was stopped, as ``--resume`` does: no process of before is left."""
+        """Resume a stopped job as ``--resume`` does: no earlier process is left."""
         assert self.ended is not None
         for worker in self.alive_workers():
             self.end(worker.uid, 137)
@@ -171,7 +173,7 @@ class World:
             self.clock.after(TICK, lambda: self._tick(incarnation))
 
     def post(self, *happened: ev.CoreEvent) -> None:
-        """Let the master handle events that expect no answer, if there is one."""
+        """Let the master handle events that expect no answer, if there is a master."""
         for event in happened:
             if self.master is not None:
                 try:
@@ -180,7 +182,7 @@ class World:
                     return
 
     def handle(self, event: ev.CoreEvent) -> Any:
-        """Let the master decide, and carry out what it wants; returns its answer.
+        """Let the master decide and execute its commands; returns its answer.
 
         Raises:
             MasterLost: it died before all of it was carried out.
@@ -203,7 +205,7 @@ class World:
         return answers[0] if answers else None
 
     def _die_torn(self, commands: list[ev.CoreCommand]) -> None:
-        """Only some of the entries reach the disk, and nothing else happens."""
+        """Write only some of the entries to disk, and do nothing else."""
         self.die_at = None
         entries = [command for command in commands if isinstance(command, ev.RecordEntry)]
         for command in entries[: self.rng.randint(0, len(entries))]:
@@ -212,11 +214,11 @@ class World:
         raise MasterLost
 
     def compact(self) -> None:
-        """The journal begins anew with a snapshot."""
+        """Compact the journal to a snapshot."""
         if self.master is not None:
             self.base, self.journal = json.dumps(self.master.to_snapshot()), []
 
-    # ------------------------------------------------------------------ what the master wants
+    # ------------------------------------------------------------------ the master's commands
 
     def _carry_out(self, command: ev.CoreCommand) -> None:
         match command:
@@ -259,7 +261,7 @@ class World:
         self.shadow.apply_entry(JournalEntry.from_json(json.loads(line)))
 
     def _ask_ps(self, uid: str, command: ev.CoreCommand) -> None:
-        """One PS carries out one command after the other, also those of a master that has died since."""
+        """Let one PS execute commands in order, including those of a master that has died since."""
         ps, incarnation = self.servers[uid], self.incarnation
         ps.busy_until = max(self.clock.now() + self.latency(), ps.busy_until)
 
@@ -268,6 +270,7 @@ class World:
                 return
             happened = self._on_ps(ps, command, incarnation)
             if happened is None and isinstance(command, ev.TakeSnapshot) and incarnation == self.incarnation:
+                # Behind the commands queued by now.
                 self._ask_ps(uid, command)  # behind what the master wants by now
             if happened is not None:
                 self.clock.after(self.latency(), lambda: self._back(incarnation, happened))
@@ -313,7 +316,7 @@ class World:
         return ev.UpdatesHeld(ps.uid, cut, ps.leases.steps_of_pushed_leases())
 
     def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.CoreEvent | None:
-        """None while a step of the cut has not come."""
+        """Take a snapshot; None while a step of the cut is missing."""
         ps.cuts.expire_pause(self.clock.now())
         try:
             ps.cuts.check_open(command.cut)
@@ -353,7 +356,7 @@ class World:
             self.post(ev.StartRefused(role, index, refusal, retry=True))
 
     def _show(self, uid: str) -> None:
-        """The master hears of a pod after a while, and of what it is by then."""
+        """Report a pod to the master after a delay, with its state by then."""
         show = lambda: self.post(ev.PodChanged(self.cluster.pods[uid])) if uid in self.cluster.pods else None  # noqa: E731
         self.clock.after(self.latency(), show)
 
@@ -366,7 +369,10 @@ class World:
             self.workers[pod.uid].start()
 
     def _asked_to_go(self, uid: str) -> None:
-        """A worker says goodbye between two steps, a PS serves until its master lets it go."""
+        """A pod received SIGTERM.
+
+        A worker leaves between two steps, a PS serves until its master releases it.
+        """
         if uid in self.workers:
             self.workers[uid].leaving = True
         elif uid in self.servers:
@@ -396,7 +402,7 @@ class World:
             self.links.pop(uid, None)
 
     def _register(self, ps: SimulatedPs) -> None:
-        """A PS says that it is there until the master listens to it."""
+        """A PS registers until the master attaches it."""
         if not ps.alive:
             return
         pod = self.master.pods.by_uid.get(ps.uid) if self.master is not None else None
@@ -406,21 +412,21 @@ class World:
         self.clock.after(REGISTER * self.rng.uniform(0.1, 1.0), lambda: self._register(ps))
 
     def end(self, uid: str, exit_code: int, cause: TerminationCause = TerminationCause.NONE) -> None:
-        """A pod ends: 0, 143 (told to go), 137 (killed) or an error."""
+        """End a pod: 0, 143 (SIGTERM), 137 (SIGKILL) or an error."""
         self.cluster.end(uid, exit_code, cause)
 
     def alive_servers(self) -> list[SimulatedPs]:
-        """PS processes that run."""
+        """The running PS processes."""
         return [ps for ps in self.servers.values() if ps.alive]
 
     def alive_workers(self) -> list[SimulatedWorker]:
-        """Worker processes that run."""
+        """The running worker processes."""
         return [worker for worker in self.workers.values() if worker.alive]
 
-    # ------------------------------------------------------------------ what workers see
+    # ------------------------------------------------------------------ the workers' view
 
     def placed(self) -> list[SimulatedPs]:
-        """The parameter servers that a worker may talk to, as the master says."""
+        """The parameter servers that a worker may use, as the master says."""
         if self.master is None:
             return [ps for ps in self.placement if ps.alive]
         restored = self.master.checkpoint is not None
@@ -429,7 +435,7 @@ class World:
         return [ps for ps in self.placement if ps.alive]
 
     def placed_at(self, index: int) -> SimulatedPs | None:
-        """Where pushes for a PS go: addresses are known on when no master is there."""
+        """Where pushes for a PS go: addresses stay known while no master is running."""
         return next((ps for ps in self.placed() if ps.index == index), None)
 
     def readable(self, pin: int) -> bool:
@@ -438,7 +444,7 @@ class World:
         return len(servers) == self.settings.ps and all(pin in ps.cuts.pinned_cuts() for ps in servers)
 
     def ask(self, worker: SimulatedWorker, event: ev.CoreEvent, then: Callable[[Any], None]) -> None:
-        """Send a request until it is answered; requests and answers may be late, repeated or lost."""
+        """Send a request until it is answered; messages may be delayed, duplicated or lost."""
 
         def deliver(first: bool) -> None:
             if self.master is None:
@@ -465,17 +471,17 @@ class World:
 
         self.clock.after(self.latency(), lambda: deliver(True))
 
-    # ------------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------------ invariants
 
     def everything(self, index: int) -> set[Minibatch]:
-        """What was in the parameters, as far as the journal, a live PS or a lost one of this index knows."""
+        """Everything that was applied, as far as the journal, a live PS or a lost one of this index knows."""
         holding = self.shadow.pods.parameter_holders.values()
         holders = [ps for ps in self.alive_servers() if self.settings.durable or ps.uid in holding]
         applied = {what for ps in holders for what in ps.applied.keys() | ps.lacking}
         return applied | self.gone.get(index, set()) | set(done_minibatches(self.shadow.ledgers[TRAINING]))
 
     def check_end(self) -> None:
-        """What must hold when the job is done."""
+        """Check what must hold when the job is done."""
         master = self.master
         if master is None or self.ended is None or self.ended.phase != "Done":
             raise BrokenPromiseError(f"the job is not done: {self.ended}, {master and master.phase}")

@@ -1,4 +1,4 @@
-"""Which reader reads what: the built-in ones, or the user's ``custom_data_reader`` in their place."""
+"""Opens the data readers: the built-in ones, or the user's ``custom_data_reader``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
 
 
 class GuardedReader:
-    """A user's reader: what it raises, and what it returns that is no answer, is reported as the user's at once.
+    """Wraps a user's reader: its exceptions and invalid results are reported as the user's.
 
     Raises:
         BadInputError: it is no reader.
@@ -86,19 +86,19 @@ class GuardedReader:
 
     @property
     def metadata(self) -> Any:
-        """What ``feed`` is told."""
+        """The metadata that ``feed`` receives."""
         with user_code(self._zoo, "metadata of the custom reader"):
             return self._reader.metadata
 
     def sources(self) -> Sequence[Source]:
-        """Name and record count of every source.
+        """The name and record count of every source.
 
         Raises:
             BadInputError: it returned anything else.
         """
         with user_code(self._zoo, "sources() of the custom reader"):
             returned = self._reader.sources()
-            # A generator is run to its end here: what it raises is the user's, too.
+            # Exhaust a generator here: its exceptions are the user's too.
             listed = (
                 list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str | bytes) else None
             )
@@ -123,7 +123,7 @@ class GuardedReader:
         return [Source(source.name, int(source.records)) for source in listed]
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
-        """Records of one source. ``on_corrupt`` is passed on only when the job allows corrupt records.
+        """Records of one source. ``on_corrupt`` is passed only if the job allows corrupt records.
 
         Raises:
             BadInputError: it returned anything but the records ``[start, end)``, less those that it reported.
@@ -170,7 +170,9 @@ def _describe_type(value: Any) -> str:
 def describe_data_sets(
     data: DataSpec, open_by_name: Callable[[str], Reader], *, predict: bool, shuffle_window: int | None = None
 ) -> bytes:
-    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses.
+    """The JSON for the master.
+
+    ``{"training": [[name, records], …], …}`` for each data set that this run uses.
 
     With ``blocks`` of the training records, if they may be shuffled (``shuffle_window`` not 0) and the reader has
     random access.
@@ -189,8 +191,9 @@ def describe_data_sets(
 
 
 def may_have_custom_reader(zoo: Path, definition: str) -> bool:
-    """Whether the model's module may define ``custom_data_reader``, as far as can be told without importing it."""
+    """Whether the model's module may define ``custom_data_reader``, judged without importing it."""
     try:
         return find_model_function(zoo, definition).may_define("custom_data_reader")
+    # Importing it gives a better error.
     except BadInputError:  # importing it says so better
         return True

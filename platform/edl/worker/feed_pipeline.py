@@ -1,4 +1,4 @@
-"""Windows of records through the user's ``feed``, one minibatch for each window, ahead of training.
+"""Runs the user's ``feed`` on windows of records, one minibatch per window, ahead of training.
 
 ``feed`` is traced once, into a function of a window: all that it does (map, shuffle, filter) stays inside one
 minibatch, so that a step always means the same records. No generator runs inside tf.data: waiting there for a lease
@@ -26,9 +26,9 @@ from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
 
 _EMPTY_DATASET_MESSAGE = "Dataset was empty"  # what get_single_element says
 _CLOSE_POLL_SECONDS = 0.1
-"""How often a thread that waits for room looks whether anybody listens."""
+"""Interval in seconds at which a thread that waits for space checks whether the consumer is gone."""
 _MAX_FEED_GROWTH = 64
-"""``feed`` may turn one record into up to so many."""
+"""Maximum number of records that ``feed`` may make of one."""
 _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
                        "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
 _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
@@ -36,7 +36,7 @@ _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveData
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What ``feed`` made of one window.
+    """The minibatch that ``feed`` made of one window.
 
     Attributes:
         tag: of the window.
@@ -52,7 +52,7 @@ class Minibatch:
 
 
 class FeedError(UserCodeError):
-    """``feed`` raised or yields what training cannot use. ``tag``: the window it happened at."""
+    """``feed`` raised or returned something unusable. ``tag``: the window at which it happened."""
 
     tag: int | None = None
 
@@ -66,7 +66,7 @@ def feed_minibatches(
     prefetch: int = 2,
     zoo: Path | None = None,
 ) -> Iterator[Minibatch]:
-    """Feed windows on a thread of its own, ``prefetch`` of them ahead of the consumer.
+    """Feed windows on a separate thread, ``prefetch`` of them ahead of the consumer.
 
     A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never
     waits for what does not come. Closing the iterator lets the thread end at its next window.
@@ -88,7 +88,7 @@ def feed_minibatches(
 def feed_in_background(
     feed_function: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
 ) -> Iterator[Minibatch]:
-    """As :func:`feed_minibatches`, through a feeder that may have been used, and traced, before."""
+    """Like :func:`feed_minibatches`, with a feeder that may already be traced."""
     ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
     threading.Thread(
@@ -100,6 +100,7 @@ def feed_in_background(
                 raise item
             yield item
     finally:
+        # The queue is not drained: a Ctrl-C within `get` may have left its lock locked.
         closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
 
 
@@ -122,7 +123,7 @@ def _feed_windows(
 
 
 def _put_unless_closed(ready: queue.Queue[Any], item: Any, closed: threading.Event) -> None:
-    """Wait for room, unless nobody listens any more."""
+    """Wait for space, unless the consumer is gone."""
     while not closed.is_set():
         with suppress(queue.Full):
             ready.put(item, timeout=_CLOSE_POLL_SECONDS)
@@ -163,6 +164,7 @@ class FeedFunction:
             outputs = self._call_feed(window.records)
         except FeedError as error:
             error.tag = tag
+            # Tracing succeeded, so the error is about these records.
             if self._traced_feed is not None:  # it was traced: this is about these records
                 error.message = (
                     f"{error.message.removesuffix('.')}, at {window.describe_location(self._find_bad_record(window))}"
@@ -173,7 +175,7 @@ class FeedFunction:
         return Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
-        """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
+        """The first record for which ``feed`` raises on its own; None: only a combination fails."""
         for index in range(len(window.records)):
             try:
                 self._call_feed(window.records[index : index + 1])
@@ -184,6 +186,7 @@ class FeedFunction:
     def _call_feed(self, window: Sequence[Record]) -> Any:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
+                # A third of the time that convert_to_tensor takes for a list.
                 records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
                 if self._traced_feed is None:
                     self._traced_feed = self._trace_feed(records)
@@ -200,7 +203,7 @@ class FeedFunction:
         return function
 
     def _build_graph(self, records: Any) -> Any:
-        """One window as a graph."""
+        """Trace ``feed`` for one window as a graph."""
         dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
         self._check_dataset(dataset)
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
@@ -243,7 +246,7 @@ def _to_feed_error(error: UserCodeError, feed: UserFeedFunction) -> FeedError:
 
 
 def _describe_spec(spec: Any) -> str:
-    """An element's structure for people."""
+    """An element's structure, for users."""
     if isinstance(spec, tuple):
         return "(" + ", ".join(_describe_spec(part) for part in spec) + ")"
     if isinstance(spec, dict):
@@ -256,13 +259,17 @@ def _describe_spec(spec: Any) -> str:
 
 
 _TRIES_PER_SOURCE = 8
-"""Minibatches of each source that may be empty, because their records are corrupt or ``feed`` drops them."""
+"""Maximum number of leading minibatches of each source that may be empty, because their records are corrupt or
+``feed`` drops them.
+"""
 
 
 def find_first_minibatch(
     reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int
 ) -> tuple[LeasedTask, Minibatch] | None:
-    """The first ``size`` records that ``feed`` keeps some of, and their range as a task; None if there are none.
+    """The first ``size`` records of which ``feed`` keeps some, and their range as a task.
+
+    None if there are none.
 
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.
@@ -277,7 +284,7 @@ def find_first_minibatch(
 
 
 def find_first_features(reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int) -> Any:
-    """Features of the first ``size`` records that ``feed`` keeps some of; None if there are none.
+    """Features of the first ``size`` records of which ``feed`` keeps some; None if there are none.
 
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.

@@ -1,4 +1,4 @@
-"""How a model lies in memory on its way to and from the parameter servers.
+"""The flat layout in which a model's values travel to and from the parameter servers.
 
 All dense variables form one float32 *slab*; each PS owns one slice of it. Served tables travel as ids and rows.
 """
@@ -19,7 +19,7 @@ from edl.transport.spec_messages import table_to_message, variable_to_message
 
 
 class FlatLayout:
-    """The slab of one model, and what each PS is told of it.
+    """The flat layout of one model, and what is declared to each PS.
 
     Args:
         variables: in slab order: by PS, on each the trained ones before the statistics.
@@ -58,10 +58,10 @@ class FlatLayout:
         )
 
     def store_reply(self, flat_values: Floats, ps_index: int, body: memoryview) -> bool:
-        """Make sure that a slice holds the body of an answer; False if the answer has none."""
+        """Ensure that a slice holds the body of an answer; False if the answer has none."""
         if body.nbytes != self._byte_count(ps_index):
             return False
-        # The connection was given this memory to receive into, and mostly has
+        # The connection usually received directly into this memory.
         own_bytes = self.slice_bytes(flat_values, ps_index)
         if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(own_bytes, np.uint8)):
             own_bytes[:] = body
@@ -98,7 +98,7 @@ class FlatLayout:
 
 
 class _LendableBuffer:
-    """One slab, and whether anybody holds what was lent of it."""
+    """One buffer, and whether a view of it is still in use."""
 
     def __init__(self, size: int) -> None:
         self.values = aligned_memory.allocate_aligned(size)
@@ -106,7 +106,7 @@ class _LendableBuffer:
 
     @property
     def view_in_use(self) -> Floats | None:
-        """What was lent, if anybody holds it."""
+        """The lent view, if it is still in use."""
         return None if self._lent_view is None else self._lent_view()
 
     def lend(self) -> Floats:
@@ -118,7 +118,7 @@ class _LendableBuffer:
 
 
 class DoubleBuffer:
-    """Two slabs, so that values that arrive never overwrite those that a step may still read.
+    """Two buffers, so that arriving values never overwrite those that a step may still read.
 
     TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
 
@@ -134,17 +134,21 @@ class DoubleBuffer:
 
     @property
     def newest_values(self) -> Floats:
-        """The values that arrived last."""
+        """The latest values."""
         return self._current.values
 
     def lend(self) -> Floats:
-        """The newest values; those that were lent before are given back by that."""
+        """Lend the latest values; this takes back the view that was lent before."""
         self._lent_buffer = self._current
         return self._current.lend()
 
     def next_values(self) -> Floats:
-        """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
+        """The buffer for the next values.
+
+        Newer values that nobody reads are overwritten before older ones that are lent.
+        """
         if self._current is not self._lent_buffer:
+            # False until all of the next values have arrived.
             self.is_fresh = False  # until all of the next ones have arrived
             return self._current.values
         if self._spare.view_in_use is not None:
@@ -152,7 +156,7 @@ class DoubleBuffer:
         return self._spare.values
 
     def publish_next(self, *, complete: bool) -> None:
-        """The next values have arrived, all of them or not."""
+        """Publish the next values after all of them, or none, arrived."""
         if self._current is self._lent_buffer:
             self._current, self._spare = self._spare, self._current
         self.is_fresh = complete

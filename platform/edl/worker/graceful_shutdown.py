@@ -1,4 +1,4 @@
-"""Leaving when told to: within a second and what a push takes, whatever the other threads do."""
+"""Graceful shutdown: within a second plus the time of a push, whatever the other threads do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from edl.api.errors import EdlError
 
 # --------------------------------------------------------------------------------------------------
-# What must not be cut in two when this worker is told to go: a push on its way, a result being written.
+# Critical sections that SIGTERM must not interrupt: a push in flight, a result being written.
+# Everything else (importing TensorFlow, tracing, waiting for work) may be abandoned at any time,
+# because a worker holds nothing that cannot be lost. So shutdown waits only for this gate.
 #
 # Everything else (importing TensorFlow, tracing, waiting for work) may be abandoned at any moment, because a worker
 # holds nothing that cannot be lost. So whoever ends the worker only waits for this gate.
 
 
 class LeavingError(Exception):
-    """The worker was told to go: nothing new begins. Not a failure, hence no EdlError."""
+    """The worker was asked to stop: nothing new begins. Not a failure, hence not an EdlError."""
 
 
 class ShutdownGate:
@@ -32,12 +34,12 @@ class ShutdownGate:
 
     @property
     def closed(self) -> bool:
-        """Whether the worker was told to go."""
+        """Whether the worker was asked to stop."""
         return self._closed.is_set()
 
     @contextmanager
     def critical_section(self) -> Iterator[None]:
-        """A section that is not abandoned half-way.
+        """A section that shutdown does not interrupt.
 
         Raises:
             LeavingError: the gate is closed.
@@ -48,7 +50,7 @@ class ShutdownGate:
             yield
 
     def close(self, wait_seconds: float) -> bool:
-        """Let nothing new begin, and wait for what runs; False if it still runs after ``wait_seconds``."""
+        """Admit no new section and wait for the current one; False if it still runs after ``wait_seconds``."""
         self._closed.set()
         if not self._section_lock.acquire(timeout=wait_seconds):
             return False
@@ -59,14 +61,17 @@ class ShutdownGate:
 _LOG = logging.getLogger(__name__)
 
 PUSH_WAIT_SECONDS = 0.5
-"""Seconds that a push on its way gets; a PS that holds pushes back for a cut may need longer, and then the master asks
-the PS how far the lease got."""
+"""Seconds that a push in flight gets.
+
+A PS that pauses pushes for a cut may need longer; then the master asks the PS for the lease's
+progress.
+"""
 LEAVE_WAIT_SECONDS = 0.35
-"""Seconds that the master gets to take the leases back at once; else it learns from the end of the process."""
+"""Seconds that the master gets to take the leases back; otherwise it learns from the end of the process."""
 
 
 class GracefulShutdown:
-    """How this process ends when it is told to go.
+    """Shuts this process down after SIGTERM.
 
     Args:
         gate: closed first, so that nothing new begins.
@@ -80,11 +85,11 @@ class GracefulShutdown:
         self._finished = threading.Event()
 
     def set_lease_return(self, return_leases: Callable[[float], None]) -> None:
-        """From now on there is a master to say goodbye to; ``return_leases`` takes a deadline in seconds."""
+        """Set the function that returns the leases to the master; it takes a deadline in seconds."""
         self._return_leases = return_leases
 
     def shut_down(self) -> None:
-        """Leave: called on the thread that noticed the signal."""
+        """Shut down; called on the thread that received the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
             _LOG.info("told to leave during a push: the master will ask the parameter servers whether it was applied")
         if self._return_leases is not None:
@@ -97,20 +102,22 @@ class GracefulShutdown:
         self._finished.set()
 
     def wait_for_exit(self) -> int:
-        """For the main thread, once it noticed that it was told to go: returns the exit code."""
+        """Block the main thread after it noticed the shutdown; returns the exit code."""
         self._finished.wait()
         return 0
 
 
 # --------------------------------------------------------------------------------------------------
-# Being told to go: SIGTERM, noticed at once also while the main thread is inside TensorFlow.
+# Receiving SIGTERM promptly even while the main thread is inside TensorFlow. Python runs signal
+# handlers between bytecodes of the main thread, which an import or a step of TensorFlow can keep in
+# C++ for seconds. So the interpreter's C-level handler writes to a pipe, and a thread reads it.
 #
 # Python runs signal handlers between bytecodes of the main thread, and importing TensorFlow or running a step can keep
 # that thread in C++ for seconds. So the handler of the interpreter's C level writes to a pipe, and a thread reads it.
 
 
 def on_sigterm(callback: Callable[[], None]) -> None:
-    """Call ``callback`` once, on a thread of its own, when SIGTERM arrives. SIGINT is ignored from now on.
+    """Call ``callback`` once, on its own thread, when SIGTERM arrives.
 
     A terminal's Ctrl-C reaches every process of the job; the supervisor decides what it means.
     Call from the main thread.
@@ -131,7 +138,7 @@ def on_sigterm(callback: Callable[[], None]) -> None:
 
 
 def end_process(code: int) -> None:
-    """End this process now, whatever its threads do.
+    """End this process at once, whatever its threads do.
 
     The one place that does so, for a worker that is told to go and for one that is done. In the first case the main
     thread may be in C++ for seconds and cannot be interrupted; in the second taking TensorFlow apart would take as

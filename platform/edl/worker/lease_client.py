@@ -1,4 +1,4 @@
-"""The leases of this worker: what it works on, and the one that it holds ahead.
+"""The leases of this worker: the current one and one prefetched.
 
 The next task is asked for while the current one is worked on, so that its records are read in time. One thread asks,
 so the master is never asked twice at once.
@@ -23,18 +23,18 @@ from edl.worker.master_session import MasterSession
 _LOG = logging.getLogger(__name__)
 
 LEASES_AHEAD = 1
-"""Leases held besides the current one."""
+"""Leases held in addition to the current one."""
 TRAINING_KIND = "training"
-"""Kind of a task that pushes."""
+"""The kind of task that pushes gradients."""
 PositionDescriber: TypeAlias = Callable[[int, int, int], str]
-"""Names the records at positions ``[start, end)`` of an epoch for people: (epoch, start, end)."""
+"""Describes the records at positions ``[start, end)`` of an epoch for users: (epoch, start, end)."""
 PLACEMENT_CHECK_KIND = "placement"
 """Kind of what ``take`` gives, besides tasks, after ``schedule_placement_check``; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedTask:
-    """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
+    """A task leased to this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
 
     With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint
     ``order_fingerprint``; ``position_describer`` says which records they are, by epoch, start and end. ``one_by_one``:
@@ -60,7 +60,7 @@ class LeasedTask:
 
     @classmethod
     def from_message(cls, task: pb.Task, position_describer: PositionDescriber | None = None) -> LeasedTask:
-        """The task of a lease reply."""
+        """The task in a lease reply."""
         return cls(
             lease_id=task.lease,
             kind=task.kind,
@@ -80,7 +80,7 @@ class LeasedTask:
         )
 
     def decode_payload(self) -> Any:
-        """What the master says of the task beside its range.
+        """Decode the task's payload.
 
         Raises:
             RefusedError: it is not JSON.
@@ -92,7 +92,7 @@ class LeasedTask:
 
     @property
     def step_count(self) -> int:
-        """Minibatches in the range."""
+        """The number of minibatches in the range."""
         return -(-(self.end - self.start) // self.minibatch_size)
 
     def step_range(self, step: int) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class LeasedTask:
         return first, min(self.end, first + self.minibatch_size)
 
     def describe_records(self, step: int) -> tuple[str | None, str]:
-        """For people: the source of the records of one step, None if they are of several, and which they are."""
+        """The source of a step's records, None if there are several, and a description of them for users."""
         start, end = self.step_range(step)
         if self.position_describer is None:
             return self.source, f"records {start} to {end - 1}"
@@ -109,7 +109,7 @@ class LeasedTask:
 
 
 class LeaseClient:
-    """Asks for tasks, one ahead, and knows which of them were lost.
+    """Requests tasks, one ahead, and tracks which leases were lost.
 
     Args:
         session: the master.
@@ -140,7 +140,9 @@ class LeaseClient:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Ask until there is no more work, the master is lost, or ``stop``.
+        """Request tasks until there is no more work, the master is lost, or ``stop``.
+
+        Errors are raised by ``next_task``.
 
         What went wrong comes out of ``next_task``.
         """
@@ -153,7 +155,7 @@ class LeaseClient:
             self.set_error(error)
 
     def _request_lease(self) -> bool:
-        """Ask once; False after Stop."""
+        """Send one request; False after Stop."""
         reply = self._session.request_lease(self._wait_seconds, self._known_leases)
         answer = reply.WhichOneof("answer")
         if answer == "task":
@@ -168,11 +170,11 @@ class LeaseClient:
         return bool(answer != "stop")
 
     def set_error(self, error: EdlError) -> None:
-        """There will be no task: ``next_task`` raises this."""
+        """Make ``next_task`` raise this error."""
         self._task_queue.put(error)
 
     def schedule_placement_check(self) -> None:
-        """Give whoever takes tasks something to do between two of them, or while there are none: see PLACEMENT."""
+        """Insert a placement check between two tasks, or while there are none; see PLACEMENT."""
         self._enqueue_task(LeasedTask(0, PLACEMENT_CHECK_KIND))
 
     def _enqueue_task(self, task: LeasedTask) -> None:
@@ -180,7 +182,7 @@ class LeaseClient:
         self._task_queue.put(task)
 
     def next_training_lease(self) -> int:
-        """The lease that ``next_task`` would give now, if it is one to train on; 0: none."""
+        """The lease that ``next_task`` would return now, if it is a training lease; 0: none."""
         try:
             task = self._queued_tasks[0]
         except IndexError:
@@ -188,7 +190,7 @@ class LeaseClient:
         return task.lease_id if task.kind == TRAINING_KIND and self.is_held(task.lease_id) else 0
 
     def next_task(self) -> LeasedTask | None:
-        """The next task, in the order of leasing; blocks. None: no more will come.
+        """Wait for the next task, in the order of leasing. None: there is no more work.
 
         Raises:
             EdlError: the master is lost, or refused.
@@ -201,33 +203,33 @@ class LeaseClient:
         return item
 
     def release_slot(self, task: LeasedTask) -> None:
-        """A taken task is finished or dropped: there is room for the next question."""
+        """A taken task is finished or dropped: another one may be requested."""
         self._lost_leases.discard(task.lease_id)
         if task.kind != PLACEMENT_CHECK_KIND:
             self._free_slots.release()
 
     def mark_lost(self, lease_ids: Iterable[int]) -> None:
-        """These leases are not this worker's any more."""
+        """Mark leases as no longer owned by this worker."""
         self._lost_leases.update(lease_ids)
 
     def is_held(self, lease_id: int) -> bool:
-        """Whether a lease is still this worker's, as far as it knows."""
+        """Whether this worker owns the lease, as far as it knows."""
         return lease_id not in self._lost_leases
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop requesting tasks."""
         self._stopped.set()
         self._free_slots.release()
         self._task_queue.put(None)
 
 
 # --------------------------------------------------------------------------------------------------
-# What is to be said of one lease, until it is said.
+# Progress of a lease until it is reported.
 
 
 @dataclass(slots=True)
 class ProgressBuffer:
-    """What is known of one lease; sums are of the steps since the last message."""
+    """Unreported progress of one lease; sums cover the steps since the last message."""
 
     expires_seconds: float
     applied_steps: int = 0
@@ -237,7 +239,7 @@ class ProgressBuffer:
     skipped_records: int = 0
 
     def to_message(self, lease: int) -> pb.LeaseProgress:
-        """What is known, as the master is told it."""
+        """The progress as a message."""
         return pb.LeaseProgress(
             lease=lease,
             through=self.applied_steps,
@@ -247,7 +249,7 @@ class ProgressBuffer:
         )
 
     def take_message(self, lease: int) -> pb.LeaseProgress:
-        """The message, and begin the next sums: the session asks until the master has it."""
+        """Return the message and start new sums; the session retries until the master has received it."""
         message = self.to_message(lease)
         self.loss_sum, self.loss_steps, self.skipped_records, self.sent_steps = 0.0, 0, 0, self.applied_steps
         return message
@@ -255,26 +257,27 @@ class ProgressBuffer:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The end of a task: how far it got, and its result."""
+    """The end of a task: its progress and result."""
 
     last_progress: pb.LeaseProgress
     result: bytes
 
 
 # --------------------------------------------------------------------------------------------------
-# What this worker tells the master about its leases: batched progress, heartbeats, reports.
+# Reports to the master: batched progress, heartbeats and task results. Training never waits for
+# them; one thread sends everything in order.
 #
 # Steps wait for nothing here; everything is sent by one thread, in order.
 
 
 REPORT_INTERVAL_SECONDS = 0.1
-"""Seconds between two messages at least: a report costs the master an fsync."""
+"""Minimum interval between two messages in seconds: each report costs the master an fsync."""
 _MAX_WAIT_SECONDS = 60.0
-"""Seconds: nothing is due while no lease is held."""
+"""In seconds; nothing is due while no lease is held."""
 
 
 class ProgressReporter:
-    """Collects steps and results, and sends them.
+    """Collects progress and results, and sends them.
 
     Args:
         session: the master.
@@ -304,13 +307,13 @@ class ProgressReporter:
         self._failure: EdlError | None = None
 
     def track_lease(self, task: LeasedTask) -> None:
-        """A lease was granted: keep it alive."""
+        """Start reporting for a new lease, which keeps it alive."""
         with self._changed:
             self._buffers[task.lease_id] = ProgressBuffer(task.expires_seconds)
             self._changed.notify_all()
 
     def record_step(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
-        """Steps ``0 .. through - 1`` of a lease are in, on all PS.
+        """Record that the steps ``0 .. through - 1`` of a lease are applied on all PS.
 
         Args:
             lease_id: which one.
@@ -324,6 +327,8 @@ class ProgressReporter:
                 return
             if (
                 buffer.applied_steps == buffer.sent_steps
+                # Otherwise there is unreported progress already, and the sending thread only waits for
+                # its interval.
             ):  # else there is news already, and the sending thread waits for its time only
                 self._changed.notify_all()
             buffer.applied_steps = applied_steps
@@ -333,7 +338,7 @@ class ProgressReporter:
                 buffer.loss_steps += 1
 
     def finish_task(self, lease_id: int, result: bytes = b"") -> None:
-        """A task is done: report it, after everything that was said before."""
+        """Report a finished task, after everything recorded before."""
         with self._changed:
             buffer = self._buffers.pop(lease_id, None)
             if buffer is not None:
@@ -341,28 +346,28 @@ class ProgressReporter:
             self._changed.notify_all()
 
     def drop_lease(self, lease_id: int) -> None:
-        """Say no more about a lease."""
+        """Stop reporting for a lease."""
         with self._changed:
             self._buffers.pop(lease_id, None)
 
     def unreported_progress(self) -> list[pb.LeaseProgress]:
-        """Everything that is in and not reported yet, for ``Leave``."""
+        """All applied and unreported steps, for ``Leave``."""
         with self._changed:
             held = [held.to_message(lease) for lease, held in self._buffers.items()]
             return held + [report.last_progress for report in self._report_queue]
 
     def known_leases(self) -> list[int]:
-        """The leases that the master may believe to be this worker's."""
+        """The leases that the master may attribute to this worker."""
         with self._changed:
             return [*self._buffers, *(report.last_progress.lease for report in self._report_queue)]
 
     def count_pending_reports(self) -> int:
-        """Reports that the master has not answered yet."""
+        """The number of reports that the master has not answered yet."""
         with self._changed:
             return len(self._report_queue)
 
     def send_all(self) -> None:
-        """Tell everything now: progress of the held leases first, then reports, in order."""
+        """Send everything now: progress of the held leases first, then reports, in order."""
         with self._send_lock:
             self._send_progress()
             while self._report_queue:
@@ -400,7 +405,7 @@ class ProgressReporter:
         self._on_lost(lease_ids)
 
     def run(self) -> None:
-        """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""
+        """Send progress at most every ``interval``, and heartbeats in between, until ``stop``."""
         try:
             while self._wait_until_due():
                 self.send_all()

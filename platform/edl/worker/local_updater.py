@@ -19,11 +19,14 @@ from edl.numerics.parameter_store import PushGradients
 from edl.worker.flat_buffer import FlatLayout
 
 _SLOT_DERIVED_RULES = ("ftrl",)
-"""Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
+"""Rules that compute values from slot variables alone.
+
+Pulled values would be overwritten at the next local step.
+"""
 
 
 class LocalUpdater:
-    """Moves slabs as pushes do.
+    """Applies a worker's own pushes to its copy of the values.
 
     Args:
         layout: of the slab.
@@ -52,19 +55,22 @@ class LocalUpdater:
 
     @property
     def next_push_is_local(self) -> bool:
-        """Whether the next push brings no values back."""
+        """Whether the next push returns no values."""
         return self._steps_since_pull + 1 < self._steps_between_pulls
 
     def reset_pull_count(self) -> None:
-        """The values are those of the parameter servers."""
+        """The values were just pulled from the parameter servers."""
         self._steps_since_pull = 0
 
     def update_slots(self, values: Floats, gradients: PushGradients | None) -> None:
-        """A push is in that brings values back: only the slot variables are moved, from ``values``."""
+        """A push that returns values was applied: update only the slot variables, from ``values``."""
         self.apply_push(values, self._discarded_values, gradients)
 
     def apply_push(self, old_values: Floats, new_values: Floats, gradients: PushGradients | None) -> None:
-        """Write to ``new_values`` what ``old_values`` becomes by a push that is in; they may be the same."""
+        """Write to ``new_values`` the result of an applied push to ``old_values``.
+
+        Both may be the same array.
+        """
         self._steps_since_pull += 1
         if new_values is not old_values:
             np.copyto(new_values, old_values)
@@ -101,7 +107,10 @@ class _PsSlice:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a push of this worker that is on its way will do to the dense values, where the worker can tell.
+# Compensation for a push in flight. With ``strategy.overlap`` a step is computed while the previous
+# push is being sent, so its values lack that push. For plain gradient descent, the effect of a push
+# depends on nothing else, and the worker adds it. Other optimizers also depend on slot variables,
+# which only the parameter servers have.
 #
 # With ``strategy.overlap`` a step is computed while the push of the step before it is sent, so that the values that
 # it is
@@ -110,7 +119,7 @@ class _PsSlice:
 
 
 class GradientCompensation:
-    """Adds pushes to values that lack them.
+    """Adds pushes in flight to values that lack them.
 
     Args:
         layout: of the slab.
@@ -123,7 +132,10 @@ class GradientCompensation:
         self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
     def add_pending_push(self, values: Floats, gradients: PushGradients | None) -> bool:
-        """Change ``values`` in place as a push will change them; False, and no change, if that cannot be told."""
+        """Change ``values`` in place as a push will change them.
+
+        False, without a change, if the effect is unknown.
+        """
         if self._local_updater is None:
             return False
         self._local_updater.apply_push(values, values, gradients)

@@ -1,4 +1,7 @@
-"""The worker's conversation with the master: who leads, which parameter servers there are.
+"""The worker's session with the master: the leading master and the placement of the parameter servers.
+
+Every reply passes through here. Requests are retried until a master answers, or none did for the
+job's ``master.lost_timeout``. Replies of an older incarnation are ignored.
 
 Every reply passes through here. A master that is away is asked again until it answers, is replaced, or was silent for
 longer than the job's ``master.lost_timeout``; messages of an older incarnation than the known one are not believed.
@@ -25,7 +28,7 @@ from edl.transport import edl_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class PsPlacement:
-    """One version of the table slot -> PS, and where each PS listens.
+    """One version of the placement of slots on PS, with the address of each PS.
 
     Attributes:
         version: of the table; higher is newer.
@@ -50,12 +53,12 @@ class PsPlacement:
         )
 
     def pick_newer(self, other: PsPlacement) -> PsPlacement:
-        """The one with the higher version; ``other`` if equal."""
+        """The placement with the higher version; ``other`` if equal."""
         return other if other.version >= self.version else self
 
     @property
     def is_complete(self) -> bool:
-        """Whether every slot has an owner that listens."""
+        """Whether every slot has an owner with an address."""
         return bool(self.slots) and all(self.addresses.get(index) for index in set(self.slots))
 
     @property
@@ -78,11 +81,11 @@ _LOG = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
-"""Seconds. Short, because a master that was killed is back within about a second and steps wait for it."""
+"""Seconds. Short, because a killed master is back within about a second and steps wait for it."""
 
 
 class MasterCall(Protocol):
-    """One unary call to the master, tried once.
+    """One attempt at a unary call to the master.
 
     Raises:
         RetryableError: no answer within the deadline, or none for now.
@@ -94,11 +97,11 @@ class MasterCall(Protocol):
 
 
 class MasterLostError(JobFailedError):
-    """The master did not answer for the job's ``master.lost_timeout``: the worker leaves by itself."""
+    """The master did not answer for ``master.lost_timeout``: the worker exits."""
 
 
 class MasterSession:
-    """What this worker and the master know of each other; safe to use from several threads.
+    """The session with the master; thread-safe.
 
     Args:
         member: who this worker is.
@@ -127,12 +130,12 @@ class MasterSession:
         self._is_ready = False
         self._callbacks = b""
         self.learning_rate: float | None = None
-        """That a callback of the job has set; None: the optimizer's own."""
+        """Set by a callback of the job; None: the optimizer's own."""
         self._incarnation = 0
         self._placement = PsPlacement()
         self._announced_version = 0
         self.on_new_placement: Callable[[], None] = lambda: None
-        """Called on whatever thread hears that there is a newer placement; must not block."""
+        """Called on the thread that receives a newer placement; must not block."""
 
     @property
     def incarnation(self) -> int:
@@ -141,16 +144,16 @@ class MasterSession:
 
     @property
     def placement(self) -> PsPlacement:
-        """The newest placement that this worker was told."""
+        """The newest placement that this worker received."""
         return self._placement
 
     @property
     def is_placement_outdated(self) -> bool:
-        """Whether the master spoke of a newer placement than the known one."""
+        """Whether the master announced a newer placement than this one."""
         return self._announced_version > self._placement.version
 
     def register(self, *, ready: bool = False, callbacks: bytes = b"") -> PsPlacement:
-        """Say who this is, and learn the placement.
+        """Register with the master and receive the placement.
 
         Args:
             ready: every PS holds the model's variables; remembered for later registrations.
@@ -162,7 +165,7 @@ class MasterSession:
         return self._placement
 
     def request_lease(self, wait_seconds: float, known_leases: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
-        """Ask for a task; the master may keep the question for ``wait_seconds``.
+        """Request a task; the master may hold the request for ``wait_seconds``.
 
         Args:
             known_leases: the leases that this worker knows, looked at for every try: a grant may get lost with its
@@ -181,22 +184,23 @@ class MasterSession:
         return reply
 
     def report_progress(self, lease_progress: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
-        """Tell which steps are in; also the heartbeat."""
+        """Report applied steps; also the heartbeat."""
         message = pb.ProgressRequest(member=self._member, leases=lease_progress)
         reply: pb.ProgressReply = self._call_with_retry("Progress", lambda: message)
         return reply
 
     def report_result(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
-        """Report the end of a task. Repeating it is harmless: the master knows the lease."""
+        """Report the end of a task. Retries are safe: the master knows the lease."""
         message = pb.ReportRequest(member=self._member, lease=last_progress.lease, last=last_progress, result=result)
         reply: pb.ReportReply = self._call_with_retry("Report", lambda: message)
         return reply
 
     def report_failure(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
-        """Tell why this worker cannot go on; True if it should end."""
+        """Report that this worker cannot continue; returns whether it should exit."""
         safe_message, safe_detail = (
             escape_surrogates(message),
             escape_surrogates(detail),
+            # The text comes from the user's code and may contain anything.
         )  # of the user's code: it may hold anything
         request = pb.FailRequest(
             member=self._member, kind=kind, message=safe_message, detail=safe_detail, lease=lease_id
@@ -205,7 +209,7 @@ class MasterSession:
         return reply.fatal
 
     def leave(self, reason: str, lease_progress: Sequence[pb.LeaseProgress], *, deadline: float) -> None:
-        """Give all leases back. Tried once: the master learns of the pod's end in any case.
+        """Return all leases. One attempt only: the master also learns of the pod's end from the cluster.
 
         Raises:
             RetryableError: the master did not answer within ``deadline`` seconds.
@@ -247,7 +251,10 @@ class MasterSession:
                 return reply
 
     def _observe_reply(self, reply: Any) -> None:
-        """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
+        """Process the header of every reply.
+
+        A lower incarnation is a master that was replaced without knowing it.
+        """
         with self._lock:
             known_version = self._newest_version
             incarnation = getattr(reply, "incarnation", self._incarnation)

@@ -1,4 +1,4 @@
-"""``python -m edl.worker.model_check SPEC RESULT``: what a run finds wrong before its first update, in one process.
+"""``python -m edl.worker.model_check SPEC RESULT``: checks a job in one process, up to its first update.
 
 It does what a worker does up to there, in the same order and by the same code: the model's module, its reader and
 ``feed``, the model and its optimizer, the callbacks, and the first minibatch of training, with parameters as a
@@ -59,7 +59,7 @@ def main(spec_file: Path, result_file: Path) -> int:
 
 
 class _WarningCollector(logging.Handler):
-    """Puts what a worker's log would warn of among the lines, once: the model is made more than once."""
+    """Collects the warnings of a worker's log once, although the model is built more than once."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -72,7 +72,7 @@ class _WarningCollector(logging.Handler):
 
 
 class _JobCheck:
-    """One job, looked at.
+    """The checks of one job.
 
     Args:
         spec: with the paths of this machine.
@@ -101,7 +101,7 @@ class _JobCheck:
         self._open_feed = feeder
 
     def run_checks(self) -> Iterator[str]:
-        """What is found, as it is found.
+        """Run the checks; yields findings as they are made.
 
         Raises:
             EdlError: a run would end with this error.

@@ -1,4 +1,4 @@
-"""What the loops need of the user's model: arrays in, arrays out. ``edl.keras.network`` is the real one."""
+"""What the worker needs of the user's model: arrays in, arrays out. Implemented by ``edl.keras.network``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 class StepResultLike(Protocol):
-    """What one minibatch gave: the loss, gradients of the slab (statistics: deltas) and of the rows by table."""
+    """The result of a minibatch.
+
+    The loss, gradients of the flat buffer (statistics: deltas) and of the rows by table.
+    """
 
     @property
     def loss(self) -> float: ...
@@ -46,7 +49,7 @@ class NetworkLike(Protocol):
 
 
 class OptimizerLike(Protocol):
-    """The user's optimizer as a PS applies it, and what stays with the worker: schedules and clipping."""
+    """The user's optimizer: the part that a PS applies, and the part of the worker (schedules and clipping)."""
 
     @property
     def spec(self) -> OptimizerSpec: ...
@@ -55,7 +58,7 @@ class OptimizerLike(Protocol):
 
 
 class TrainingCallbacks(Protocol):
-    """Is told what training does; the user's Keras callbacks are behind it."""
+    """Receives training events on behalf of the user's Keras callbacks."""
 
     def begin_step(self, step: int) -> None: ...
     def end_step(self, step: int, loss: float) -> None: ...
@@ -66,13 +69,13 @@ class TrainingCallbacks(Protocol):
 
 
 class RowSource(Protocol):
-    """Where the rows of served tables come from."""
+    """A source of the rows of PS-backed tables."""
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable: ...
 
 
 def pull_needed_rows(network: NetworkLike, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:
-    """The rows that a minibatch needs; nothing is asked for when the model has no served table."""
+    """Pull the rows that a minibatch needs; no request if the model has no PS-backed table."""
     return source.pull_rows(network.unique_ids(features), pin) if network.tables else {}
 
 

@@ -1,4 +1,4 @@
-"""The parameters, as a worker sees them: client of all parameter servers at once.
+"""The client of all parameter servers.
 
 A push leaves here as one request for each PS, each with that PS's slice of the flat gradients and the rows that it
 owns. How requests are sent, and repeated to a PS that was replaced, is in ``ps_connections``.
@@ -27,8 +27,9 @@ from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
 _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 _SCAN_CHUNK_BYTES = 4 << 20
 MAX_VALUE_AGE_SECONDS = 0.05
-"""Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
-waited for records or traced the model): a gradient at values that others have left far behind does harm."""
+"""Values that came with the last push are pulled again when they were unused for this many seconds (the worker
+evaluated, waited for records or traced the model): gradients of far outdated values harm training.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class GradientPush:
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """What the PS said.
+    """The answer of the PS to a push.
 
     Attributes:
         revoked: one of them refuses the lease.
@@ -66,16 +67,16 @@ class PushOutcome:
 
     @property
     def is_applied(self) -> bool:
-        """The step is on all PS."""
+        """Whether the step is applied on all PS."""
         return not (self.revoked or self.stale)
 
 
 RowPositions: TypeAlias = slice | npt.NDArray[np.int64]
-"""Which rows of a batch one PS owns. All of them are a slice: taking them copies nothing."""
+"""Which rows of a batch one PS owns. If it owns all, this is a slice, so that no copy is needed."""
 
 
 class ParameterClient:
-    """All parameter servers; used by one thread at a time.
+    """Client of all parameter servers; used by one thread at a time.
 
     Args:
         directory: where they are.
@@ -112,7 +113,8 @@ class ParameterClient:
         self._directory = directory
         self._layout = layout
         self._worker_index = worker_index
-        # With rounds the first PS decides which pushes become one update, and the others have to be told of it.
+        # In synchronous mode the first PS decides which pushes form one update, and the others must
+        # learn its decision.
         ps_indices = layout.ps_indices
         self._send_order = [ps_indices[:1], ps_indices[1:]] if synchronous and len(ps_indices) > 1 else [ps_indices]
         self._connections = PsBulkConnections(
@@ -127,11 +129,13 @@ class ParameterClient:
         self.value_versions = (0,) * len(layout.ps_indices)
 
     def declare_model(self) -> None:
-        """Tell every PS what the model is; the first worker's initial values become the job's."""
+        """Declare the model to every PS; the first worker's initial values become the job's."""
         self._connections({part: self._declare_request(part) for part in self._layout.ps_indices})
 
     def declare_to_replaced_ps(self) -> bool:
-        """Tell every PS that was replaced since it last answered here what the model is; whether there was any.
+        """Declare the model to every PS that was replaced since it last answered.
+
+        Returns whether there was any.
 
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """
@@ -140,7 +144,7 @@ class ParameterClient:
         return bool(replaced)
 
     def latest_values(self, pending_push: GradientPush | None = None) -> Floats:
-        """The newest dense values; nothing is written there until values that were pulled later are asked for.
+        """The newest dense values. They are not overwritten until newer values are requested.
 
         Args:
             pending_push: of this worker, not sent yet, and the next to be sent: see ``compensation``.
@@ -156,11 +160,12 @@ class ParameterClient:
         flat_values = self._double_buffer.lend()
         if compensation.add_pending_push(flat_values, pending_push.gradients):
             self.value_versions = tuple(version + 1 for version in self.value_versions)
+        # Only for this step: the push may still be refused, or never be sent.
         self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
         return flat_values
 
     def pull_pinned(self, pin: int) -> Floats:
-        """The dense values of a pinned cut, in memory of their own."""
+        """The dense values of a pinned cut, in new memory."""
         flat_values = aligned_memory.allocate_aligned(self._layout.size)
         self._pull_into(flat_values, pin)
         return flat_values
@@ -169,8 +174,9 @@ class ParameterClient:
         self._accept_values(self._pull_into(self._double_buffer.next_values(), 0), complete=True)
 
     def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
-        """The next values came from the PS, all of them or not."""
-        # Pushes of several workers are on their way to servers: the one that is ahead has applied most of them
+        """Take the next values from the PS: all of them, or none."""
+        # Pushes of several workers reach the servers in different orders; the highest version
+        # counts most of them.
         self.global_step = max(versions.values())
         self.value_versions = tuple(versions.get(part, known) for part, known in enumerate(self.value_versions))
         if self._local_updater is not None:
@@ -194,7 +200,7 @@ class ParameterClient:
         return {ps_index: parse_message(pb.Pulled, frame.meta).version for ps_index, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
-        """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
+        """Pull rows of each table, ``[n, dim]`` in the order of the ids."""
         dims = self._layout.dim_by_table
         positions = self._positions_by_ps(ids)
         requests: dict[int, PsRequest] = {}
@@ -214,13 +220,14 @@ class ParameterClient:
         for ps_index, frame in self._connections(requests).items():
             rows = row_buffers[ps_index]
             received = np.frombuffer(frame.body, np.float32)
+            # The connection received into this memory, unless it had to use its own.
             if not np.may_share_memory(received, rows):  # the connection was given this memory, and mostly uses it
                 rows[:] = received
             _scatter_rows(values, positions[ps_index], dims, rows)
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
     def push(self, push: GradientPush) -> PushOutcome:
-        """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
+        """Push one step to every PS; returns when all have answered, or when the first one rejects it.
 
         The dense values that the answers bring, or that this worker makes of its own push, are the newest then.
 
@@ -228,8 +235,8 @@ class ParameterClient:
             JobFailedError: a PS did not answer for longer than the timeout.
             RefusedError: a PS refused for good.
         """
-        # A push brings dense values back unless others come: the worker moves its own copy between two pulls
-        # (get_model_steps), or steps overlap and each of them begins with a pull.
+        # A push returns dense values unless they come another way: the worker updates its own copy
+        # between two pulls (get_model_steps), or steps overlap and each one begins with a pull.
         moves_locally = self._local_updater is not None and self._local_updater.next_push_is_local
         pulls_values = not moves_locally and self._compensation is None
         receive_buffer = self._double_buffer.next_values() if pulls_values else None
@@ -240,6 +247,8 @@ class ParameterClient:
         replies: dict[int, pb.Pushed] = {}
         for ps_group in self._send_order:
             round_pushes: Sequence[pb.Share] = ()
+            # As the first PS says: only this push, if it has forgotten the round of a repeated
+            # push.
             if replies:  # of the first PS: alone, if it has forgotten the round of a push that was sent again
                 round_pushes = list(replies[0].round) or [pb.Share(lease=push.lease_id, step=push.step)]
             requests = {
@@ -248,6 +257,7 @@ class ParameterClient:
             }
             for ps_index, frame in self._connections(requests).items():
                 replies[ps_index] = parse_message(pb.Pushed, frame.meta)
+                # A refused push may be answered without values.
                 if receive_buffer is not None:  # a push that is refused may be answered without values
                     has_all_values &= self._layout.store_reply(receive_buffer, ps_index, frame.body)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
@@ -257,7 +267,8 @@ class ParameterClient:
         versions = {ps_index: reply.version for ps_index, reply in replies.items()}
         outcome = PushOutcome(_REVOKED in outcomes, _STALE in outcomes, max(versions.values()))
         if pulls_values:
-            # The worker's own slot variables have to see every push that is in, also those that bring values back.
+            # The worker's own slot variables must see every applied push, including those that
+            # return values.
             if self._local_updater is not None and outcome.is_applied:
                 self._local_updater.update_slots(self._double_buffer.newest_values, push.gradients)
             self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.ps_indices))
@@ -270,7 +281,7 @@ class ParameterClient:
         return outcome
 
     def _move_locally(self, gradients: PushGradients | None) -> None:
-        """A push was answered without values: make them of the newest ones, as the PS did."""
+        """Compute the values after a push that returned none, in the same way as the PS did."""
         assert self._local_updater is not None
         self._local_updater.apply_push(self._double_buffer.newest_values, self._double_buffer.next_values(), gradients)
         self.value_versions = tuple(version + 1 for version in self.value_versions)
@@ -284,7 +295,10 @@ class ParameterClient:
         round_pushes: Iterable[pb.Share],
         receive_buffer: Floats | None,
     ) -> PsRequest:
-        """What one PS gets of a push: its slice of the flat gradients, then ids and gradients of its rows by table."""
+        """The part of a push for one PS.
+
+        Its slice of the flat gradients, then ids and gradients of its rows by table.
+        """
         head = pb.Push(
             worker=self._worker_index,
             lease=push.lease_id,
@@ -308,7 +322,7 @@ class ParameterClient:
         return PsRequest(FrameKind.PUSH, head, buffers, receive_into)
 
     def _positions_by_ps(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, RowPositions]]:
-        """By PS and table, which of the rows it owns; a PS that owns none of them is left out."""
+        """By PS and table, the rows it owns; a PS that owns none is left out."""
         ps_indices = self._layout.ps_indices
         if len(ps_indices) == 1:
             whole: dict[str, RowPositions] = {table: slice(None) for table, wanted in ids.items() if len(wanted)}
@@ -324,7 +338,7 @@ class ParameterClient:
         return positions
 
     def scan_table(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
-        """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
+        """All stored rows of a table at a pinned cut, in chunks of ids and values ``[n, dim]``."""
         dim = self._layout.dim_by_table[table]
         limit = max(1, _SCAN_CHUNK_BYTES // (4 * dim + 8))
         for part in self._layout.ps_indices:
@@ -352,7 +366,7 @@ def _table_headers(ids: Mapping[str, Ids]) -> list[pb.TableRows]:
 
 
 def _as_wire_buffer(array: Floats | Ids) -> memoryview:
-    """An array as it goes on the wire; copied if it is not contiguous."""
+    """An array for the wire; copied if it is not contiguous."""
     return np.ascontiguousarray(array).data
 
 
@@ -362,7 +376,7 @@ def _scatter_rows(
     dims: Mapping[str, int],
     flat: Floats,
 ) -> None:
-    """Put the rows that one PS sent where they belong; a whole table's are taken as they are.
+    """Copy the rows from one PS to their positions; a whole table's rows are used without a copy.
 
     Args:
         values: by table, ``[n, dim]``; changed.

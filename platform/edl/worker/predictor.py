@@ -1,4 +1,8 @@
-"""Predicting leased ranges: one ``.npz`` a task, or the user's ``PredictionOutputsProcessor``.
+"""Prediction of leased ranges: one ``.npz`` per task, or the user's ``PredictionOutputsProcessor``.
+
+A file is named after its range and renamed into place when complete, so a task that is repeated
+because its first worker died before the report leaves one file. A processor is called once per
+minibatch, and progress is reported after every call, so a killed worker repeats at most one call.
 
 A file is named by its range and renamed into place when it is whole, so that a task that is done twice, because its
 first worker died before the report, leaves one file. A processor is called once for each minibatch; progress is
@@ -39,24 +43,24 @@ class PredictionProcessor(Protocol):
     """The user's ``PredictionOutputsProcessor``."""
 
     def process(self, predictions: Any, worker_id: int) -> None:
-        """Take the predictions of one minibatch."""
+        """Process the predictions of one minibatch."""
 
 
 class PredictionOutput(Protocol):
-    """Where predictions go."""
+    """The destination of predictions."""
 
     def begin_range(self, task: LeasedTask) -> None:
-        """A range begins."""
+        """Start a range."""
 
     def add_minibatch(self, predictions: Any) -> bool:
-        """Take one minibatch; True if its records are done for good with that."""
+        """Add one minibatch; True if its records are complete with that."""
 
     def end_range(self, task: LeasedTask) -> None:
-        """The range is complete."""
+        """Complete the range."""
 
 
 class Predictor:
-    """Does prediction tasks."""
+    """Runs prediction tasks."""
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class Predictor:
 
 
 class NpzOutput:
-    """One ``.npz`` for each range: ``source``, ``start``, ``end`` and the outputs of its records.
+    """Writes one ``.npz`` per range: ``source``, ``start``, ``end`` and the outputs of its records.
 
     A model with one output gives ``outputs``; one with several ``outputs_0`` and so on, or ``outputs_<name>``.
 
@@ -155,7 +159,7 @@ class NpzOutput:
 
 
 class ProcessorOutput:
-    """Hands every minibatch to the user's processor.
+    """Passes every minibatch to the user's processor.
 
     Args:
         processor: the user's.
@@ -181,7 +185,7 @@ class ProcessorOutput:
         """Nothing to do."""
 
     def add_minibatch(self, predictions: Any) -> bool:
-        """Call the user's code; what it has taken is done.
+        """Call the user's code; the records that it accepted are done.
 
         Raises:
             UserCodeError: it raised: the job ends, for the same call would raise in every worker.
@@ -195,7 +199,7 @@ class ProcessorOutput:
 
 
 def outputs_by_name(predictions: Any) -> dict[str, OutputArray]:
-    """The arrays of a model's outputs by the name they have in the file."""
+    """A model's outputs by their names in the file."""
     if isinstance(predictions, Mapping):
         return {f"outputs_{name}": np.asarray(value) for name, value in predictions.items()}
     if isinstance(predictions, tuple | list):
@@ -208,7 +212,7 @@ def _output_names(parts: list[dict[str, OutputArray]]) -> list[str]:
 
 
 def _file_stems(sources: Iterable[str]) -> dict[str, str]:
-    """File names where they are unique, names with a checksum where they are not."""
+    """File names where they are unique, otherwise names with a checksum."""
     short = {source: _safe_file_name(PurePath(source).name) for source in sources}
     count = Counter(short.values())
     return {source: stem if count[stem] == 1 else _stem_with_checksum(source) for source, stem in short.items()}
@@ -223,7 +227,7 @@ def _safe_file_name(name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Puts together a worker that predicts: weights from a file or a checkpoint, no parameter servers.
+# Setup of a prediction worker: weights from a file or a checkpoint, no parameter servers.
 
 
 _NO_TABLE_THRESHOLD = sys.maxsize
@@ -236,7 +240,7 @@ def prepare_prediction(
     prediction_run: PredictionRun,
     handlers: dict[str, Callable[[LeasedTask], None]],
 ) -> Callable[[], None]:
-    """Build the model with its weights, and say how prediction tasks are done.
+    """Build the model with its weights, and set up the handler of prediction tasks.
 
     Raises:
         EdlError: the weights cannot be read or are of another model.

@@ -1,4 +1,4 @@
-"""Requests to several parameter servers at once, repeated to those that did not answer.
+"""Sends requests to all parameter servers in parallel and retries those that did not answer.
 
 A request goes to every PS before the first answer is waited for, so that they work at the same time. A PS that is away
 costs no step: the placement is asked for again, and the same request is repeated to those that did not answer (a PS
@@ -29,11 +29,14 @@ _RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
 
 
 class ModelMismatchError(BulkRefusedError, BadInputError):
-    """A PS cannot hold this model, or holds another one: that of the checkpoint that the run goes on from."""
+    """A PS cannot hold this model, or holds a different one.
+
+    That of the checkpoint that the run resumed from.
+    """
 
 
 class PsDirectory(Protocol):
-    """Who knows where the PS are and which master leads: the session."""
+    """Knows the addresses of the PS and the leading master; implemented by the session."""
 
     @property
     def incarnation(self) -> int:
@@ -49,7 +52,7 @@ class PsDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PsRequest:
-    """A frame for one PS.
+    """A request to one PS.
 
     Attributes:
         head: the message of its kind; that of a push is brought up to date for each try.
@@ -95,13 +98,15 @@ class PsBulkConnections:
         self._answered_uids: dict[int, str] = {}
 
     def find_replaced_ps(self) -> set[int]:
-        """Parameter servers of the known placement whose process has never answered here: it may hold nothing."""
+        """PS of the current placement whose process has never answered here: it may be empty."""
         placement = self._directory.placement
         self._drop_replaced(placement)
         return {part for part, uid in placement.uids.items() if self._answered_uids.get(part) != uid}
 
     def __call__(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
-        """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange.
+        """Send to all, receive from all, and retry those that did not answer.
+
+        Bodies are valid until the next exchange.
 
         Raises:
             JobFailedError: a PS did not answer for longer than the patience.
@@ -120,9 +125,12 @@ class PsBulkConnections:
         return answers
 
     def _try_once(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
-        """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
-        # Every answer is read, whatever the others say: one left on its connection would be taken for that of the next
-        # request.
+        """One attempt; returns a problem that is worth a retry.
+
+        A refusal is raised after all answers were received.
+        """
+        # Receive every answer, whatever the others say: an unread one would be taken for the answer
+        # to the next request on its connection.
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
         for phase in (self._send_request, self._receive_answer):
@@ -139,7 +147,10 @@ class PsBulkConnections:
                     requests = _requests_without(requests, ps_index)
                     if error.kind not in _RETRYABLE_KINDS:
                         _LOG.warning(
-                            "ps-%d refuses: %s", ps_index, error
+                            "ps-%d refuses: %s",
+                            ps_index,
+                            error,
+                            # The message without the address, which does not help users.
                         )  # with its address, which people have no use for
                         error_class = ModelMismatchError if error.kind == "model" else BulkRefusedError
                         refusal = error_class(error.message, kind=error.kind, where=f"ps-{ps_index}", hint=error.hint)
@@ -159,9 +170,11 @@ class PsBulkConnections:
             self._undeclared_ps.discard(ps_index)
         head = request.head
         if isinstance(head, pb.Push):
+            # Another master may lead since the last attempt.
             head.incarnation = self._directory.incarnation  # another master may lead since the last try
         meta = head.SerializeToString()
         if isinstance(head, pb.Push):
+            # Whatever the result of this attempt, the push may have been applied.
             head.again = True  # whatever becomes of this try, the next one may find the push applied
         client.send(request.kind, meta, request.buffers)
 
@@ -185,7 +198,7 @@ class PsBulkConnections:
         return client
 
     def _drop_replaced(self, placement: PsPlacement) -> None:
-        """Give up connections to processes that were replaced."""
+        """Close connections to processes that were replaced."""
         for part, (uid, _) in list(self._clients.items()):
             if placement.uids.get(part, "") != uid:
                 self._disconnect(part)
@@ -202,7 +215,7 @@ class PsBulkConnections:
 
 
 def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
-    """The answer, which brings all values that were asked for; a push of a lost lease may be answered without any.
+    """Check that the answer has all requested values; the answer to a push of a lost lease may have none.
 
     Raises:
         BulkRefusedError: it brings fewer or more.

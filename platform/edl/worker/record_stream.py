@@ -1,4 +1,4 @@
-"""Minibatches of leased ranges, read and fed ahead of the steps that use them.
+"""Reads minibatches of leased ranges ahead of the steps that use them.
 
 One pipeline serves all tasks of a mode for the life of the process, so that the user's ``feed`` is traced once. Windows
 of records go in, tagged with a running number; minibatches come out with the tag, in order.
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Records that cannot be read: skipped and counted up to ``data.max_corrupt_records``, an error beyond.
+# Corrupt records: skipped and counted up to ``data.max_corrupt_records``, an error beyond that.
 
 
 class RecordWindow(NamedTuple):
-    """The records of one step, less ``skipped_records`` corrupt ones; they are ``[start, …)`` of ``source``.
+    """The records of one step without ``skipped_records`` corrupt ones.
+
+    They start at ``start`` of ``source``.
 
     ``describe_positions``: they are at positions ``[start, …)`` of a shuffled order, and this says which records
     positions are.
@@ -42,11 +44,12 @@ class RecordWindow(NamedTuple):
     describe_positions: Callable[[int, int], str] | None = None
 
     def describe_location(self, index: int | None = None) -> str:
-        """Where the records are from, for people.
+        """Where the records are from, for users.
 
         Args:
             index: of one of them; None stands for all.
         """
+        # Otherwise it is unknown which of them were skipped.
         if index is not None and not self.skipped_records:  # else nobody knows which of them are gone
             position = self.start + index
             return (
@@ -61,7 +64,7 @@ class RecordWindow(NamedTuple):
 
 
 class CorruptRecordSkipper:
-    """What this process skipped so far. A record that is read again, in the next epoch say, counts once here.
+    """Counts the corrupt records that this process skipped.
 
     The master adds up what all workers report; this limit ends a worker that alone finds too many.
 
@@ -106,7 +109,7 @@ class CorruptRecordSkipper:
         } - self._corrupt_positions
         if new_positions:
             self._corrupt_positions |= new_positions
-            # The records of a damaged chunk come one by one when they are shuffled: one line for all of them is enough.
+            # The records of a damaged chunk arrive one by one when shuffled; log it only once.
             single_record = corrupt.records == 1 < len(corrupt.damaged)
             damaged_chunk = (corrupt.source, corrupt.damaged)
             _LOG.log(
@@ -129,11 +132,11 @@ _LOG = logging.getLogger(__name__)
 
 _READ_TRIES, _READ_PAUSE_SECONDS = 10, 0.5
 _LEASE_POLL_SECONDS = 0.2
-"""How often a thread that waits to be asked for a minibatch looks whether the lease is still there."""
+"""Interval in seconds at which a thread that waits for a request checks whether the lease is still held."""
 
 
 class MinibatchLike(Protocol):
-    """What the pipeline gives for one window."""
+    """A minibatch that the pipeline made of one window."""
 
     @property
     def tag(self) -> int:
@@ -157,7 +160,7 @@ FeedPipeline: TypeAlias = Callable[[TaggedWindows], Iterator[MinibatchLike]]
 
 
 class LoadedStep(NamedTuple):
-    """One step's minibatch; None if no record of it was left: all corrupt, or ``feed`` yielded nothing."""
+    """The minibatch of one step; None if it has no records: all were corrupt, or ``feed`` dropped them."""
 
     step: int
     minibatch: MinibatchLike | None
@@ -205,7 +208,7 @@ class RecordStream:
         self._reader: Reader | None = None
 
     def add_task(self, task: LeasedTask) -> None:
-        """A range was leased: its minibatches follow those of the ranges added before."""
+        """Append a leased range."""
         with self._lock:
             tag = self._next_tag
             self._next_tag += task.step_count
@@ -213,17 +216,18 @@ class RecordStream:
         self._task_queue.put((tag, task))
 
     def read_first_window(self, task: LeasedTask) -> None:
-        """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
+        """Read the first window of an added range now: until TensorFlow is imported, file IO delays no step."""
         if task.step_count and self._minibatches is None and not task.one_by_one:
+            # The error is raised again where it is expected.
             with suppress(EdlError):  # comes up again, where it is expected
                 self._early_windows[self._first_tags[task.lease_id]] = self._read_window(task, 0)
 
     def close(self) -> None:
-        """No range follows."""
+        """Close the stream: no range follows."""
         self._task_queue.put(None)
 
     def load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
-        """Every step of an added range, once and in order; stop early to drop the rest.
+        """Every step of an added range, in order; stop early to drop the rest.
 
         Raises:
             EdlError: records cannot be read.
@@ -238,7 +242,7 @@ class RecordStream:
             yield LoadedStep(step, minibatch, records, skipped)
 
     def _take_minibatch(self, tag: int) -> MinibatchLike | None:
-        """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
+        """The minibatch of a window; skips minibatches of dropped ranges."""
         with self._request_changed:
             self._requested_tag = tag
             self._request_changed.notify_all()
@@ -255,7 +259,7 @@ class RecordStream:
         try:
             minibatch = next(self._minibatches, None)
         except Exception:
-            # What went wrong while reading is the cause; TensorFlow's own error only says that the generator failed.
+            # An error of the reader is the cause; TensorFlow only says that the generator failed.
             if self._read_error is not None:
                 raise self._read_error from None
             raise
@@ -264,7 +268,7 @@ class RecordStream:
         return minibatch
 
     def _read_windows(self) -> TaggedWindows:
-        """Runs ahead of training, on a thread of the pipeline."""
+        """Read ahead of training, on a thread of the pipeline."""
         while (item := self._task_queue.get()) is not None:
             first, task = item
             for step in range(task.step_count):
@@ -279,13 +283,13 @@ class RecordStream:
                     break
 
     def _wait_until_requested(self, tag: int, task: LeasedTask) -> None:
-        """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
+        """Wait for the request of a minibatch instead of reading ahead."""
         with self._request_changed:
             while self._requested_tag < tag and self._is_held(task.lease_id):
                 self._request_changed.wait(_LEASE_POLL_SECONDS)
 
     def _try_window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
-        """What goes into the pipeline for one step; None if it cannot be read.
+        """The window of one step; None if it cannot be read.
 
         A lost lease gets one more window, an empty one: somebody may already wait for it.
         """
@@ -312,12 +316,13 @@ class RecordStream:
         raise AssertionError("unreachable")
 
     def _open_shuffled(self, task: LeasedTask) -> ShuffledReader:
-        """The reader of the shuffled order that a task is about.
+        """Open the shuffled order of a task.
 
         Raises:
             BadInputError: the files are not those that were described to the master.
         """
         if self._shuffled_reader is None:
+            # Imports NumPy, which TensorFlow imports anyway.
             from edl.data.shuffled_reader import ShuffledReader  # NumPy, which is on its way with TensorFlow
 
             reader = self._get_reader()
@@ -331,7 +336,7 @@ class RecordStream:
         return self._shuffled_reader
 
     def describe_positions(self, epoch: int, start: int, end: int) -> str:
-        """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
+        """Describe the records at positions ``[start, end)`` of an epoch's shuffled order, for users."""
         if self._shuffled_reader is None:
             return f"records {start} to {end - 1} of {SHUFFLED_SOURCE_NAME}"
         return self._shuffled_reader.describe_positions(epoch, start, end)
@@ -343,7 +348,7 @@ class RecordStream:
 
 
 def count_records(features: Any) -> int:
-    """Records in a minibatch: the first dimension of its first array; 0 for None."""
+    """The number of records in a minibatch: the first dimension of its first array; 0 for None."""
     if features is None:
         return 0
     while isinstance(features, Mapping | tuple | list):

@@ -1,4 +1,4 @@
-"""Everything of a worker that needs no TensorFlow: it runs while TensorFlow is still being imported.
+"""The part of a worker that needs no TensorFlow; it runs while TensorFlow is being imported.
 
 Registers, leases the first ranges and reads their first records; afterwards keeps leases alive and reports.
 """
@@ -33,7 +33,7 @@ _PLACEMENT_POLL_SECONDS = 0.05  # seconds between two questions for parameter se
 
 
 class WorkerRuntime:
-    """The threads and objects that speak with the master.
+    """The threads and objects that talk to the master.
 
     Args:
         identity: of this process.
@@ -65,7 +65,7 @@ class WorkerRuntime:
 
     @classmethod
     def from_identity(cls, identity: ProcessIdentity, gate: ShutdownGate) -> WorkerRuntime:
-        """Read the job and make a connection; nothing is said before ``start``.
+        """Read the job and create a connection; nothing is sent before ``start``.
 
         Raises:
             EdlError: the job cannot be read.
@@ -74,7 +74,7 @@ class WorkerRuntime:
         return cls(identity, spec, gate, open_control_channel(identity.master_address, identity.token))
 
     def start(self) -> None:
-        """Start the threads that speak with the master."""
+        """Start the threads that talk to the master."""
         for name, target in (("leases", self._register_and_lease), ("progress", self.progress.run)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -87,7 +87,7 @@ class WorkerRuntime:
             self.leases.run()
 
     def wait_for_placement(self) -> PsPlacement:
-        """The placement, once every parameter server listens."""
+        """Wait until every parameter server has an address; returns the placement."""
         wait = threading.Event()
         while not (placement := self.session.placement).is_complete:
             wait.wait(_PLACEMENT_POLL_SECONDS)
@@ -95,7 +95,7 @@ class WorkerRuntime:
         return placement
 
     def return_leases(self, timeout_seconds: float) -> None:
-        """Give all leases back."""
+        """Return all leases."""
         self.session.leave("told to go", self.progress.unreported_progress(), deadline=timeout_seconds)
 
     def open_reader(self, data_set: str) -> Reader:
@@ -123,7 +123,10 @@ class WorkerRuntime:
         return self.streams["training"].describe_positions(epoch, start, end)
 
     def first_features(self, mode: str = "training") -> Any:
-        """Features of the first records: what a model needs that is built by its first call. None if there are none."""
+        """Features of the first records, which models that are built by their first call need.
+
+        None if there are none.
+        """
         from edl.worker.feed_pipeline import find_first_features
 
         size = self.spec.train.minibatch_size
@@ -132,7 +135,7 @@ class WorkerRuntime:
         )
 
     def _open_feed(self, mode: str) -> FeedFunction:
-        """``feed`` for one mode; the first caller's thread traces it."""
+        """``feed`` for one mode; traced by the first caller's thread."""
         from edl.worker.feed_pipeline import FeedFunction
 
         if mode not in self._feeds_by_mode:

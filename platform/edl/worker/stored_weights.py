@@ -1,4 +1,4 @@
-"""Weights that do not come from live parameter servers: a ``.keras`` file, or a checkpoint's directory.
+"""Weights from a ``.keras`` file or a checkpoint directory instead of live parameter servers.
 
 ``<run>/predict.json`` of a prediction run says which: ``{"from": PATH, "output": DIRECTORY}``.
 """
@@ -23,7 +23,7 @@ from edl.storage.durable_files import read_json
 PREDICT_FILE = "predict.json"
 
 _MAX_LISTED_NAMES = 10
-"""Names of a checkpoint's variables or tables that a message has at most."""
+"""Maximum number of a checkpoint's variables or tables named in a message."""
 _OTHER_MODEL_HINT = (
     "Give back the model as it was when the run began (layers, their names and sizes, model.params), or name a run of "
     "this model: edl predict --from RUN."
@@ -35,7 +35,7 @@ _DAMAGED_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class PredictionRun:
-    """What a prediction run works with.
+    """The settings of a prediction run.
 
     Attributes:
         weights_path: a ``.keras`` file or the directory of a checkpoint.
@@ -47,7 +47,7 @@ class PredictionRun:
 
     @classmethod
     def from_run_dir(cls, run_dir: Path) -> PredictionRun | None:
-        """What the run directory says; None for a run that trains.
+        """Read the settings from the run directory; None for a training run.
 
         Raises:
             StorageError: the file cannot be read.
@@ -65,12 +65,12 @@ class PredictionRun:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether the weights are those of a checkpoint, with served tables apart."""
+        """Whether the weights are a checkpoint, which has PS-backed tables in separate arrays."""
         return self.weights_path.is_dir()
 
 
 class StoredWeights:
-    """What a checkpoint has of a model, in memory. A model that it does not fit is refused: nothing is left untrained.
+    """The weights of a model from a checkpoint, in memory.
 
     A table may be served now and have been dense when it was trained, or the other way round.
 
@@ -98,7 +98,7 @@ class StoredWeights:
 
     @classmethod
     def empty(cls) -> StoredWeights:
-        """No weights: what goes with a ``.keras`` file, whose model has no served table."""
+        """No weights: for a ``.keras`` file, whose model has no PS-backed table."""
         return cls(Path(), {}, {}, ())
 
     @classmethod
@@ -109,6 +109,7 @@ class StoredWeights:
             StorageError: it is not complete or not as it was written.
             BadInputError: it is of another model.
         """
+        # Imports safetensors.
         from edl.storage import checkpoint_shards  # loads safetensors
 
         manifest = checkpoint_shards.load_manifest(directory)
@@ -141,12 +142,12 @@ class StoredWeights:
         )
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
-        """Rows by table, those that were never trained as they were initialized."""
+        """Rows by table; rows that were never trained have their initial values."""
         del pin
         return {table: RowBatch(wanted, self._tables[table].read_rows(wanted)) for table, wanted in ids.items()}
 
     def row_chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
-        """The rows of a table that were ever trained, with their ids."""
+        """The stored rows of a table, with their ids."""
         yield self._tables[table].ids, self._tables[table].stored_values
 
     def _find_table_rows(self, table: TableSpec) -> StoredTableRows:
@@ -185,7 +186,7 @@ class StoredWeights:
         return BadInputError(problem, where=str(self._directory), hint=hint)
 
     def _describe_contents(self, first: str) -> str:
-        """What the checkpoint has, for people; that of the kind of ``first`` first."""
+        """The checkpoint's content for users; the given kind comes first."""
         shapes = {
             "table": {name: _format_shape(rows.shape) for name, rows in self._table_rows.items()},
             "variable": {name: str(list(array.shape)) for name, array in self._dense.items()},
@@ -196,7 +197,7 @@ class StoredWeights:
 
 @dataclass(frozen=True, slots=True)
 class StoredTableRows:
-    """The rows of a table that were ever trained, and what the others are.
+    """The stored rows of a table, and how to compute the others.
 
     Attributes:
         spec: as the trained model declared it.
@@ -210,7 +211,7 @@ class StoredTableRows:
 
     @classmethod
     def from_shards(cls, table: StoredTable, row_parts: Sequence[tuple[Ids, Floats]]) -> StoredTableRows:
-        """The rows of all shards.
+        """Collect the rows from all shards.
 
         Raises:
             StorageError: no shard declares the table.
@@ -240,7 +241,7 @@ class StoredTableRows:
 def _sort_arrays(
     arrays: Mapping[str, Any], dense: dict[str, Floats], row_parts: dict[str, list[tuple[Ids, Floats]]]
 ) -> None:
-    """Take of a shard what predicting needs, and leave slot variables."""
+    """Keep what prediction needs of a shard, and drop slot variables."""
     for name, array in arrays.items():
         kind, _, rest = name.partition("/")
         if kind == "dense":
@@ -251,7 +252,7 @@ def _sort_arrays(
 
 
 def _describe_shapes(kind: str, shapes: Mapping[str, str]) -> str:
-    """Names and shapes, not too many."""
+    """Names and shapes, limited in number."""
     listed = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_MAX_LISTED_NAMES])
     more = f" and {len(shapes) - _MAX_LISTED_NAMES} more" if len(shapes) > _MAX_LISTED_NAMES else ""
     return f"the {kind}{'s' if len(shapes) > 1 else ''} {listed}{more}"

@@ -1,4 +1,4 @@
-"""The worker's loop: take a task, do it, take the next; what goes wrong is told to the master."""
+"""The task loop: take a task, run it, take the next; failures are reported to the master."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edl.worker.master_session import MasterLostError, MasterSession
 from edl.worker.trainer import NotFiniteError
 
 # --------------------------------------------------------------------------------------------------
-# What goes wrong in a worker, as the master and people are told.
+# Failures of a worker, as reported to the master and to users.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The content of ``Fail`` and the exit code that goes with it.
+    """The content of a ``Fail`` message and the matching exit code.
 
     Attributes:
         kind: ``input``, ``nan``, ``refused``, ``storage`` or ``crash``; all but the last end the job.
@@ -37,9 +37,10 @@ class WorkerFailure:
 
 
 def describe_failure(error: BaseException) -> WorkerFailure:
-    """What an error means."""
+    """Describe an exception as a failure."""
     if isinstance(error, EdlError):
-        # UserCodeError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
+        # UserCodeError has a detail. It is looked up by attribute because its module is not
+        # imported here.
         return WorkerFailure(_failure_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
     detail = "".join(traceback.format_exception(error))
     first_line = (str(error).strip().splitlines() or [""])[0]
@@ -54,11 +55,11 @@ def _failure_kind(error: EdlError) -> str:
 _LOG = logging.getLogger(__name__)
 
 _FINAL_REPORT_SECONDS = 30.0
-"""Seconds that the last reports may take before the worker ends."""
+"""Seconds that the last reports may take before the worker exits."""
 
 
 class TaskLoop:
-    """Does tasks until there are no more.
+    """Runs tasks until there are no more.
 
     Args:
         session: the master, which is told of failures.
@@ -83,7 +84,7 @@ class TaskLoop:
         self._handlers = handlers
 
     def run(self) -> int:
-        """Work until the master says stop, or something fails for good; returns the exit code.
+        """Work until the master says stop or a permanent failure; returns the exit code.
 
         Raises:
             LeavingError: the worker was told to go; whoever closed the gate ends the process.
@@ -97,7 +98,7 @@ class TaskLoop:
         return 0
 
     def _run_task(self, task: LeasedTask) -> int | None:
-        """Do one task; the exit code if the worker must end."""
+        """Run one task; returns the exit code if the worker must exit."""
         if self._gate.closed:
             raise LeavingError
         if not self._leases.is_held(task.lease_id):
@@ -122,7 +123,7 @@ class TaskLoop:
             raise BadInputError(f"this worker does not support tasks of kind {task.kind!r}") from None
 
     def report_failure(self, error: BaseException, lease_id: int = 0) -> int | None:
-        """Tell the master; None if this worker should drop the task and go on."""
+        """Report a failure to the master; None if this worker should drop the task and continue."""
         failure = describe_failure(error)
         _LOG.error("%s", failure.message, exc_info=error)
         self._progress.drop_lease(lease_id)

@@ -1,4 +1,4 @@
-"""Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used.
+"""Training of a leased range: one push per minibatch, and the handling of unusable ones.
 
 ``Trainer`` has the parts of a step as methods, and two loops over them: ``run_sequentially`` and
 ``run_overlapped``.
@@ -31,7 +31,7 @@ from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
 
 @dataclass(slots=True)
 class TrainingStep:
-    """A minibatch on its way to the parameter servers: each part of a step fills in what the next one needs.
+    """A minibatch on its way to the parameter servers; each stage fills in what the next one needs.
 
     Attributes:
         loaded_step: the minibatch; may have no records, if all of them are corrupt.
@@ -53,7 +53,7 @@ class TrainingStep:
 
 
 # --------------------------------------------------------------------------------------------------
-# One thread beside the one that computes: it does what it is given, in the order in which it was given.
+# A single background thread that runs its jobs in the order in which they were submitted.
 
 
 JobResult = TypeVar("JobResult")
@@ -61,7 +61,7 @@ JobArguments = ParamSpec("JobArguments")
 
 
 class SerialExecutor:
-    """Jobs one after another. Its thread begins with the first job and is a daemon: it keeps no process alive.
+    """Runs jobs one after another on a daemon thread, which starts with the first job.
 
     Args:
         name: of the thread.
@@ -77,7 +77,7 @@ class SerialExecutor:
     def submit(
         self, job: Callable[JobArguments, JobResult], /, *args: JobArguments.args, **kwargs: JobArguments.kwargs
     ) -> Future[JobResult]:
-        """Call ``job`` after all that were given before; what it returns or raises comes out of the future.
+        """Run ``job`` after all earlier ones; its result or exception comes out of the future.
 
         To be called by one thread.
         """
@@ -89,12 +89,12 @@ class SerialExecutor:
         return future
 
     def drain(self) -> None:
-        """Wait until nothing is under way, however it ends."""
+        """Wait until no job is running, whether it succeeds or fails."""
         if self._newest_future is not None:
             wait((self._newest_future,))
 
     def close(self) -> None:
-        """End the thread once it has done what it was given. No job may follow."""
+        """Stop the thread after the submitted jobs. No job may follow."""
         self._job_queue.put(None)
 
     def _run_jobs(self) -> None:
@@ -104,11 +104,13 @@ class SerialExecutor:
                 future.set_result(job(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
                 future.set_exception(error)
+            # Drop the reference: it may be a gradient or rows, which would otherwise live until the
+            # next job.
             del future, job, args, kwargs, item  # a gradient or rows, which nobody needs until the next job comes
 
 
 # --------------------------------------------------------------------------------------------------
-# Losses and gradients that are NaN or infinite: found, and reported by the records that they are of.
+# Losses and gradients that are NaN or infinite: detected, and reported with their records.
 
 
 class NotFiniteError(JobFailedError):
@@ -123,7 +125,7 @@ def is_finite(result: StepResultLike) -> bool:
 
 
 def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
-    """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
+    """The first gradient that is not finite, in the order of the flat buffer, with its shape."""
     offset = 0
     for variable in network.variables:
         if not np.isfinite(result.flat_gradients[offset : offset + variable.size]).all():
@@ -139,7 +141,7 @@ def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str
 def report_not_finite(
     task: LeasedTask, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
 ) -> None:
-    """Stop, or say what is skipped; ``gradient`` names the one to blame if the loss is finite.
+    """Stop, or log what is skipped; ``gradient`` names the culprit if the loss is finite.
 
     Raises:
         NotFiniteError: the job does not skip.
@@ -158,7 +160,7 @@ def report_not_finite(
 
 @contextmanager
 def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
-    """Say of input that cannot be used, and has no other place, which records of a task's source it is of."""
+    """Add the record range to input errors that name no other place."""
     try:
         yield
     except BadInputError as error:
@@ -173,7 +175,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _LeasedRange:
-    """A leased range that is worked on.
+    """A leased range in progress.
 
     Attributes:
         task: the lease.
@@ -187,7 +189,7 @@ class _LeasedRange:
 
 
 class Trainer:
-    """Does training tasks.
+    """Runs training tasks.
 
     Args:
         network: the user's model.
@@ -231,7 +233,7 @@ class Trainer:
         self._is_traced = False
 
     def run(self, task: LeasedTask) -> None:
-        """All steps of a range, then the report; what is left of a lease that was lost is dropped.
+        """Train all steps of a range and report it; the rest of a lost lease is dropped.
 
         Raises:
             NotFiniteError: a step's loss or gradient is not finite and the job stops at that.
@@ -240,8 +242,8 @@ class Trainer:
         """
         self._training_callbacks.begin_epoch(task.epoch)
         loaded_steps = self._load_steps(task)
-        # A range that is trained one by one may hold a record that ends the process. Nothing of it is touched ahead of
-        # its turn, so that the end of this worker names the minibatch at work.
+        # A range that is trained one by one may contain a record that crashes the process. Nothing
+        # of it is read ahead, so that a crash identifies its minibatch.
         if task.one_by_one:
             leased_range = _LeasedRange(task, loaded_steps)
             self.run_sequentially(leased_range)
@@ -257,10 +259,11 @@ class Trainer:
             _LOG.info("lease %d: dropped after %d steps", task.lease_id, leased_range.applied_steps)
             self._progress.drop_lease(task.lease_id)
 
-    # ------------------------------------------------------------ the two loops over the steps of a range
+    # ------------------------------------------------------------ the two loops over a range's
+    # steps
 
     def run_sequentially(self, leased_range: _LeasedRange) -> None:
-        """Each step as a whole before the next one begins: it is computed from values that nobody could have newer."""
+        """Complete each step before the next one starts: every step uses the newest values."""
         while (step := self.prepare_step(leased_range)) is not None:
             self.pull_values(leased_range, step, None)
             self.compute_step(leased_range, step)
@@ -292,12 +295,13 @@ class Trainer:
             pushed: Future[bool] | None = None
             while step is not None:
                 self.compute_step(leased_range, step)
-                # A step that is computed while the one before it turns out to be refused is thrown away
+                # If the previous step turns out to be refused, the step being computed is
+                # discarded.
                 if pushed is not None and not pushed.result():
                     return
-                # For its dense values alone the next step waits until here: what others push while this one is
-                # computed is in them. Values that came as early as the rows would lack twice as many pushes of others,
-                # and that costs models their accuracy.
+                # Only the dense values are pulled this late, so that they include what other
+                # workers push in the meantime. Values as old as the rows would lack twice as many
+                # pushes of others, which costs accuracy.
                 next_step = executor.submit(self._pull_values_of, leased_range, prepared, step)
                 pushed = executor.submit(self.push_step, leased_range, step)
                 prepared = executor.submit(self._prepare_unless_revoked, leased_range, pushed)
@@ -306,51 +310,53 @@ class Trainer:
             if pushed is not None:
                 pushed.result()
         finally:
-            # What follows a range may use the connections from any thread: an evaluation, an export, another range
+            # After the range, any thread may use the connections: an evaluation, an export, another
+            # range.
             executor.drain()
 
     def _pull_values_of(
         self, leased_range: _LeasedRange, prepared: Future[TrainingStep | None], unsent_step: TrainingStep | None
     ) -> TrainingStep | None:
-        """On the executor, behind ``prepared``: the step with its values; None after the last one."""
+        """On the executor, after ``prepared``: the step with its values; None after the last one."""
         step = prepared.result()
         if step is not None:
             self.pull_values(leased_range, step, unsent_step)
         return step
 
     def _prepare_unless_revoked(self, leased_range: _LeasedRange, pushed: Future[bool]) -> TrainingStep | None:
-        """On the executor, behind ``pushed``: prepare a step only if it will be wanted."""
+        """On the executor, after ``pushed``: prepare the next step only if the lease is still held."""
         return self.prepare_step(leased_range) if pushed.result() else None
 
-    # ------------------------------------------------------------ the parts of a step
+    # ------------------------------------------------------------ the stages of a step
 
     def prepare_step(self, leased_range: _LeasedRange) -> TrainingStep | None:
-        """The next minibatch, and its rows; None at the end of the range, or of its lease."""
+        """The next minibatch and its rows; None at the end of the range, or of its lease."""
         loaded_step = next(leased_range.loaded_steps, None)
         return None if loaded_step is None else self._with_rows(leased_range.task, loaded_step)
 
     def pull_values(self, leased_range: _LeasedRange, step: TrainingStep, unsent_step: TrainingStep | None) -> None:
-        """Give a step the newest dense values; ``unsent_step``: the one before it, if that is not sent yet."""
+        """Pull the newest dense values into a step; ``unsent_step``: the previous one, if it is not sent yet."""
         client = self._parameter_client
         step.flat_values = client.latest_values(None if unsent_step is None else unsent_step.push)
         step.value_versions = client.value_versions
-        # The servers' version lacks the steps of this range that are on their way, and these precede it
+        # The servers' version lacks the pushes of this range that are in flight; they precede this
+        # step.
         step.global_step = client.global_step + step.loaded_step.step - leased_range.applied_steps
 
     def compute_step(self, leased_range: _LeasedRange, step: TrainingStep) -> None:
-        """Loss and push of a step; on the thread that made the model."""
+        """Compute loss and push of a step; on the thread that created the model."""
         self._training_callbacks.begin_step(step.global_step)
         self._compute_push(leased_range.task, step)
 
     def push_step(self, leased_range: _LeasedRange, step: TrainingStep) -> bool:
-        """Put a step in, on all PS; False if the lease is lost."""
+        """Push a step to all PS; False if the lease is lost."""
         task, loaded_step = leased_range.task, step.loaded_step
         while self._leases.is_held(task.lease_id):
-            # SIGTERM waits for the answer and for the note that the step is in. Else the master would have to ask the
-            # PS how far the lease got.
+            # Shutdown waits for the answer and for recording the step. Otherwise the master would
+            # have to ask the PS for the lease's progress.
             with self._gate.critical_section():
-                # Rounds of synchronous training wait for the push that is announced here: what follows a range is
-                # asked for at the last moment
+                # Rounds of synchronous training wait for the push announced here, so the lease that
+                # follows is looked up as late as possible.
                 has_more_steps = loaded_step.step + 1 < task.step_count
                 next_lease = task.lease_id if has_more_steps else self._leases.next_training_lease()
                 outcome = self._parameter_client.push(replace(step.push, next_lease_id=next_lease))
@@ -365,8 +371,8 @@ class Trainer:
                         skipped_records=loaded_step.skipped_records,
                     )
                     return True
-            # A synchronous PS found the gradient too old. It is computed again here, and the step that the loop knows
-            # stays as it is: with synchronous training nothing else is under way.
+            # A synchronous PS refused the gradient as stale. Compute it again here; the step object
+            # of the loop stays unchanged. In synchronous training nothing else is in flight.
             self._stale_pushes += 1
             _LOG.debug(
                 "lease %d: step %d is recomputed because its values were stale, %d so far",
@@ -380,7 +386,7 @@ class Trainer:
         return False
 
     def end_step(self, step: TrainingStep) -> None:
-        """Tell the user's callbacks that a step is over, before the next one is computed."""
+        """Notify the user's callbacks of the end of a step, before the next one is computed."""
         if step.loss is not None:
             self._training_callbacks.end_step(step.global_step, step.loss)
 
@@ -394,7 +400,7 @@ class Trainer:
             return pull_needed_rows(self._network, self._parameter_client, minibatch.features)
 
     def _compute_push(self, task: LeasedTask, step: TrainingStep) -> None:
-        """The step function, and from its gradients the push. One that applies nothing still enters its step."""
+        """Run the step function and build the push. A push that applies nothing still records its step."""
         loaded_step = step.loaded_step
         step.loss = None
         step.push = GradientPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
@@ -405,7 +411,8 @@ class Trainer:
             result = self._network.train(
                 step.flat_values, step.table_rows, minibatch.features, minibatch.labels, minibatch.weights
             )
-        # Servers apply whatever they get: the worker knows the records that a NaN came from, and decides here
+        # Servers apply whatever they receive. Only the worker knows the records behind a NaN, so it
+        # decides here.
         if not is_finite(result):
             self._nonfinite_count += 1
             bad_gradient = find_nonfinite_gradient(self._network, result)
@@ -423,7 +430,8 @@ class Trainer:
             result.flat_gradients,
             {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.row_gradients.items()},
             self._learning_rate(step.global_step),
-            # A minibatch at the end of a range may be smaller: its statistics count by its share of records
+            # The last minibatch of a range may be smaller: its statistics are weighted by its share
+            # of records.
             loaded_step.record_count / task.minibatch_size,
         )
         step.push = replace(step.push, gradients=gradients)
@@ -431,7 +439,7 @@ class Trainer:
     # ------------------------------------------------------------ the records of a range
 
     def _load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
-        """Of a range while its lease is held: the stream reads no further for one that is lost."""
+        """Load steps while the lease is held; the stream stops reading for a lost one."""
         for loaded in self._stream.load_steps(task):
             if not self._leases.is_held(task.lease_id):
                 return
@@ -440,7 +448,9 @@ class Trainer:
                 return
 
     def _trace_model_first(self, task: LeasedTask, loaded_steps: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
-        """The same minibatches; if it is the first range, once the model is traced, with the first of them.
+        """The same minibatches.
+
+        For the first range, the model is traced with the first of them before it is returned.
 
         Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
         thread that made the model, because Keras keeps some of its settings by thread.

@@ -1,4 +1,4 @@
-"""Puts together what a worker needs whose parameters live on parameter servers: training, evaluation, export."""
+"""Sets up a worker of a job with parameter servers: training, evaluation and export."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from edl.worker.stored_weights import StoredWeights
 from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
 
 # --------------------------------------------------------------------------------------------------
-# Evaluating leased ranges at a pinned cut, and turning merged metric states into values.
+# Evaluation of leased ranges at a pinned cut, and conversion of merged metric states to values.
 
 
 class PinnedParameters(RowSource, Protocol):
@@ -48,7 +48,7 @@ class PinnedParameters(RowSource, Protocol):
 
 
 class Evaluator:
-    """Does evaluation and metrics tasks; keeps the dense values of the newest pin, for its next task."""
+    """Runs evaluation and metrics tasks; keeps the dense values of the latest pin for the next task."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Evaluator:
         self._pinned_values: tuple[int, Floats] | None = None
 
     def run(self, task: LeasedTask) -> None:
-        """Evaluate every record of the range; the report carries the metric states."""
+        """Evaluate every record of the range and report the metric states."""
         flat_values = self._pull_pinned(task.pin)
         self._training_callbacks.begin_test()
         self._network.reset_metrics()
@@ -83,25 +83,30 @@ class Evaluator:
                 with add_record_range(task, loaded.step):
                     rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
                     self._network.evaluate(flat_values, rows, features, minibatch.labels, minibatch.weights)
-            # No step is reported as in: the states exist here only, and all of them go with the report or none.
+            # Steps are not reported individually: the states exist only here and are reported as a
+            # whole.
             self._progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
         self._training_callbacks.end_test()
         self._progress.finish_task(task.lease_id, json.dumps(self._network.metric_states()).encode())
 
     def compute_metrics(self, task: LeasedTask) -> None:
-        """Turn the states that the master added up into values."""
+        """Compute metric values from the states that the master merged."""
         values = self._network.metric_values(task.decode_payload())
         self._progress.finish_task(task.lease_id, json.dumps(values).encode())
 
     def _pull_pinned(self, pin: int) -> Floats:
         if self._pinned_values is None or self._pinned_values[0] != pin:
+            # So that two versions of a large model need not be in memory at once.
             self._pinned_values = None  # two versions of a large model need not be in memory at once
             self._pinned_values = (pin, self._parameter_client.pull_pinned(pin))
         return self._pinned_values[1]
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameter servers that replace lost ones while this worker has nothing to send them: they, too, are told the model.
+# Declaring the model to replaced parameter servers while this worker has nothing to push. A PS
+# without a checkpoint holds nothing until a worker declares the model to it, and work is handed out
+# only when every PS is initialized. A training worker notices when its push is refused; a waiting
+# one pushes nothing and would never notice.
 #
 # One that finds no checkpoint to load holds nothing until a worker declares the model to it, and work is handed out
 # only
@@ -111,7 +116,7 @@ class Evaluator:
 def watch_placement(
     master_session: MasterSession, lease_client: LeaseClient, parameter_client: ParameterClient
 ) -> Callable[[LeasedTask], None]:
-    """From now on, have the loop look at every newer placement; returns how it is done.
+    """Make the task loop check every newer placement; returns the handler that does it.
 
     Args:
         master_session: hears of placements.
@@ -126,6 +131,7 @@ def watch_placement(
             master_session.register(ready=True)
 
     master_session.on_new_placement = lease_client.schedule_placement_check
+    # A PS may have been replaced between its declaration and this point.
     lease_client.schedule_placement_check()  # a PS may have been replaced between its declaration and here
     return look
 
@@ -141,7 +147,7 @@ TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 
 
 def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
-    """Build the model, declare it to the parameter servers, and say how each kind of task is done.
+    """Build the model, declare it to the parameter servers, and set up the handlers of all kinds of tasks.
 
     Returns what to call when there is no more work.
 
@@ -227,7 +233,7 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
 
 
 def make_layout(network: KerasNetwork) -> FlatLayout:
-    """What the parameter servers are told of a network."""
+    """The layout of a network that is declared to the parameter servers."""
     return FlatLayout(
         network.variables,
         network.ps_slices,
@@ -239,7 +245,7 @@ def make_layout(network: KerasNetwork) -> FlatLayout:
 
 
 def make_local_updater(strategy: Strategy, layout: FlatLayout, optimizer: OptimizerSpec) -> LocalUpdater | None:
-    """The worker's own copy of the values between two pulls; None where every step pulls.
+    """The worker's own copy of the values between two pulls; None if every step pulls.
 
     Raises:
         BadInputError: a worker cannot apply this optimizer by itself.
@@ -257,7 +263,7 @@ def _make_compensation(strategy: Strategy, layout: FlatLayout, optimizer: Optimi
 def _export_model(
     runtime: WorkerRuntime, network: KerasNetwork, parameter_client: ParameterClient, task: LeasedTask
 ) -> None:
-    """Write the pinned cut as files that plain Keras and TensorFlow load."""
+    """Export the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.keras import model_export
 
     payload = task.decode_payload() if task.payload else None
@@ -266,6 +272,7 @@ def _export_model(
         rows: model_export.RowChunksByTable = {
             table.name: parameter_client.scan_table(task.pin, table.name) for table in network.tables
         }
+    # The best weights, which the parameter servers no longer hold.
     else:  # the best weights, which the parameter servers do not hold any more
         flat_values, rows = _load_checkpoint(runtime, network, payload["checkpoint"])
     directory = export_directory(runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir)
@@ -291,6 +298,7 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
             hint=f"it may have {{epoch}} and {', '.join(f'{{{each}}}' for each in values)}",
         ) from error
     path = Path(name)
+    # The pod's own file system is lost with the pod.
     if runtime.identity.pod_host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
         path = runtime.identity.run_dir / path
     model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
@@ -299,7 +307,7 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
 
 
 def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) -> tuple[Floats, Mapping[str, RowChunks]]:
-    """Dense values and rows of a checkpoint of this run."""
+    """The dense values and rows of a checkpoint of this run."""
     stored = StoredWeights.from_checkpoint(cut_directory(runtime.identity.run_dir / "checkpoints", cut), network.tables)
     return stored.flat_values(network.variables), {
         table.name: stored.row_chunks(table.name) for table in network.tables
@@ -307,5 +315,5 @@ def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) ->
 
 
 def export_directory(path: str | None, run_dir: Path) -> Path:
-    """Where the export goes."""
+    """The directory of the export."""
     return Path(path) if path else run_dir / "export"

@@ -1,4 +1,6 @@
-"""The worker process: TensorFlow in the main thread, everything else beside it, then the loop."""
+"""The worker process: imports TensorFlow in the main thread and everything else beside it, then runs the task
+loop.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Workers of one machine import TensorFlow and make the model in turns, as many at a time as there are cores.
+# Import slots: workers on one machine import TensorFlow and build the model in turns, as many at a
+# time as there are cores. An import takes seconds of one core. If more workers than cores import at
+# once, all of them are late, and so is the first minibatch or the first error in the model's code.
+# In turns the same work takes the same time, and the first worker is done after the time of one
+# import. A slot is a lock on a file in the job's private folder, which the kernel releases with the
+# process. Nobody waits forever: a worker that was stopped during its import delays others only up
+# to the timeout.
 #
 # An import takes seconds of one core. If more workers than cores import at once, all of them are late, and with them
 # the
@@ -36,31 +44,31 @@ if TYPE_CHECKING:
 
 
 SLOT_WAIT_SECONDS = 15.0
-"""Seconds after which a worker begins without a turn: some imports on a slow machine."""
+"""Seconds after which a worker starts without a slot: the time of a few imports on a slow machine."""
 _SLOT_POLL_SECONDS = 0.02
 
 
 class ImportSlot:
-    """A worker's turn; made by :func:`acquire_import_slot`."""
+    """A worker's import slot; created by :func:`acquire_import_slot`."""
 
     def __init__(self, descriptor: int | None) -> None:
-        """Hold the lock of an open file; None for a worker that lost patience."""
+        """Hold the lock of an open file; None for a worker whose wait timed out."""
         self._descriptor = descriptor
 
     @property
     def is_held(self) -> bool:
-        """Whether others wait for this one."""
+        """Whether this worker holds a slot that others wait for."""
         return self._descriptor is not None
 
     def release(self) -> None:
-        """The next worker may begin."""
+        """Release the slot to the next worker."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_WAIT_SECONDS) -> ImportSlot:
-    """Wait until fewer than ``cores`` workers of this machine import, for ``timeout_seconds`` seconds at most.
+    """Wait until fewer than ``cores`` workers of this machine import, at most ``timeout_seconds`` seconds.
 
     Args:
         folder: private to the job, on this machine.
@@ -73,6 +81,7 @@ def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_
             descriptor = os.open(folder / f"turn-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another worker holds this slot.
             except OSError:  # another worker has it
                 os.close(descriptor)
             else:
@@ -94,7 +103,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
         EdlError: the job cannot be read, or the master is lost.
     """
     runtime_future = _run_in_thread(partial(_start_runtime, identity, shutdown))
-    # The cores of a pod are its own
+    # A pod's cores are not shared with other workers.
     import_slot = (
         acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.pod_host is None else ImportSlot(None)
     )
@@ -103,6 +112,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     workers = runtime.spec.workers
     if identity.pod_host is None:
         set_thread_counts(workers=workers.max)
+    # The node's other cores belong to other pods.
     else:  # the node's other cores are other pods'
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
@@ -112,10 +122,11 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
 
 
 def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> WorkerRuntime:
-    # Imports gRPC and protobuf here, beside TensorFlow
+    # Imports gRPC and protobuf here, in parallel with TensorFlow.
     from edl.worker.runtime import WorkerRuntime
 
     runtime = WorkerRuntime.from_identity(identity, shutdown.gate)
+    # Before the master knows this worker and may ask it to stop.
     shutdown.set_lease_return(runtime.return_leases)  # before the master knows of this worker and may tell it to go
     runtime.start()
     return runtime
@@ -136,7 +147,7 @@ def _run_in_thread(work: Callable[[], WorkerRuntime]) -> Future[WorkerRuntime]:
 
 
 def set_thread_counts(*, workers: int, cores: int | None = None) -> None:
-    """Share the machine's cores with the other workers; TF_NUM_*_THREADS of the user win.
+    """Divide the machine's cores among the workers; TF_NUM_*_THREADS of the user take precedence.
 
     Call it before the first operation.
 

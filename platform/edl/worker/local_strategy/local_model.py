@@ -1,4 +1,4 @@
-"""The user's model with Keras' own optimizer, in this process: what strategy Local trains."""
+"""The user's model with Keras' own optimizer, in this process, for strategy Local."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LocalModel:
         self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
 
     def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
-        """One step; returns the loss, and whether all was finite: if not, nothing was applied.
+        """Run one step; returns the loss, and whether everything was finite: otherwise nothing was applied.
 
         Args:
             features: as ``feed`` gave them.
@@ -90,7 +90,10 @@ class LocalModel:
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
     def finalize(self) -> bool:
-        """What ``keras.fit`` does at its end: with ``use_ema`` the averages become the weights. Whether any changed."""
+        """Do what ``keras.fit`` does at its end.
+
+        With ``use_ema`` the averages become the weights. Returns whether they changed.
+        """
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
         return bool(self.optimizer.use_ema)
 
@@ -100,7 +103,7 @@ class LocalModel:
         return self._metrics.directions
 
     def reset_metrics(self) -> None:
-        """Begin an evaluation."""
+        """Start an evaluation."""
         self._metrics.reset()
 
     def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
@@ -123,7 +126,7 @@ class LocalModel:
             return self.model(features, training=False)
 
     def metric_values(self) -> dict[str, float]:
-        """Loss and metrics of the evaluation so far."""
+        """Loss and metrics of the current evaluation."""
         states = json.loads(json.dumps(self._metrics.collect_states()))
         with user_code(self.module.zoo, "eval_metrics_fn()"):
             return self._metrics.compute_values(evaluation.merge_metric_states({}, states))
@@ -139,7 +142,7 @@ class LocalModel:
         return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Become what ``arrays`` gave.
+        """Restore what ``arrays`` returned.
 
         Raises:
             BadInputError: the checkpoint is of another model or optimizer.

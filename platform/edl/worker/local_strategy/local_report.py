@@ -1,4 +1,4 @@
-"""What strategy Local tells while it runs, in the formats of a distributed job: events, status and summary."""
+"""Reports of strategy Local in the formats of a distributed job: events, status and summary."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class LocalReport:
         self._first: tuple[float, int] | None = None
 
     def started(self) -> None:
-        """This process, the only one, is the run's worker."""
+        """Report this process as the run's only worker."""
         self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
 
     def event(self, event: JobEvent) -> None:
-        """Something happened."""
+        """Record an event."""
         append_json_line(self._run.events, to_json(event))
         if self._as_json:
             self._print(line(event))
@@ -55,7 +55,7 @@ class LocalReport:
             self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def changed(self, *, now: bool = False, **fields: Any) -> None:
-        """Fields of the status have new values; written and shown from time to time, or ``now``."""
+        """Update fields of the status; written and shown periodically, or ``now``."""
         clock = time.time()
         self.status = replace(self.status, updated=clock, **fields)
         if not now and clock - self._written < STATUS_SECONDS:
@@ -92,7 +92,7 @@ class LocalReport:
         )
 
     def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
-        """The end; the summary comes last."""
+        """Report the end; the summary comes last."""
         summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
         why = "Error" if exit_code else "Completed"
@@ -112,7 +112,7 @@ class LocalReport:
             )
 
     def say(self, *lines: str) -> None:
-        """Lines for people; programs get none."""
+        """Print lines for users; not in JSON mode."""
         if not self._as_json:
             self._print("\n".join(lines))
 

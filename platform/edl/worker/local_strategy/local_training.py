@@ -1,4 +1,4 @@
-"""Strategy Local: every epoch in this process, step by step, in the order in which a distributed job leases.
+"""Strategy Local: every epoch in this process, in the order in which a distributed job leases.
 
 A run is a function of its step number: every window of records is one step, also one that is skipped. So resuming
 means restoring a checkpoint and leaving out as many windows as steps were made.
@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One step: which records of which epoch."""
+    """One step: its records and epoch."""
 
     epoch: int
     task: LeasedTask
@@ -141,7 +141,7 @@ class LocalTraining:
 
     @property
     def skipped(self) -> int:
-        """Corrupt records that were left out."""
+        """Corrupt records that were skipped."""
         return self._skipped
 
     @property
@@ -154,7 +154,7 @@ class LocalTraining:
         return "every record is done"
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         found = checkpoint_shards.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
         if found is None or found.directory is None:
             return
@@ -173,7 +173,7 @@ class LocalTraining:
         )
 
     def run(self) -> str | None:
-        """Everything to the end; returns the export's directory.
+        """Run everything to the end; returns the export's directory.
 
         Raises:
             StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
@@ -188,17 +188,20 @@ class LocalTraining:
         total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
             total = min(total, limit * self._spec.train.minibatch_size)
+        # A resumed run with fewer steps or epochs may already have done more.
         total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
             if self._model.finalize():
+                # The last checkpoint has different values.
                 self._saved = self._evaluated = -1  # the last checkpoint has other values
             self._watcher.end_training()
             self._evaluate(final=True)
             restored = self._watcher.end_monitors()
             if restored is not None:
                 self._report.changed(metrics=restored)
+                # The last checkpoint does not have what is exported.
                 self._saved = -1  # what the last checkpoint has is not what is exported
             self._save()
             self._leave_if_stopped()
@@ -210,7 +213,7 @@ class LocalTraining:
             raise StoppedError(self._stop.wanted, f"{STOPPED}: checkpoint {self._saved} holds all {self._step:,} steps")
 
     def _choose_order(self, reader: Reader, records: int) -> None:
-        """Shuffle the records, as the master of a distributed job would decide; a run that goes on keeps its window."""
+        """Shuffle the records as the master of a distributed job would; a resumed run keeps its window."""
         train = self._spec.train
         if self._window is None:
             portion = train.minibatch_size * train.minibatches_per_task
@@ -247,7 +250,7 @@ class LocalTraining:
                 break
 
     def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, RecordWindow]]:
-        """Runs ahead, on the feeding thread."""
+        """Read ahead, on the feeding thread."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
             start, end = plan.task.step_range(plan.step)
