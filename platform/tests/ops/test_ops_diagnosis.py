@@ -135,9 +135,9 @@ def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryClus
 @pytest.mark.parametrize(
     ("running", "keys"),
     [
-        (0, ("0 workers", "nothing is trained")),
-        (1, ("1 worker", "goes on")),
-        (2, ("2 workers", "goes on")),
+        (0, ("0 workers", "training waits")),
+        (1, ("1 worker", "continues")),
+        (2, ("2 workers", "continues")),
     ],
 )
 def test_what_starvation_means_depends_on_who_is_left(
