@@ -70,7 +70,7 @@ layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
 unit: $(STAMP) native ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough and not repetition" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
@@ -97,19 +97,19 @@ charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wa
 
 # Of a job that starts or ends, a core is idle at times: three at once.
 jobs: $(STAMP) native ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q -n 3 --dist loadfile -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "jobs and not thorough and not repetition" platform/tests/jobs $(ONCE_MORE)
 
 faults: $(STAMP) native ## the same with real signals: every process is killed
-	$(BIN)/pytest -q -n 3 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist load -m "faults and not thorough and not repetition" platform/tests/faults $(ONCE_MORE)
 
 NO_WHEEL := --ignore platform/tests/install/test_wheel.py
 
-faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and all that is marked thorough; one test at a time
-	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "faults or thorough" $(NO_WHEEL) $(ONCE_MORE)
+faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and all that make test leaves out; one test at a time
+	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "faults or thorough or repetition" $(NO_WHEEL) $(ONCE_MORE)
 
-third: $(STAMP) native ## a third of what `make test` leaves out: thorough tests, all examples of property tests
-	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked thorough, and of the property tests with all their examples"
-	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "thorough or examples" --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
+third: $(STAMP) native ## a third of the repetitions that `make test` leaves out, and of property tests with all their examples
+	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked repetition, and of the property tests with all their examples"
+	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "repetition or (examples and not thorough)" --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
 
 chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)

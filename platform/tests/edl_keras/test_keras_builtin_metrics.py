@@ -156,7 +156,7 @@ def values_of_keras(metric: Any, labels: Any, predictions: Any, weights: Any = N
 
 def slow_if_multi_label(case: str) -> Any:
     """A case as a parameter; an AUC for each label takes a second or two."""
-    return pytest.param(case, marks=pytest.mark.thorough) if "multi_label" in case else case
+    return pytest.param(case, marks=pytest.mark.repetition) if "multi_label" in case else case
 
 
 OTHERS = [slow_if_multi_label(case) for case in ("F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError")]

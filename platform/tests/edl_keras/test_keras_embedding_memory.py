@@ -53,7 +53,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_no_table_above_the_threshold_is_allocated() -> None:
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", dedent(PROGRAM), str(ROWS), str(AS_FLOATS), str(DIM)]

@@ -36,7 +36,7 @@ FORMS = {
     "sparse": lambda ragged: ragged.to_sparse(),
 }
 CASES = [
-    pytest.param(lookup, form, marks=[] if lookup == "StringLookup" else pytest.mark.thorough)
+    pytest.param(lookup, form, marks=[] if lookup == "StringLookup" else pytest.mark.repetition)
     for lookup in LOOKUPS
     for form in FORMS
     if (lookup, form) != ("IntegerLookup", "sparse")  # Keras cannot do that in a graph

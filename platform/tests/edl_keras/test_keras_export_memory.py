@@ -58,7 +58,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_an_export_holds_a_table_once_and_once_more_to_write_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", dedent(PROGRAM), str(ROWS), str(DIM), str(tmp_path)]
     done = subprocess.run(

@@ -381,7 +381,7 @@ def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
 
 @pytest.mark.parametrize(
     ("definition", "module"),
-    [pytest.param(MNIST[1], "", marks=pytest.mark.thorough), (MNIST[2], "model_zoo.mnist.mnist_subclass")],
+    [pytest.param(MNIST[1], "", marks=pytest.mark.repetition), (MNIST[2], "model_zoo.mnist.mnist_subclass")],
 )
 def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str, module: str) -> None:
     network, slab, said = trained(definition)

@@ -43,7 +43,7 @@ def test_a_flipped_bit_costs_what_was_done_since_the_checkpoint(linear: Callable
     assert list(run_dir.glob("journal-set-aside-*/*.edlj"))
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_journal_that_lost_its_end_goes_on_from_the_newest_checkpoint(linear: Callable[..., LinearJob]) -> None:
     """What is left of it reads as if it were whole: the checkpoints show that it is not."""
     job = linear(records=16000)

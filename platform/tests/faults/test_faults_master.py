@@ -70,7 +70,7 @@ def test_everything_is_killed_and_resumed(linear: Make, options: list[str]) -> N
     assert summary["updates_rolled_back"] == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_ctrl_c_and_a_second_run(linear: Make) -> None:
     """While a run is alive a second one is refused and told who holds it; Ctrl-C leaves no process behind."""
     job = linear(epochs=50, workers=1)

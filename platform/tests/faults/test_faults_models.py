@@ -114,7 +114,7 @@ def test_accuracy_with_overlap_and_a_killed_master(digits: Digits) -> None:
     assert digits.noise.allows(accuracy(summary)), f"{accuracy(summary)} is not within {digits.noise}"
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_the_recommender_loses_a_worker(tmp_path: Path) -> None:
     """Rows of the large table are served; a worker is killed amid training."""
     _synthesize(tmp_path / "ratings", 24000)

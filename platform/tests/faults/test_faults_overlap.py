@@ -16,7 +16,7 @@ from faults.linear_job import LinearJob
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -105,7 +105,7 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     assert check_lost(lost, found, found.parts[0]) == {summary["updates_rolled_back"]}
 
 
-@pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
 def test_one_is_told_to_go(linear: Make, ps: int) -> None:
     """SIGTERM: its successor begins where it ends, with variables and rows; nothing goes back, to the last bit."""
     job = linear(ps=ps, records=24000, every_steps=100_000, embedding=True)

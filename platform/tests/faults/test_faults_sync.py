@@ -57,7 +57,7 @@ def test_a_worker_stops_and_comes_back(tmp_path: Path) -> None:
     check(job, cuts[-1], half_done(found))
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_the_first_server_is_killed(tmp_path: Path) -> None:
     """Its values go back to the newest checkpoint; the other one has every record in one update all the same."""
     job = SignedJob.make(tmp_path, records=RECORDS, ps=2, checkpoint={"every_steps": 150, "keep": 100})

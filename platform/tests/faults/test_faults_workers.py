@@ -89,7 +89,7 @@ def test_workers_are_told_to_go(linear: Make, measure: Measure) -> None:
     assert summary["records_repeated"] == 0, "a worker that is told to go finishes or drops its minibatch"
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_all_workers_are_killed_at_once(linear: Make) -> None:
     job = linear()
     with job.start() as run:

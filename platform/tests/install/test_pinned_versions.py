@@ -43,7 +43,7 @@ def _requires(name: str, version: str) -> str | None:
     return found.metadata.get("Requires-Python") if found.version == version else None
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_scenarios_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     """Those of e2e share what is slow to set up, or would be in each other's way; pytest and xdist agree on how.
 

@@ -181,7 +181,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in SAID]
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.repetition) for name in SAID]
 )
 def test_bad_input_ends_the_job_with_one_message(told: Jobs, name: str) -> None:
     job = told[name]

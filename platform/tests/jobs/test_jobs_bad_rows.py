@@ -129,7 +129,7 @@ def workers_ended(lines: list[Line]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "beyond" else pytest.param(name, marks=pytest.mark.thorough) for name in SAID]
+    "name", [name if name == "beyond" else pytest.param(name, marks=pytest.mark.repetition) for name in SAID]
 )
 def test_what_a_table_cannot_take_ends_the_job_with_one_message(jobs: Jobs, name: str) -> None:
     code, errors, lines = jobs.run(name)
@@ -139,7 +139,7 @@ def test_what_a_table_cannot_take_ends_the_job_with_one_message(jobs: Jobs, name
     assert workers_ended(lines) <= 1, "it is not tried again and again"
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_table_of_another_type_is_refused_before_the_first_step(jobs: Jobs) -> None:
     code, errors, lines = jobs.run("half")
     assert not missing_keys(errors, "Embedding 'rows' (3000 x 8)", "float16", "float32")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.jobs, pytest.mark.thorough]
+pytestmark = [pytest.mark.jobs, pytest.mark.repetition]
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 

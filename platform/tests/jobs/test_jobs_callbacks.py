@@ -138,7 +138,7 @@ def evaluate(path: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.repetition)])
 def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tmp_path: Path) -> None:
     """Also when it is killed in between, and when the run is gone on with after its end."""
     job = place(

@@ -13,7 +13,7 @@ from support.doc_commands import DOCS, blocks, run, script
 PAGE = DOCS / "tutorials" / "on-your-laptop.md"
 SECONDS = 420.0
 
-pytestmark = [pytest.mark.jobs, pytest.mark.thorough, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
+pytestmark = [pytest.mark.jobs, pytest.mark.repetition, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
 
 
 def test_tutorial_on_your_laptop(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def clicks(count: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("model", [pytest.param("functional", marks=pytest.mark.thorough), "Subclassed"])
+@pytest.mark.parametrize("model", [pytest.param("functional", marks=pytest.mark.repetition), "Subclassed"])
 def test_tags_and_users_are_trained_exported_and_predicted(tmp_path: Path, model: str) -> None:
     asked = clicks(ASKED, 2)
     write_examples(tmp_path / "train.recordio", clicks(TRAINED, 1))

@@ -150,7 +150,7 @@ def test_a_record_that_ends_its_workers_is_put_aside(tmp_path: Path, ends: str, 
     assert summary["records_done"] == RECORDS - MINIBATCH
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_job_that_ends_with_such_a_record_names_its_minibatch(tmp_path: Path) -> None:
     ended = run(tmp_path, "killed in feed", "fail")
     assert ended.returncode == 1, ended.stdout + ended.stderr

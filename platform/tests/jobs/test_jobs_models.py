@@ -163,7 +163,7 @@ def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
     assert np.abs(table[untouched]).max() <= 0.05
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_subclass_with_its_own_reader_and_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = Digits.write(tmp_path / "unused.recordio", 256, seed=3)
     np.savez(tmp_path / "digits.npz", images=digits.images, labels=digits.labels)

@@ -78,7 +78,7 @@ def test_a_reader_of_ones_own(tmp_path: Path) -> None:
         pytest.param(
             ("return self.rows[start:end]", "return self.rows[start + 1 : end]"),
             "of the custom reader returned 9 records",
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.repetition,
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_wrong_return_ends_the_job_at_once(tmp_path: Path, change: tuple[str, 
     assert len(workers) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_processor_that_raises_ends_the_job_at_once(tmp_path: Path) -> None:
     place = readings(tmp_path)
     with place.run("--set", "data.validation=null") as job:

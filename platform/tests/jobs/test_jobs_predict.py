@@ -11,7 +11,7 @@ import pytest
 from jobs.job_folder import Place, newest_cut, predictions, write_module
 from support.job_process import JobProcess
 
-pytestmark = [pytest.mark.jobs, pytest.mark.thorough, pytest.mark.timeout(400), pytest.mark.tensorflow]
+pytestmark = [pytest.mark.jobs, pytest.mark.repetition, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 MODEL = """
 import keras

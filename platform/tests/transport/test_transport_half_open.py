@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlSe
 @pytest.mark.parametrize(
     "partial",
     [
-        pytest.param(b"", id="no message", marks=pytest.mark.thorough),
+        pytest.param(b"", id="no message", marks=pytest.mark.repetition),
         pytest.param(b"\0\0\0\1\0" + b"x" * 10, id="half a message"),
     ],
 )

@@ -478,7 +478,7 @@ def test_what_callbacks_have_seen_survives_a_stop_in_between(
     assert any(name.startswith("best/") for name in arrays(whole))
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
     """Ends at evaluations; with ``restore_best_weights`` a run that ended goes on from the best weights instead."""
     job = local(deciding(tmp_path, restore=False))

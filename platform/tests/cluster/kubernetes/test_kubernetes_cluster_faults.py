@@ -363,7 +363,7 @@ class _Counted:
         self._pace.pause_requests(seconds)
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_thousand_lost_pods_do_not_flood_the_server(
     stand: KubeClusterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
