@@ -278,7 +278,7 @@ REFUSED = {
     "depend on variables of the model": lambda: Calling(with_computed),
     "depend on rows that were looked up": lambda: Calling(with_looked_up),
     "depend on more than the features: on a RandomUniformInt": lambda: Calling(with_drawn),
-    "other ids in training than in evaluation": lambda: Calling(with_mode),
+    "different ids in training and in evaluation": lambda: Calling(with_mode),
 }
 
 

@@ -284,7 +284,7 @@ def test_a_push_does_not_wait_for_ever(start):
     worker = ps.worker()
     worker.declare(W)
     ps.hold(1)
-    with pytest.raises(BulkRefusedError, match="a cut is not over") as caught:
+    with pytest.raises(BulkRefusedError, match="a cut did not complete") as caught:
         worker.push(LEASE, 0, [1, 1, 1])
     assert caught.value.kind == "busy"
     ps.snapshot(1)

@@ -79,7 +79,12 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     keep(master, stopping)
     assert master.calls == 7
     said = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert said[:4] == ["waits for the master", "registered with unix", "waits for the master", "registered with unix"]
+    assert said[:4] == [
+        "waiting for the master",
+        "registered with unix",
+        "waiting for the master",
+        "registered with unix",
+    ]
 
 
 def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():

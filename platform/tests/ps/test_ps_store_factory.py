@@ -33,8 +33,8 @@ def declared(optimizer: OptimizerSpec) -> ModelDeclaration:
 @pytest.mark.parametrize(
     ("wanted", "found", "optimizer", "value", "reason"),
     [
-        ("auto", BUILT, None, NATIVE_STORE, "is there"),
-        ("auto", BUILT, ADAM, NATIVE_STORE, "is there"),
+        ("auto", BUILT, None, NATIVE_STORE, "is available"),
+        ("auto", BUILT, ADAM, NATIVE_STORE, "is available"),
         ("auto", BUILT, FTRL, NUMPY_STORE, "ftrl"),
         ("auto", ABSENT, ADAM, NUMPY_STORE, "no such file"),
         ("native", BUILT, ADAM, NATIVE_STORE, "ps.store asks for it"),

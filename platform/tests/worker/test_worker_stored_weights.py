@@ -175,7 +175,7 @@ def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> No
         StoredWeights.from_checkpoint(directory, [USERS])
     assert "edl checkpoint ls --verify" in str(caught.value.hint)
     (directory / "manifest.json").unlink()
-    with pytest.raises(BadInputError, match="is no checkpoint") as refused:
+    with pytest.raises(BadInputError, match="is not a checkpoint") as refused:
         StoredWeights.from_checkpoint(directory, [USERS])
     assert "edl checkpoint ls --verify" in str(refused.value.hint)
 
