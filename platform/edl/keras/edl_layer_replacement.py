@@ -1,4 +1,4 @@
-"""EDL's layers as layers of Keras, so that a ``.keras`` file is loaded by Keras alone.
+"""Replaces EDL's layers by Keras layers, so that Keras alone can load a ``.keras`` file.
 
 An ``edl.layers.Embedding`` on dense ids is a few layers and operations of Keras: an ``IntegerLookup`` where ids have no
 bound, an ``Embedding``, and the combiner's sums. Keras has nothing for sparse and ragged ids, and cannot exchange
@@ -20,7 +20,7 @@ from keras import ops
 from edl.layers import Embedding
 
 # --------------------------------------------------------------------------------------------------
-# Whether two models predict the same of the same features.
+# Comparison of two models' predictions.
 
 
 _FLOAT32_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
@@ -39,7 +39,7 @@ def trace_prediction(model: KerasModel, features: Any) -> Any:
 
 
 def output_tolerance(model: KerasModel) -> float:
-    """How far the outputs of a model may be from its own with sums in another order, as part of the largest one."""
+    """The tolerance between two models that sum in different orders, as a fraction of the largest output."""
     kinds = {layer.compute_dtype for layer in model._flatten_layers()}
     return _HALF_PRECISION_TOLERANCE if kinds & {"float16", "bfloat16"} else _FLOAT32_TOLERANCE
 
@@ -72,7 +72,9 @@ KerasModel = Any
 
 
 def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasModel:
-    """A model that predicts the same, with Keras' layers in place of EDL's where that can be; shares all others.
+    """A model with the same predictions and Keras' layers in place of EDL's where possible.
+
+    Other layers are shared.
 
     Args:
         model: built, with the values that it is exported with.
@@ -98,25 +100,25 @@ def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasMo
 
 
 def needs_edl_layers(model: KerasModel) -> bool:
-    """Whether a file of the model is loaded only where ``edl.layers`` is imported."""
+    """Whether loading the model's file requires ``import edl.layers``."""
     return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
 
 
 def _is_clonable(model: KerasModel) -> bool:
-    """Whether Keras can clone the model: a Sequential, or a model made of inputs and outputs, not a user's subclass."""
+    """Whether Keras can clone the model: Sequential or functional, not a user's subclass."""
     kind = type(model)
     return kind is keras.Sequential or (kind.__name__ == "Functional" and kind.__module__.startswith("keras."))
 
 
 def _is_replaceable(layer: Any) -> bool:
-    """Without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
+    """Whether a Keras layer can replace this one: no weights, and no mask of unbounded ids."""
     plain_calls = not any(node.arguments.kwargs for node in layer._inbound_nodes)
     masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
     return bool(layer._inbound_nodes) and plain_calls and not masked
 
 
 def _all_ids_dense(layers: Sequence[Any], predict: Any) -> bool:
-    """Whether all calls of EDL's layers are with dense ids, as seen when the model is traced.
+    """Whether EDL's layers are called only with dense ids, as seen when the model is traced.
 
     The symbolic tensors of Keras do not say it: what ``StringLookup`` and ``Hashing`` make of sparse ones looks dense.
     """
@@ -147,13 +149,13 @@ def _replacement_layer(layer: Any) -> Any:
 
 
 def _id_shape(layer: Any) -> tuple[int | None, ...]:
-    """The shape of the ids of a record in all calls of a layer; None where calls differ."""
+    """The shape of a record's ids in all calls of a layer; None if calls differ."""
     shapes = [node.input_tensors[0].shape[1:] for node in layer._inbound_nodes]
     return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
 
 
 def _shared_embedding(layer: Any, **options: Any) -> Any:
-    """Keras' Embedding with the layer's own variable: a table may be most of the memory."""
+    """A Keras Embedding that shares the layer's variable: a table may take most of the memory."""
     table = keras.layers.Embedding(*layer.embeddings.shape, dtype=layer.dtype_policy, **options)
     table.add_weight = lambda **_: layer._embeddings
     table.build()
@@ -162,7 +164,7 @@ def _shared_embedding(layer: Any, **options: Any) -> Any:
 
 
 def _known_id_lookup(known_ids: Any) -> Any:
-    """1 and more for the known ids in their ascending order, 0 for others."""
+    """Map the known ids to 1 and above in ascending order, and all others to 0."""
     counted = known_ids[known_ids >= 0]
     gaps = np.flatnonzero(counted != np.arange(len(counted)))
     lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))
@@ -171,7 +173,7 @@ def _known_id_lookup(known_ids: Any) -> Any:
 
 
 def _combine_rows(layer: Any, ids: Any, rows: Any) -> Any:
-    """``edl.layers.combiners`` in operations of Keras."""
+    """``edl.layers.combiners`` as operations of Keras."""
     counted = ops.not_equal(ids, 0) if layer.mask_zero else ops.ones_like(ids)
     weights = ops.expand_dims(ops.cast(counted, rows.dtype), -1)
     summed, count = ops.sum(rows * weights, -2), ops.sum(weights, -2)

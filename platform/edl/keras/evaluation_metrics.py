@@ -1,4 +1,4 @@
-"""Metrics of an evaluation whose records are spread over workers.
+"""Metrics of an evaluation whose records are distributed over workers.
 
 Each task's result is the state variables of its metrics. The master adds them up without knowing what they mean; a
 worker turns the sum into values. Keras' metrics are made for that, except a few; a user's metric may define
@@ -26,14 +26,16 @@ from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
 
 # --------------------------------------------------------------------------------------------------
-# Metrics that have their variables, or the shapes of these, only from the first records that they see.
+# Metrics that create their variables only when they see the first records: Keras' ``F1Score``,
+# ``R2Score`` and ``AUC(multi_label=True)``. The worker that computes the values may have evaluated
+# nothing itself, so the types and shapes of the inputs are sent along with the states.
 #
 # ``F1Score``, ``R2Score`` and ``AUC(multi_label=True)`` of Keras are of that kind. The worker that turns added states
 # into values may have evaluated nothing: the types and shapes of what such a metric was given travel with its states.
 
 
 MetricInputs = tuple[Any, ...]
-"""Labels, predictions and, where they count, sample weights."""
+"""Labels, predictions and, if they count, sample weights."""
 
 
 def variable_shapes(metric: Any) -> list[tuple[int, ...]]:
@@ -42,7 +44,7 @@ def variable_shapes(metric: Any) -> list[tuple[int, ...]]:
 
 
 def update_metric(metric: Any, inputs: MetricInputs) -> None:
-    """Take records in; sample weights are passed on where there are any."""
+    """Update a metric with records, and with sample weights if there are any."""
     labels, predictions, *weights = inputs
     if weights:
         metric.update_state(labels, predictions, sample_weight=weights[0])
@@ -51,7 +53,10 @@ def update_metric(metric: Any, inputs: MetricInputs) -> None:
 
 
 def describe_inputs(inputs: MetricInputs) -> list[Any] | None:
-    """JSON: type and shape of each tensor, of any number of records; None where one is no plain tensor."""
+    """The type and shape of each input as JSON, for any number of records.
+
+    None if an input is not a plain tensor.
+    """
     descriptions = []
     for each in inputs:
         if isinstance(each, dict | list | tuple | tf.RaggedTensor | tf.SparseTensor):
@@ -64,7 +69,7 @@ def describe_inputs(inputs: MetricInputs) -> list[Any] | None:
 
 
 def create_variables(metric: Any, description: Sequence[Any]) -> None:
-    """Make the variables of a new metric as such records would; none are needed, for it is traced and not run."""
+    """Create a new metric's variables from the described inputs, by tracing without running."""
     specs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in description)
     tf.function(lambda *given: update_metric(metric, given), autograph=False).get_concrete_function(*specs)
     metric.reset_state()
@@ -77,7 +82,7 @@ LOSS_NAME = "loss"
 
 @dataclass(frozen=True)
 class _MetricEntry:
-    """One metric.
+    """One metric and how it is applied.
 
     Attributes:
         name: what its value is called.
@@ -98,14 +103,14 @@ class _MetricEntry:
         return not hasattr(self.metric, "merge_state")
 
     def select_inputs(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
-        """What of a minibatch the metric is given."""
+        """The inputs of the metric from a minibatch."""
         if self.output is not None:
             labels, weights = self._output_part(labels), self._output_part(weights)
             predictions = self._output_part(predictions) if self.place is not None else predictions[self.output]
         return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
 
     def _output_part(self, structure: Any) -> Any:
-        """What belongs to the output; all of it where it is not told apart."""
+        """The part of a structure for the metric's output; all of it if outputs are not told apart."""
         if isinstance(structure, Mapping):
             return structure.get(self.output, structure)
         return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
@@ -128,6 +133,7 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
         function_values = self._function(labels, predictions)
         refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, function_values)
         function_values = tf.cast(function_values, tf.float32)
+        # Divide by the sum of weights, as Keras' weighted metrics do.
         if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
             values = (
                 tf.reduce_mean(tf.reshape(function_values, [records, -1]), -1)
@@ -146,7 +152,7 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
 
 
 class _AccuracyByShape(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
-    """``"accuracy"``: which one it is follows from the shapes of labels and predictions, as with Keras' compile."""
+    """``"accuracy"``, resolved by the shapes of labels and predictions as Keras' compile does."""
 
     def __init__(self, name: str) -> None:
         super().__init__(fn=_accuracy_values, name=name)
@@ -188,7 +194,7 @@ class EvaluationMetrics:
         self._not_finite_warned = False
         self._initial_shapes = {entry.name: variable_shapes(entry.metric) for entry in entries}
         self._input_descriptions: dict[str, list[Any] | None] = {}
-        """Of what each metric was given, those that have been updated."""
+        """The inputs of each metric that has been updated."""
 
     @classmethod
     def from_module(cls, module: ModelModule, outputs: Sequence[str] = ()) -> EvaluationMetrics:
@@ -214,7 +220,7 @@ class EvaluationMetrics:
         first_entries = make_entries()
 
         def make_entries_again() -> tuple[_MetricEntry, ...]:
-            """With the names of the first ones: Keras calls a second ``AUC()`` of a process ``auc_1``."""
+            """Create the metrics again with the same names: Keras would call a second ``AUC()`` ``auc_1``."""
             return tuple(
                 replace(entry, name=known.name) for entry, known in zip(make_entries(), first_entries, strict=True)
             )
@@ -223,11 +229,14 @@ class EvaluationMetrics:
 
     @property
     def directions(self) -> dict[str, str | None]:
-        """Of each metric, the loss included, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        """For each metric, including the loss, whether ``up`` or ``down`` is better.
+
+        None if Keras does not say.
+        """
         return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all_entries()}
 
     def verify_states_add_up(self, labels: Any, predictions: Any, weights: Any = None) -> None:
-        """Check on the halves of a minibatch that states add up.
+        """Check with the halves of a minibatch that the states can be added.
 
         Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
 
@@ -251,7 +260,7 @@ class EvaluationMetrics:
             _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
     def update(self, loss: Any, labels: Any, predictions: Any, weights: Any = None) -> None:
-        """Take a minibatch in; also while a graph is traced.
+        """Update the metrics with a minibatch; also while a graph is traced.
 
         Raises:
             BadInputError: a function compares each label with every prediction; it is named.
@@ -264,7 +273,7 @@ class EvaluationMetrics:
             self._update_entry(entry, labels, predictions, weights)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all metrics."""
         for entry in self._all_entries():
             entry.metric.reset_state()
 
@@ -286,7 +295,9 @@ class EvaluationMetrics:
         return found | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
 
     def compute_values(self, merged: Mapping[str, Any]) -> dict[str, float]:
-        """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
+        """Compute the values of merged states.
+
+        A metric that merges by itself has a list with one entry per task.
 
         Raises:
             BadInputError: the states are not those of the metric; it is named.
@@ -321,13 +332,14 @@ def count_records(structure: Any) -> Any:
 
 
 def output_names(model: Any) -> tuple[str, ...]:
-    """The names of a model's outputs, in order; none of a model that does not say them."""
+    """The names of a model's outputs, in order; empty if the model does not name them."""
+    # A Sequential keeps its functional graph here.
     graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
     return tuple(getattr(graph, "output_names", None) or ())
 
 
 def _collect_entries(metrics_function: Callable[[], Any], outputs: Sequence[str]) -> list[_MetricEntry]:
-    """The metrics that a function of the module gives: by name, by output and name, or in lists as for ``compile``."""
+    """Collect a function's metrics: by name, by output and name, or in lists as for ``compile``."""
     metrics, where = metrics_function(), source_file(metrics_function)
     if isinstance(metrics, list | tuple):
         if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in metrics):
@@ -371,7 +383,7 @@ def _function_name(metrics_function: Callable[[], Any]) -> str:
 
 
 def _entry_from_list_item(metric: Any, where: str | None) -> _MetricEntry:
-    """A metric of a list: its name is Keras'."""
+    """A metric from a list; Keras names it."""
     if isinstance(metric, str):
         return _make_entry(metric, metric, where)
     name = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
@@ -408,9 +420,10 @@ def _make_entry(
 
 
 def _call_problem(function: Callable[..., Any]) -> str:
-    """Why not, if labels and predictions are not what it takes; otherwise empty."""
+    """Why the function cannot be called with labels and predictions; empty if it can."""
     try:
         signature = inspect.signature(function)
+    # Built in C: there is no signature to check.
     except ValueError:  # built in C: nothing to check
         return ""
     try:
@@ -430,7 +443,7 @@ def _minibatch_half(labels: Any, predictions: Any, weights: Any, half: int) -> t
 
 
 def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_batch: _MetricEntry) -> bool:
-    """True if the states of two batches add up to those of both; False if that cannot be said of some of them.
+    """True if the states of two batches add up to those of both; False if this cannot be determined.
 
     Raises:
         BadInputError: they do not.
@@ -462,7 +475,7 @@ def _variable_values(metric: Any) -> list[Any]:
 
 
 def _assign_states(entry: _MetricEntry, merged: Mapping[str, Any]) -> None:
-    """Let a new metric become what was merged; one that no record has reached stays new.
+    """Load merged states into a new metric; one without any records stays new.
 
     Raises:
         BadInputError: the states are of other variables.
@@ -498,7 +511,7 @@ def _reshape_states(entry: _MetricEntry, states: Sequence[Any]) -> list[Any]:
 
 
 def _named_numbers(name: str, result: Any) -> dict[str, float]:
-    """A scalar is one number; of a dict or a vector (F1Score without averaging) each element is."""
+    """A scalar as one number; a dict or vector (F1Score without averaging) as one number per element."""
     if isinstance(result, Mapping):
         return {f"{name}_{key}": float(value) for key, value in result.items()}
     array = np.asarray(result, np.float64)

@@ -1,4 +1,6 @@
-"""FTRL with a group lasso: whole rows of embeddings become exactly zero, and can be left out when a model is served.
+"""FTRL with a group lasso.
+
+Whole embedding rows become exactly zero, and can be dropped when a model is served.
 
 An option that Keras' Ftrl lacks. In a model module::
 
@@ -18,11 +20,14 @@ from typing import Any
 import keras
 from keras import ops
 
+# Number of dimensions of an embedding.
 _EMBEDDING_RANK = 2  # dimensions of an embedding
 
 
 class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
-    """``keras.optimizers.Ftrl`` with one more penalty: strength * sqrt(width) * the L2 norm of each embedding row.
+    """``keras.optimizers.Ftrl`` with an added penalty.
+
+    Strength * sqrt(width) * the L2 norm of each embedding row.
 
     Args:
         learning_rate: as in Keras.
@@ -44,7 +49,7 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         self.group_lasso_regularization_strength = group_lasso_regularization_strength
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Keras' step, then each row of an embedding is drawn towards zero."""
+        """Keras' step, followed by shrinking each embedding row towards zero."""
         super().update_step(gradient, variable, learning_rate)
         if self.group_lasso_regularization_strength and _is_embedding_table(variable):
             self.assign(variable, ops.multiply(variable, self._row_shrinkage(variable)))
@@ -57,7 +62,7 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         }
 
     def _row_shrinkage(self, variable: Any) -> Any:
-        """The share of each row that is left, ``[rows, 1]``."""
+        """The remaining fraction of each row, ``[rows, 1]``."""
         linear, l1 = self._linears[self._get_variable_index(variable)], self.l1_regularization_strength
         pull = ops.subtract(ops.clip(linear, -l1, l1), linear)
         lengths = ops.sqrt(ops.sum(ops.square(pull), axis=1, keepdims=True))
@@ -66,7 +71,10 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
 
 
 def _is_embedding_table(variable: Any) -> bool:
-    """By the last part of its name; ``:0`` ends it where Keras passes TensorFlow's variable."""
+    """Whether a variable is an embedding table, by the last part of its name.
+
+    ``:0`` ends it in TensorFlow's variables.
+    """
     return (
         len(variable.shape) == _EMBEDDING_RANK and str(variable.name).rpartition("/")[2].split(":")[0] == "embeddings"
     )

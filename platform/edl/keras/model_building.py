@@ -1,4 +1,7 @@
-"""The user's model, made anew: the same initial values in every process, other random numbers in every worker."""
+"""Builds the user's model reproducibly.
+
+Equal initial values in every process, different random numbers per worker.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _UINT32 = 0xFFFFFFFF
 
 
 def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedding_bytes: int | None = None) -> Any:
-    """The user's model, built, with initial values and names that do not depend on what was made before.
+    """Build the user's model with initial values and names that do not depend on earlier models.
 
     Args:
         module: the user's.
@@ -46,6 +49,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
     policy = keras.config.dtype_policy()
     with nullcontext() if ps_embedding_bytes is None else converting_large_embeddings(ps_embedding_bytes, seed):
         keras.utils.clear_session(free_memory=False)
+        # Cleared too; the module may have set it when it was imported.
         keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
         keras.utils.set_random_seed(seed)
         model = module.make_model()
@@ -58,12 +62,12 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
 
 
 def _is_functional(model: Any) -> bool:
-    """Whether the model is made of inputs and outputs: it is built, and calling it would build nothing more."""
+    """Whether the model is functional and therefore already built."""
     return bool(model.built and getattr(model, "inputs", None))
 
 
 def seed_worker_randomness(local_variables: Iterable[Any], seed: int, worker_index: int) -> None:
-    """From now on this worker draws random numbers of its own: in the model's layers, in NumPy, TensorFlow and Python.
+    """Seed this worker's random numbers: in the model's layers, NumPy, TensorFlow and Python.
 
     Args:
         local: the model's variables that are not in the slab; those of random generators get a new state.
@@ -77,12 +81,12 @@ def seed_worker_randomness(local_variables: Iterable[Any], seed: int, worker_ind
 
 
 def is_seed_state(variable: Any) -> bool:
-    """Whether this is the state of a ``keras.random.SeedGenerator``."""
+    """Whether this variable is the state of a ``keras.random.SeedGenerator``."""
     return bool(variable.path.endswith("seed_generator_state"))
 
 
 # --------------------------------------------------------------------------------------------------
-# The dense variables of a model: their names, their owners, and their order in the slab.
+# The dense variables of a model: names, owners, and order in the flat buffer.
 
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +94,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelVariables:
-    """A model's variables in slab order: by part, in each the trained ones first, then in the model's order.
+    """A model's variables in flat order: by PS, trained ones first, then in the model's order.
 
     Attributes:
         specs: what is in the slab.
@@ -139,7 +143,7 @@ class ModelVariables:
 
     @property
     def trained_positions(self) -> tuple[int, ...]:
-        """Positions of the variables that gradients train."""
+        """The positions of the trained variables."""
         return tuple(index for index, spec in enumerate(self.specs) if not spec.statistic)
 
     @property
@@ -148,17 +152,19 @@ class ModelVariables:
         return tuple(slice(a, b) for a, b in pairwise(accumulate((s.size for s in self.specs), initial=0)))
 
     def read_values(self) -> NDArray[np.float32]:
-        """The present values of the Keras variables as a new slab."""
+        """The current values of the Keras variables in a new flat buffer."""
         flat = [np.asarray(weight, np.float32).ravel() for weight in self.weights]
         return np.concatenate([np.empty(0, np.float32), *flat])
 
     def assign_values(self, flat_values: NDArray[np.float32]) -> None:
-        """Give the Keras variables the slab's values."""
+        """Assign the flat values to the Keras variables."""
         for weight, spec, place in zip(self.weights, self.specs, self.offsets, strict=True):
             weight.assign(flat_values[place].reshape(spec.shape))
 
     def fingerprint(self, *more: Any) -> str:
-        """A digest of names, shapes, owners and ``more`` JSON values: two models with equal ones may mix.
+        """A digest of names, shapes, owners and ``more`` JSON values.
+
+        Only models with equal digests may share updates.
 
         Sorted, because the order of the slab depends on how many PS there are, and a job may be resumed with others.
         """
@@ -200,11 +206,11 @@ def _name_variables(weights: Sequence[Any]) -> list[tuple[VariableSpec, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a model takes, without values: types and shapes, for any number of records.
+# A model's inputs without values: types and shapes for any number of records.
 
 
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-"""What TensorFlow takes as the name of a signature's argument, and gives back unchanged."""
+"""Names that TensorFlow accepts as signature arguments and returns unchanged."""
 
 
 def derive_feature_spec(model: Any, sample: Any) -> Any:
@@ -219,6 +225,7 @@ def derive_feature_spec(model: Any, sample: Any) -> Any:
     """
     if sample is not None:
         return tf.nest.map_structure(spec_for_any_count, sample)
+    # A Sequential keeps its functional graph here.
     graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
     if getattr(graph, "_inputs_struct", None) is None:
         raise BadInputError("the model does not declare its inputs, and there are no records to infer them from")
@@ -235,7 +242,7 @@ def _input_spec(keras_input: Any) -> Any:
 
 
 def named_component_specs(features: Any) -> list[tf.TensorSpec] | None:
-    """The plain tensors that features consist of, in the order of ``tf.nest.flatten``, named by their features.
+    """The plain tensors of features, in the order of ``tf.nest.flatten``, named after the features.
 
     A feature ``tags`` is ``tags`` where it is dense, ``tags_values`` and ``tags_row_splits`` where it is ragged, and
     ``tags_indices``, ``tags_values`` and ``tags_dense_shape`` where it is sparse.
@@ -268,20 +275,22 @@ def _component_names(name: str, spec: Any) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether the model function made the model again that was trained: by names and shapes of its variables.
+# Check that the model function builds the same model again, by names and shapes of its variables.
+# Only these associate values with variables: a name that differs at each call, for example because
+# of a counter, would leave that variable at its initial value.
 #
 # Nothing else says which value belongs to which variable. A name that is another one at each call, such as one with a
 # counter in it, would leave that variable with what it began with.
 
 
 _MAX_LISTED_NAMES = 3
-"""How many names an error has."""
+"""Maximum number of names in an error."""
 
 ShapesByName = Mapping[str, tuple[int, ...]]
 
 
 def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
-    """Refuse a model that was made anew, and is another one.
+    """Refuse a rebuilt model that differs from the trained one.
 
     Args:
         trained: shapes of variables and tables by name.

@@ -1,4 +1,4 @@
-"""The model contract: what a user's module defines, imported and checked before anything depends on it.
+"""The model contract: what a user's module must define. The module is imported and checked first.
 
 ``custom_model()`` (or a Keras model class), ``loss(labels, predictions)``, ``optimizer()``, ``eval_metrics_fn()`` and
 ``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)`` and
@@ -25,7 +25,8 @@ from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_import import import_zoo_module
 
 # --------------------------------------------------------------------------------------------------
-# The model that callbacks see where parameter servers hold the weights: it has the initial ones, and says so.
+# The model that callbacks see when the parameter servers hold the weights. It has the initial
+# weights, and methods that would use them raise an error.
 
 
 _WEIGHT_METHODS = (
@@ -43,7 +44,9 @@ _WEIGHT_METHODS = (
 
 
 def block_weight_methods(model: Any) -> None:
-    """Let methods of ``model`` raise that would use the initial weights; those that the user's class defines stay."""
+    """Make methods of ``model`` raise that would use the initial weights, except those that the user's class
+    defines.
+    """
     import keras
 
     for name in _WEIGHT_METHODS:
@@ -52,7 +55,7 @@ def block_weight_methods(model: Any) -> None:
 
 
 def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
-    """Not an error of EDL: what the user's code raises is shown with the user's lines."""
+    """Not an EdlError: errors in the user's code are shown with the user's lines."""
     raise RuntimeError(
         f"model.{method}: the model of a callback has the initial weights, the trained ones are on the parameter "
         "servers; checkpoint.every_steps keeps them, the export is a model that has them"
@@ -60,13 +63,16 @@ def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def is_blocked_method(model: Any, method: str) -> bool:
-    """Whether a method of this model raises because of :func:`block_weight_methods`."""
+    """Whether :func:`block_weight_methods` made this method raise."""
     instance_method = vars(model).get(method)
     return isinstance(instance_method, partial) and instance_method.func is _raise_untrained_weights
 
 
 # --------------------------------------------------------------------------------------------------
-# Models that say themselves how they are trained: EDL would ignore that, and so it is refused by name.
+# Models with their own training logic are refused, because EDL would ignore it. A step of EDL calls
+# the model and takes the loss, the optimizer and the metrics from the functions of the user's
+# module. Keras' ``fit``, ``evaluate`` and ``predict``, and the methods that they call, are never
+# used.
 #
 # A step of EDL calls the model, and takes the loss, the optimizer and the metrics from the functions of the user's
 # module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called, nor are those themselves.
@@ -96,7 +102,9 @@ _REMEDY_BY_METHOD: Mapping[str, str] = {
     "get_metrics_result": "put it into eval_metrics_fn()",
     "metrics": "return them from eval_metrics_fn()",
 }
-"""What Keras, or who uses it, calls to train, evaluate or predict, and EDL does not: where its work belongs here."""
+"""Methods that Keras, or its users, call to train, evaluate or predict and EDL does not, with the place in EDL
+for their logic.
+"""
 
 _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
@@ -124,6 +132,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
             kind = type(model)
             definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
             class_text = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
+            # Set on the instance: Keras' own source file is not the place to change.
             on_object = method in vars(model)  # and so in no class: Keras' own file is not where it is
             owner = f"set on the object of class {kind.__name__}" if on_object else f"class {class_text}"
             named, ignored = f"a {method}()", "does not call: the model would be trained without it"
@@ -134,6 +143,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
                 where=(None if on_object else source_file(definer)) or where,
                 hint=instead,
             )
+    # The second name is that of Keras 2.
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):  # the latter in Keras 2
         given = ", ".join(_compile_arguments(model))
         compiled = f"compiled ({given})" if given else "compiled"
@@ -147,7 +157,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
 
 
 def refuse_stateful_layers(model: Any) -> None:
-    """Refuse layers that hand their state on to the next minibatch, which another worker has.
+    """Refuse stateful layers: the next minibatch may be trained by another worker.
 
     Raises:
         BadInputError: there is one; it is named.
@@ -165,7 +175,7 @@ def refuse_stateful_layers(model: Any) -> None:
 
 
 def _compile_arguments(model: Any) -> Iterator[str]:
-    """What compile() was given, as far as Keras remembers it; its default optimizer counts."""
+    """The arguments of compile(), as far as Keras keeps them, including its default optimizer."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         yield f"optimizer {type(optimizer).__name__}"
@@ -177,7 +187,7 @@ def _compile_arguments(model: Any) -> Iterator[str]:
 
 
 FEED_MODES = ("training", "evaluation", "prediction")
-"""What ``feed`` is told, as plain strings; ElasticDL's Mode constants are equal to them."""
+"""The modes passed to ``feed``, as plain strings; ElasticDL's Mode constants are equal to them."""
 
 UserFeedFunction: TypeAlias = Callable[[Any, str, Any], Any]
 
@@ -216,7 +226,7 @@ class ModelChoice(Protocol):
 
 @dataclass(frozen=True)
 class ModelModule:
-    """A user's module that keeps the contract.
+    """A user's module that satisfies the contract.
 
     Attributes:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
@@ -246,7 +256,7 @@ class ModelModule:
 
 
 def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> ModelModule:
-    """Import the user's module and check that it keeps the contract.
+    """Import the user's module and check that it satisfies the contract.
 
     Args:
         choice: of the job.
@@ -268,6 +278,7 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
         if needs_metrics or name != _METRICS_FUNCTION
     }
     if not needs_metrics:
+        # A job without evaluation needs only the loss.
         functions[_METRICS_FUNCTION] = dict  # the loss is all there is
     return ModelModule(
         zoo=zoo,
@@ -311,7 +322,7 @@ def _contract_function(module: ModuleType, path: Path, name: str) -> Any:
 
 
 def _is_keras_loss(loss: Any) -> bool:
-    """Whether it is what ``compile(loss=...)`` takes, besides a function."""
+    """Whether this is what ``compile(loss=...)`` accepts, other than a function."""
     import keras
 
     if isinstance(loss, type):
@@ -320,12 +331,14 @@ def _is_keras_loss(loss: Any) -> bool:
 
 
 def _optimizer_factory(optimizer: Any, path: Path) -> Any:
-    """A function that makes the optimizer, of an optimizer, the name of one, or a function that gives either."""
+    """A function that makes the optimizer, from an optimizer, its name, or a function that returns either."""
     import keras
 
     if isinstance(optimizer, keras.optimizers.Optimizer | str):
         if isinstance(optimizer, str):
             return lambda: _optimizer_by_name(optimizer, path)
+        # Use the object itself: a schedule of the user's own class could not be rebuilt from its
+        # config.
         unused = [optimizer]  # as it is: a schedule of the user's own class could not be made from its description
 
         def make() -> Any:
@@ -366,6 +379,7 @@ def _value_or_function(zoo: Path, module: ModuleType, name: str) -> Any:
 def _check_arguments(function: Callable[..., Any], path: Path, name: str, expected_call: str) -> None:
     try:
         signature = inspect.signature(function)
+    # Built in C: there is no signature to check.
     except ValueError:  # built in C: nothing to check
         return
     try:

@@ -1,4 +1,4 @@
-"""Trained parameters as files that plain Keras and TensorFlow load without EDL.
+"""Exports trained parameters as files that plain Keras and TensorFlow load without EDL.
 
 The user's model is made anew, with full tables in place of served ones, and given the values of a pinned cut. Files are
 written beside their place and renamed: at every moment the place holds a complete export, the earlier or this one.
@@ -46,7 +46,9 @@ from edl.numerics.initializers import initial_rows
 from edl.storage.durable_files import sync_directory, sync_file, to_storage_error
 
 # --------------------------------------------------------------------------------------------------
-# What a program must do before Keras loads an exported ``.keras`` file, if anything.
+# The Python code that must run before Keras loads an exported ``.keras`` file, if any is needed.
+# Keras finds its own classes. It finds a user's class or function only through ``custom_objects``,
+# or if the module that registers it was imported (``register_keras_serializable``).
 #
 # Keras finds its own classes by itself. A class or function of the user's it finds only when it is given
 # (``custom_objects``), or when the module was imported that registers it (``register_keras_serializable``).
@@ -54,12 +56,12 @@ from edl.storage.durable_files import sync_directory, sync_file, to_storage_erro
 
 _LAMBDA_CLASS = "__lambda__"
 _MAX_LISTED_OBJECTS = 20
-"""Names that are told at most."""
+"""Maximum number of names in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomObject:
-    """A class or function that Keras does not bring.
+    """A class or function that Keras does not provide.
 
     Attributes:
         module: that defines it.
@@ -73,7 +75,7 @@ class CustomObject:
 
 
 def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
-    """Python that loads the file of a model; empty where ``keras.models.load_model(path)`` alone does it.
+    """Python code that loads a model's file; empty if ``keras.models.load_model(path)`` is enough.
 
     Args:
         model: that Keras can describe.
@@ -97,6 +99,7 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     if unregistered:
         names = ", ".join(f'"{own.name}": {own.name}' for own in unregistered[:_MAX_LISTED_OBJECTS])
         arguments.append(f"custom_objects={{{names}{', ...' if len(unregistered) > _MAX_LISTED_OBJECTS else ''}}}")
+    # A Lambda layer of a Python lambda is stored as code in the file.
     if unsafe:  # a Lambda layer of a Python lambda is code in the file
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
@@ -117,7 +120,7 @@ def _custom_classes(model_config: Any) -> Iterator[CustomObject]:
 
 
 def _custom_functions(model_config: Any, model: Any) -> Iterator[CustomObject]:
-    """Keras describes a function by its name alone: the layers know which one it is."""
+    """The functions that a model uses. Keras' description has only their names; the layers have the objects."""
     names = {node["config"] for node in _iter_class_nodes(model_config) if node["class_name"] == "function"}
     for layer in model._flatten_layers():
         for value in vars(layer).values():
@@ -130,7 +133,7 @@ def _custom_functions(model_config: Any, model: Any) -> Iterator[CustomObject]:
 
 
 def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
-    """Every object within Keras' description of a model that names a class."""
+    """Every object in Keras' description of a model that names a class."""
     if isinstance(model_config, dict):
         if "class_name" in model_config:
             yield model_config
@@ -142,7 +145,10 @@ def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whole tables for an export, each held once: they may be most of a worker's memory.
+# Whole tables for an export, each held only once: they may take most of a worker's memory. Keras
+# would draw initial values (three times the size), assign others (twice), and copy them twice to
+# write them. Here the values are computed directly in the variable's memory, and Keras gets a view
+# instead of a copy.
 #
 # Keras would draw initial values for a table (three times its size), be assigned others (twice), and copy them twice to
 # write them. Here the values are computed where the variable then has them, and Keras is shown them, not a copy.
@@ -154,7 +160,7 @@ RowChunks = Iterable[tuple[Ids, Floats]]
 
 
 def materialize_table(table: TableSpec, stored_chunks: RowChunks) -> Floats:
-    """All rows of a served table: as stored, else as they would be initialized."""
+    """All rows of a PS-backed table; rows that are not stored get their initial values."""
     all_rows = aligned_memory.allocate_aligned(table.rows, table.dim)
     for start in range(0, table.rows, _CHUNK_ROWS):
         ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
@@ -165,12 +171,13 @@ def materialize_table(table: TableSpec, stored_chunks: RowChunks) -> Floats:
 
 
 def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
-    """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
+    """The stored rows of an unbounded table, and one row for all other ids: the mean of the initial values."""
     chunks = list(stored_chunks)
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
     ids.sort()
     rows = aligned_memory.allocate_aligned(1 + len(ids), table.dim)
     rows[0] = initializer_mean(table.initializer)
+    # Free each one before the next.
     while chunks:  # each is freed before the next
         chunk_ids, values = chunks.pop()
         rows[1 + np.searchsorted(ids, chunk_ids)] = values
@@ -179,7 +186,7 @@ def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
 
 @contextmanager
 def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
-    """Embeddings that are built in here have these values from the start.
+    """Give Embeddings that are built in this context these values from the start.
 
     The user's function may make a model more than once (``clone_model``), and only the last one is known when it has
     ended. So each Embedding of a name has its values, all of them in the same memory.
@@ -195,6 +202,7 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
 
     @functools.wraps(build)
     def build_filled(layer: Any, input_shape: Any = None) -> None:
+        # known_rows lacks this name.
         if layer.input_dim is None and isinstance(layer, AnyId):  # known_rows has none of this name
             _build_without_rows(layer, input_shape)
             return
@@ -218,14 +226,14 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
 
 
 def _build_without_rows(layer: Any, input_shape: Any) -> None:
-    """Build a layer for ids without a bound whose name no trained table has: mostly one of a model that is not kept."""
+    """Build a layer for unbounded ids whose name has no trained table, usually of a model that is discarded."""
     layer.known = 0
     AnyId.build(layer, input_shape)
 
 
 @contextmanager
 def saving_without_copies() -> Iterator[None]:
-    """Embeddings that are saved in here are copied once, by Keras, where a variable would be twice."""
+    """Let Keras copy saved Embeddings once instead of twice."""
     save = keras.layers.Embedding.save_own_variables
 
     @functools.wraps(save)
@@ -240,7 +248,7 @@ def saving_without_copies() -> Iterator[None]:
 
 
 class _ZeroCopyStore:
-    """A store of Keras that is given the memory of float32 variables."""
+    """A Keras store that receives the memory of float32 variables without a copy."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -254,7 +262,7 @@ class _ZeroCopyStore:
 _LOG = logging.getLogger(__name__)
 
 RowChunksByTable = Mapping[str, RowChunks]
-"""By served table: chunks of ids and their rows; rows that are missing have their initial values."""
+"""By PS-backed table: chunks of ids and their rows; missing rows have their initial values."""
 
 
 def export_model(
@@ -328,6 +336,7 @@ def export_keras_file(
         )
     with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as temporary_path:
         if weights_only:
+            # Keras accepts no other file extension.
             named = temporary_path.with_name(f"{temporary_path.name}.weights.h5")  # Keras takes no other ending
             model.save_weights(named)
             named.replace(temporary_path)
@@ -338,7 +347,7 @@ def export_keras_file(
 
 
 def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: RowChunksByTable) -> Any:
-    """The user's Keras model, without parameter servers, with the given values.
+    """The user's Keras model with the given values, independent of parameter servers.
 
     Raises:
         BadInputError: the user's function makes another model than the one that was trained.
@@ -376,7 +385,7 @@ def _can_serialize(model: Any) -> bool:
 
 
 def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:
-    """The model with layers of Keras in place of EDL's where that can be."""
+    """The model with Keras layers in place of EDL's where possible."""
     try:
         model = replace_edl_layers(model, features, sample)
     except Exception as error:  # noqa: BLE001  Keras clones the user's model with the user's code; the file needs none
@@ -387,7 +396,8 @@ def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:
 
 
 def _write_keras(model: Any, path: Path) -> None:
-    """As ``model.save(path)``, which would hold the file in memory where psutil is installed."""
+    """Like ``model.save(path)``, which would hold the file in memory where psutil is installed."""
+    # With a relative path, Keras loses the assets.
     parts = path.absolute().with_name(f"{path.name}.parts")  # Keras loses the assets of a relative one
     _remove_path(parts)
     try:
@@ -402,7 +412,10 @@ def _write_keras(model: Any, path: Path) -> None:
 
 
 def _write_saved_model(model: Any, features: Any, path: Path) -> None:
-    """A SavedModel that takes what the model takes: subclassed models and ragged or sparse features do not say it."""
+    """Write a SavedModel with explicit inputs.
+
+    Subclassed models and ragged or sparse features do not declare them.
+    """
     parts = named_component_specs(features)
 
     def whole(flat: Any) -> Any:
@@ -418,6 +431,8 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", serve)
+    # A signature has plain tensors only, and the arguments of `serve` would be called given,
+    # given_1 and so on.
     if parts:  # a signature has plain tensors only, and those of `serve` would be called given, given_1 and so on
         archive.add_endpoint("serving_default", lambda *flat: model(whole(flat), training=False), parts)
     archive.write_out(str(path), verbose=False)
@@ -425,7 +440,7 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
 
 @contextmanager
 def _without_default_signature() -> Iterator[None]:
-    """TensorFlow finds this property of Keras and traces every subclassed model anew, of dense features of one type.
+    """Disable a property through which TensorFlow would trace every subclassed model again with dense features.
 
     A model that takes sparse or ragged features apart raises then.
     """
@@ -438,22 +453,25 @@ def _without_default_signature() -> Iterator[None]:
 
 @contextmanager
 def _replacing_atomically(path: Path) -> Iterator[Path]:
-    """A place beside ``path`` to write to, which then becomes ``path``; removed after an error."""
+    """A temporary path next to ``path`` that replaces it on success and is removed after an error."""
     temporary_path, previous_path = path.with_name(f".new-{path.name}"), path.with_name(f".earlier-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # An earlier export was killed between the two renames below.
         if previous_path.exists() and not path.exists():  # an export died between the two renames below
             previous_path.rename(path)
         _remove_path(temporary_path)
         yield temporary_path
         _sync_tree(temporary_path)
         _remove_path(previous_path)
+        # A directory cannot be renamed over an existing one.
         if path.is_dir():  # a directory cannot be renamed over another
             path.rename(previous_path)
         temporary_path.replace(path)
         _remove_path(previous_path)
         sync_directory(path.parent)
     except (OSError, RuntimeError, tf.errors.OpError) as error:
+        # TensorFlow and HDF5 report a full disk in different, lengthy ways.
         if "No space left" in str(error):  # TensorFlow and HDF5 say it in ways, and at a length, of their own
             raise to_storage_error(
                 OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, "export the model"

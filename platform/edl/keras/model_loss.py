@@ -1,4 +1,4 @@
-"""The loss of a minibatch, as Keras' ``compile`` and ``fit`` have it.
+"""The loss of a minibatch, with the semantics of Keras' ``compile`` and ``fit``.
 
 The model module says it in one of three ways:
 
@@ -30,13 +30,13 @@ from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
 
 _WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
-"""What the third argument of a loss is called that weighs records itself."""
+"""Name of a loss function's third argument, for losses that apply the sample weights themselves."""
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
 
 
 class ModelLoss:
-    """The loss that a model is trained and evaluated by; may be called while a graph is traced.
+    """The loss that a model is trained and evaluated with; may be called while a graph is traced.
 
     Args:
         module: the user's.
@@ -80,7 +80,7 @@ class ModelLoss:
         extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in model_losses)
         return tf.add_n([tf.cast(loss, tf.float32), *extra])
 
-    # ------------------------------------------------------------------ a function of everything
+    # ------------------------------------------------------------------ one function of all outputs
 
     def _compute_function_loss(self, labels: Any, predictions: Any, weights: Any) -> Any:
         function = self._module.loss
@@ -103,7 +103,7 @@ class ModelLoss:
             }
         )
 
-    # ------------------------------------------------------------------ a loss for each output
+    # ------------------------------------------------------------------ one loss per output
 
     def _compute_output_losses(self, labels: Any, predictions: Any, weights: Any) -> Any:
         by_output = self._tensors_by_output(predictions, "the model")
@@ -178,7 +178,7 @@ class ModelLoss:
         return tf.add_n(values)
 
     def _tensors_by_output(self, structure: Any, origin: str) -> dict[str, Any]:
-        """The tensors of a flat structure by the outputs' names; where there are none, by number."""
+        """The tensors of a flat structure by output name, or by index if there are no names."""
         if isinstance(structure, Mapping):
             tensors = dict(structure)
         else:
@@ -195,7 +195,7 @@ class ModelLoss:
         return tensors
 
     def _weights_by_output(self, weights: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keras weighs every output by sample weights that are one tensor."""
+        """The sample weights of each output; a single tensor applies to all, as in Keras."""
         if isinstance(weights, Mapping):
             self._refuse_unknown_outputs(weights, outputs, "feed gives sample weights for")
             return {name: weights.get(name) for name in outputs}
@@ -217,7 +217,10 @@ class ModelLoss:
     # ------------------------------------------------------------------ class weights
 
     def _class_sample_weights(self, labels: Any, weights: Any) -> Any:
-        """As Keras does: a class is a label, or the place of the 1 in a one-hot label; others count once."""
+        """Class weights as in Keras.
+
+        The class is the label, or the index of the 1 in a one-hot label; other records get 1.
+        """
         table = self._class_weight_table
         assert table is not None
         if weights is not None:
@@ -245,12 +248,15 @@ class ModelLoss:
 
 
 def _is_user_loss(loss: Any) -> bool:
-    """Whether the class of a loss is none of Keras' or EDL's, which give labels and predictions one rank."""
+    """Whether the loss class is the user's own.
+
+    Keras' and EDL's classes align the ranks of labels and predictions.
+    """
     return type(loss).__module__.partition(".")[0] not in ("keras", "edl")
 
 
 def _is_keras_loss(loss: Any) -> bool:
-    """Whether Keras computes a loss."""
+    """Whether Keras computes the loss."""
     return loss.is_keras_function if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
 
 
@@ -259,7 +265,7 @@ def _is_keras_module(module: str) -> bool:
 
 
 class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
-    """A function of one output's labels and predictions, squeezed to one rank as Keras' compile does."""
+    """A function of one output's labels and predictions, squeezed to equal ranks as Keras' compile does."""
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
         super().__init__(name=name)
@@ -268,7 +274,7 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
 
     @property
     def is_keras_function(self) -> bool:
-        """Whether the function is one of Keras, which takes numbers."""
+        """Whether the function is one of Keras, which needs numbers."""
         return _is_keras_module(getattr(self._function, "__module__", ""))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -276,7 +282,7 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
 
 
 def match_ranks(labels: Any, predictions: Any) -> tuple[Any, Any]:
-    """Both with one rank where one of them has a last dimension of 1 more, as Keras' losses do it."""
+    """Align the ranks if one of the two has an extra last dimension of 1, as Keras' losses do."""
     labels, predictions = tf.convert_to_tensor(labels), tf.convert_to_tensor(predictions)
     ranks = labels.shape.rank, predictions.shape.rank
     if ranks[0] == ranks[1] + 1 and labels.shape[-1] == 1:
@@ -287,7 +293,7 @@ def match_ranks(labels: Any, predictions: Any) -> tuple[Any, Any]:
 
 
 def weighted_mean(values: Any, weights: Any, value_text: str, where: str | None = None) -> Any:
-    """The mean of values, each times the weight of its record; over how many values there are.
+    """The mean of weighted values: the sum divided by the number of values, not by the sum of weights.
 
     Args:
         values: any shape, records first; a scalar only without weights.
@@ -305,7 +311,7 @@ def weighted_mean(values: Any, weights: Any, value_text: str, where: str | None 
 
 
 def expand_weights(weights: Any, values: Any, value_text: str, where: str | None = None) -> Any:
-    """Sample weights with as many dimensions as the values.
+    """The sample weights with as many dimensions as the values.
 
     Raises:
         BadInputError: the values are one number for all records.
@@ -328,7 +334,7 @@ def expand_weights(weights: Any, values: Any, value_text: str, where: str | None
 
 
 def classification_kind(labels: Any, predictions: Any) -> str:
-    """``binary``, ``sparse`` or ``categorical``: what Keras' compile takes for accuracy and crossentropy."""
+    """``binary``, ``sparse`` or ``categorical``: how Keras' compile resolves accuracy and crossentropy."""
     if predictions.shape[-1] == 1:
         return "binary"
     sparse = labels.shape.rank < predictions.shape.rank or labels.shape[-1] == 1
@@ -350,7 +356,7 @@ def _loss_for_shapes(loss: Any, labels: Any, predictions: Any) -> Any:
 
 
 def _resolve_losses(losses: Any, module: ModelModule) -> Any:
-    """A loss, a list or a mapping of losses, as objects."""
+    """Convert a loss, or a list or mapping of losses, to objects."""
     if isinstance(losses, Mapping):
         return {name: _resolve_loss(each, module, f"loss['{name}']") for name, each in losses.items()}
     if isinstance(losses, list | tuple):
@@ -389,6 +395,7 @@ def _resolve_loss(loss: Any, module: ModelModule, loss_text: str) -> Any:
             return loss(labels, predictions)
 
     name = getattr(loss, "__name__", "")
+    # A lambda's name would not be a valid TensorFlow scope.
     return _FunctionLoss(guarded, name if name.isidentifier() else "loss")  # a lambda's is none of TensorFlow's
 
 
@@ -413,7 +420,7 @@ def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Map
 
 
 def _class_weight_table(module: ModelModule) -> Any:
-    """Weights by class, those that are not named 1; None if there are none."""
+    """Weights by class, 1 for unlisted classes; None if there are none."""
     class_weight, where = module.class_weight, source_file(module.feed)
     class_weight = class_weight() if callable(class_weight) else class_weight
     if class_weight is None:
@@ -435,6 +442,7 @@ def _class_weight_table(module: ModelModule) -> Any:
 def _has_weight_argument(function: Callable[..., Any]) -> bool:
     try:
         names = [str(name).lower() for name in inspect.signature(function).parameters]
+    # Built in C: there is no signature to inspect.
     except ValueError:  # built in C: nothing to look at
         return False
     return len(names) > 2 and names[2] in _WEIGHT_ARGUMENT_NAMES
@@ -445,7 +453,10 @@ def _quote_names(names: Mapping[str, Any]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Gradients of a model that computes in float16: those below 6e-8 are 0, unless something scales its loss.
+# Loss scaling: in float16, gradients below 6e-8 become 0 unless the loss is scaled. ``keras.fit``
+# wraps the optimizer of a ``mixed_float16`` model in a ``LossScaleOptimizer``. EDL uses the
+# optimizer as it is: parameter servers support no scaling one, and strategy Local uses what the
+# user's ``optimizer()`` returns.
 #
 # ``keras.fit`` puts a ``LossScaleOptimizer`` around the optimizer of a ``mixed_float16`` model. EDL takes the optimizer
 # as it is: parameter servers reproduce no scaling one, strategy Local uses what the user's ``optimizer()`` gives.
@@ -455,12 +466,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def uses_dynamic_loss_scaling(optimizer: Any) -> bool:
-    """Whether the optimizer lowers its scale where gradients are not finite, and skips that step."""
+    """Whether the optimizer lowers its scale when gradients are not finite, and skips that step."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -> None:
-    """Name a layer that computes in float16 if nothing scales the loss.
+    """Warn and name a layer that computes in float16 if the loss is not scaled.
 
     Args:
         model: the user's.

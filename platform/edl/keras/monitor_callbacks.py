@@ -19,7 +19,7 @@ from edl.api.job_spec import JobSpec
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
 
 MetricDirections = Mapping[str, str | None]
-"""By metric of the evaluation: ``up`` or ``down`` is better, None: it does not say."""
+"""By metric of the evaluation: whether ``up`` or ``down`` is better; None: not declared."""
 
 
 def is_monitor(callback: Any) -> bool:

@@ -59,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one minibatch gave.
+    """The result of one minibatch.
 
     Attributes:
         loss: of the minibatch, with the model's own losses; may be NaN.
@@ -167,7 +167,7 @@ class KerasNetwork:
 
     @property
     def metric_directions(self) -> dict[str, str | None]:
-        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        """For each metric, whether ``up`` or ``down`` is better; None if Keras does not say."""
         return self._metrics.directions
 
     @property
@@ -182,25 +182,25 @@ class KerasNetwork:
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
-        """Served tables."""
+        """The PS-backed tables."""
         return tuple(layer.served_table for layer in self._ps_embeddings)
 
     @property
     def fingerprint(self) -> str:
-        """Of variables and tables: equal in all workers of a job."""
+        """A digest of variables and tables: equal in all workers of a job."""
         return self._variables.fingerprint([[t.name, t.rows, t.dim, dict(t.initializer)] for t in self.tables])
 
     @property
     def trace_count(self) -> int:
-        """How often the training step was traced."""
+        """The number of traces of the training step."""
         return self._traced_train.trace_count
 
     def initial_values(self) -> Floats:
-        """Initial values: a new slab."""
+        """The initial values as a new flat buffer."""
         return self._initial_values.copy()
 
     def load_weights_file(self, path: Path) -> Floats:
-        """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
+        """Load the values of a ``.keras`` or ``.weights.h5`` file of this model into a flat buffer.
 
         Raises:
             BadInputError: the file cannot be read, or is of another model; or a table of the model is served.

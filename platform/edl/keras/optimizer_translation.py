@@ -1,4 +1,6 @@
-"""A Keras optimizer as what parameter servers apply; what they cannot apply is refused by name before the first step.
+"""Translates a Keras optimizer to what parameter servers apply.
+
+Unsupported ones are refused before the first step.
 
 The PS hold slot variables and apply the rules of ``edl.numerics.optimizer_spec``. Learning-rate schedules and clipping
 stay with the worker: the rate travels with each push, gradients arrive clipped.
@@ -22,12 +24,13 @@ from edl.keras.user_code import source_file, user_code
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 
 # --------------------------------------------------------------------------------------------------
-# Gradient clipping, as Keras' optimizers do it; each worker clips its own gradients before it pushes them.
+# Gradient clipping as in Keras' optimizers. Each worker clips its own gradients before it pushes
+# them.
 
 
 @dataclass(frozen=True, slots=True)
 class GradientClipping:
-    """How gradients are clipped before they are pushed; at most one of the three is set, as in Keras.
+    """How gradients are clipped before they are pushed; at most one limit is set, as in Keras.
 
     Attributes:
         norm: each variable's gradient is scaled down to this L2 norm.
@@ -41,13 +44,13 @@ class GradientClipping:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GradientClipping | None:
-        """What an optimizer's configuration asks for; like Keras, a limit of 0 or less means none."""
+        """The clipping of an optimizer's configuration; as in Keras, a limit of 0 or less means none."""
         limits = [config[name] for name in ("clipnorm", "clipvalue", "global_clipnorm")]
         clipping = cls(*(float(limit) if limit and limit > 0 else None for limit in limits))
         return None if clipping == cls() else clipping
 
     def __call__(self, gradients: Sequence[NDArray[np.float32]]) -> None:
-        """Clip in place: one array for each trained variable and each served table (rows with duplicates summed).
+        """Clip in place: one array per trained variable and per PS-backed table (with duplicate rows summed).
 
         What is NaN leaves NaN behind, and so does what is infinite, of which ``value`` makes the limit, as in Keras.
         """
@@ -70,19 +73,20 @@ def _l2_norm(gradient: NDArray[np.float32]) -> float:
 
 def _scale_down(gradient: NDArray[np.float32], norm: float, limit: float) -> None:
     if norm > limit:
+        # Infinity times zero gives NaN, which the training loop detects and reports.
         with np.errstate(invalid="ignore"):  # infinity times zero: the training loop finds and reports what is NaN
             gradient *= np.float32(limit / norm)
 
 
 # --------------------------------------------------------------------------------------------------
-# The learning rate of a step, as the user's optimizer says it at that moment.
+# The learning rate of a step, from the user's optimizer at that moment.
 
 
 _LOG = logging.getLogger(__name__)
 
 
 class LearningRate:
-    """The rate at a global step: of a schedule, or the optimizer's variable or callable as it is now.
+    """The learning rate at a global step, from a schedule or from the optimizer's current variable or callable.
 
     The optimizer is asked at each step, because a callback may assign another number or schedule at any time.
 
@@ -125,7 +129,7 @@ class LearningRate:
 
 
 class JobLearningRate:
-    """The rate that a callback of the job has set, where one has; otherwise the optimizer's own.
+    """The learning rate that a callback of the job has set, or else the optimizer's own.
 
     Assigned to the optimizer whenever it changes, as the callback would do it.
 
@@ -157,7 +161,7 @@ class JobLearningRate:
 
 
 def _trace_schedule(schedule: Any) -> Callable[[int], float]:
-    """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step.
+    """Trace a schedule once as a function: eager schedules cost up to a millisecond per step.
 
     One that decides by Python's ``if``, or computes with ``math``, cannot be traced.
     """
@@ -170,6 +174,7 @@ def _trace_schedule(schedule: Any) -> Callable[[int], float]:
     )
     try:
         function.get_concrete_function()
+    # The errors of TensorFlow and NumPy for a tensor without a value.
     except (TypeError, NotImplementedError) as error:  # what TensorFlow and NumPy say of a tensor without a value
         _LOG.info("the learning rate's schedule is called at every step, because it cannot be traced: %s", error)
         return lambda step: float(schedule(tf.constant(step, tf.int64)))
@@ -190,7 +195,7 @@ _RULE_BY_CLASS: Mapping[str, str] = {
     "GroupFtrl": "ftrl",
     "Lamb": "lamb",
 }
-"""What the PS call the optimizers of Keras, and EDL's one, that they apply."""
+"""The parameter servers' names of Keras' optimizers and of EDL's own one."""
 _KERAS_CLASSES = tuple(name for name in _RULE_BY_CLASS if name != "GroupFtrl")
 _ALTERNATIVES: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
@@ -202,15 +207,15 @@ _ALTERNATIVES: Mapping[str, str] = {
     "gradient_accumulation_steps": "leave it out, and raise train.minibatch_size",
     "loss_scale_factor": "leave it out, and use the policy mixed_bfloat16, which needs no loss scaling",
 }
-"""What to use in place of a class or an argument."""
+"""Alternatives to an unsupported class or argument."""
 _WORKER_ARGUMENTS = frozenset({"name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"})
 _IGNORED_ARGUMENTS = frozenset({"ema_momentum", "ema_overwrite_frequency"})
-"""Without effect unless ``use_ema``, which is refused."""
+"""Without effect unless ``use_ema`` is set, which is refused."""
 
 
 @dataclass(frozen=True)
 class TranslatedOptimizer:
-    """An optimizer, divided between PS and worker.
+    """An optimizer, split between PS and worker.
 
     Attributes:
         spec: what the PS apply.
@@ -223,7 +228,10 @@ class TranslatedOptimizer:
     clip: GradientClipping | None
 
     def zero_gradient_update(self, name: str) -> str | None:
-        """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
+        """The hyperparameter that changes a variable or table even if its gradient is zero.
+
+        None: there is none.
+        """
         if self.spec.name == "ftrl":
             return "Ftrl"
         return "weight_decay" if self.spec.weight_decay_for(name) else None
@@ -232,7 +240,7 @@ class TranslatedOptimizer:
 def translate_optimizer(
     optimizer: Any, keras_names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()
 ) -> TranslatedOptimizer:
-    """Divide a Keras optimizer between PS and worker.
+    """Split a Keras optimizer between PS and worker.
 
     Args:
         optimizer: what the user's ``optimizer()`` returned.
@@ -253,12 +261,14 @@ def translate_optimizer(
 
 
 def keras_variable_name(variable: Any) -> str:
-    """What ``var_names`` are looked for in: on TensorFlow that is TensorFlow's name, such as ``head/bias:0``."""
+    """The name that ``var_names`` is matched against: on TensorFlow its own name, such as ``head/bias:0``."""
     return str(variable.value.name)
 
 
 def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], ps_count: int) -> None:
-    """LAMB needs the length of a whole variable, and no PS has it when a table's rows are spread over several.
+    """Refuse LAMB for PS-backed tables on several PS.
+
+    It needs the norm of the whole variable, and no PS has all rows.
 
     Raises:
         BadInputError: that is so.
@@ -290,7 +300,7 @@ def _supported_class_name(optimizer: Any) -> str:
 
 
 def _optimizer_config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
-    """The optimizer's arguments. Keras writes its schedule down with them."""
+    """The optimizer's configuration, including its schedule."""
     import keras
 
     schedule, base = optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
@@ -326,7 +336,7 @@ def _make_spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
 
 
 def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that ``exclude_from_weight_decay`` leaves alone."""
+    """The variables that ``exclude_from_weight_decay`` excludes."""
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise BadInputError(
             "exclude_from_weight_decay(var_list=...) cannot be reproduced: the optimizer is made apart from the model",
@@ -337,7 +347,7 @@ def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...
 
 
 def _base_class_hint(kind: type) -> str | None:
-    """What a subclass extends, if the PS apply that; what it does otherwise cannot be known."""
+    """Suggest the base class of a subclass if the PS support it; the subclass's own changes cannot be known."""
     base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _KERAS_CLASSES), None)
     return (
         f"use keras.optimizers.{base} itself: the parameter servers do not run the update of a subclass"

@@ -1,4 +1,4 @@
-"""Ids that no Embedding has: which table, which id, what to do; the same for tables that are served and for dense ones.
+"""Reports out-of-range ids: the table, the id and the remedy, for PS-backed and dense tables alike.
 
 Keras looks negative ids of a dense table up from its end, and a GPU has rows of zeros for ids past it. So a step looks
 at the ids of dense tables itself. Where a model looks rows up without Keras' layer, TensorFlow says only how many rows
@@ -33,7 +33,7 @@ _ASSERTION_ERROR = re.compile(
 
 
 def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
-    """The error for an id.
+    """The error for an out-of-range id.
 
     Args:
         wrong: the id.
@@ -49,7 +49,7 @@ def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> 
 
 @contextmanager
 def explain_dense_id_errors(model: Any) -> Iterator[None]:
-    """Say of an id that a dense Embedding of the model does not have which Embedding it is.
+    """Convert TensorFlow's error for an out-of-range id to one that names the Embedding.
 
     Raises:
         BadInputError: in place of TensorFlow's error, where it is one of an Embedding.
@@ -65,7 +65,7 @@ def explain_dense_id_errors(model: Any) -> Iterator[None]:
 
 @contextmanager
 def assert_dense_ids_in_range() -> Iterator[None]:
-    """Dense Embeddings of Keras that are called in here, while a step is traced, refuse ids that they do not have.
+    """Make Keras' dense Embeddings refuse out-of-range ids, while a step is traced in this context.
 
     The step asserts it then, and :func:`explain_dense_id_errors` says which Embedding it was. Steps are traced one at
     a time.
@@ -74,6 +74,7 @@ def assert_dense_ids_in_range() -> Iterator[None]:
 
     @functools.wraps(call)
     def call_within_table(layer: Any, inputs: Any) -> Any:
+        # The step asserts it wherever the layer is called.
         if not isinstance(layer, EdlEmbedding):  # which asserts it wherever it is called
             inputs = _assert_ids_in_table(layer, inputs)
         return call(layer, inputs)
@@ -116,17 +117,18 @@ def _error_from_gather(text: str, model: Any) -> BadInputError | None:
         and layer.input_dim == rows
         and _is_operation_of_layer(layer, scopes)
     }
-    # Keras looks negative ids up from the table's end
+    # Keras wraps negative ids around to the end of the table.
     return id_out_of_range_error(wrong - rows if wrong < 0 else wrong, rows, dims) if dims else None
 
 
 def _is_operation_of_layer(layer: Any, scopes: Sequence[str]) -> bool:
-    """Whether an operation was made by a layer; TensorFlow numbers scopes of one name."""
+    """Whether a layer created the operation; TensorFlow numbers scopes of equal names."""
     return any(re.fullmatch(rf"{re.escape(layer.name)}(_\d+)?", scope) for scope in scopes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Uses of a variable by which a step would learn nothing of it, without a word: they are refused by name.
+# Unsupported uses of variables, by which a variable would silently not be trained; they are refused
+# by name.
 #
 # Keras trains variables. Here a step gets their values as tensors of its graph, and the model may see the difference:
 #
@@ -156,7 +158,7 @@ TensorId: TypeAlias = tuple[str, int]
 
 
 def refuse_unsupported_uses(graph: Any, tensors_by_name: Mapping[str, Any], weights_by_name: Mapping[str, Any]) -> None:
-    """Look through a traced forward pass, before its gradients are.
+    """Check a traced forward pass for unsupported uses, before its gradients are traced.
 
     Args:
         graph: of the step.
@@ -193,7 +195,7 @@ def _has_custom_gradient(operation: Any) -> bool:
 
 
 def _tensors_inside_gradient(operation: Any) -> Iterator[Any]:
-    """The tensors that the results of a custom gradient's function depend on, up to its arguments.
+    """The tensors inside a custom gradient's function: those its results depend on, up to its arguments.
 
     Its operation passes results on, which are used, and arguments, which are not: they are there for their gradients.
     """
@@ -215,7 +217,7 @@ def _tensor_id(tensor: Any) -> TensorId:
 
 
 # --------------------------------------------------------------------------------------------------
-# A loss of one label and one prediction a record that compares each label with every prediction.
+# Losses of one label and one prediction per record that accidentally broadcast.
 #
 # Labels ``(n,)`` and predictions ``(n, 1)``, which is what ``Dense(1)`` gives, are broadcast by TensorFlow: their
 # difference is ``(n, n)``. Its mean is a number like any other, and it falls, but it has little to do with the records.
@@ -224,7 +226,7 @@ def _tensor_id(tensor: Any) -> TensorId:
 
 
 _PROBE_RECORD_COUNT = 7919
-"""A number of records that no model has as another dimension: a prime."""
+"""A record count that no other dimension of a model has: a prime."""
 
 
 def refuse_broadcast(
@@ -236,7 +238,7 @@ def refuse_broadcast(
     weights: Any = None,
     where: str | None = None,
 ) -> None:
-    """Refuse a function that broadcasts labels and predictions of ``(n,)`` and ``(n, 1)``, or the other way round.
+    """Refuse a function that broadcasts labels and predictions of ``(n,)`` and ``(n, 1)``, or vice versa.
 
     It is found by the shape ``(n, n)`` of what it gives, or by that of what it averages by itself. Looks at shapes
     alone, so that nothing of it is left in a traced step.
@@ -274,7 +276,7 @@ def refuse_broadcast(
 
 
 def _could_broadcast(labels: set[str], predictions: set[str]) -> bool:
-    """Whether some labels are one value a record, and some predictions too, in another shape."""
+    """Whether labels are one value per record, and predictions too, in a different shape."""
     return ("(n,)" in labels and "(n, 1)" in predictions) or ("(n, 1)" in labels and "(n,)" in predictions)
 
 
@@ -282,7 +284,8 @@ def _returns_square(function: Callable[..., Any], arguments: tuple[Any, ...], re
     flat = {_format_shape(leaf) for leaf in tf.nest.flatten(arguments)}
     if flat != {"(n,)", "(n, 1)"} or not _is_square(result):
         return False
-    # With a known number of records it may have as many values a record as there happen to be records
+    # With a fixed number of records, an output could have as many values per record as there are
+    # records.
     return result.shape[0] is None or _is_square(_call_for_any_count(function, arguments))
 
 
@@ -298,7 +301,7 @@ def _call_for_any_count(function: Callable[..., Any], arguments: tuple[Any, ...]
 
 
 def _computes_square(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-    """Whether an operation of the function takes labels and predictions as ``(n,)`` and ``(n, 1)`` and is ``(n, n)``.
+    """Whether the function combines ``(n,)`` and ``(n, 1)`` into ``(n, n)``.
 
     The function is traced once more, for a number of records that no other dimension has: where that number is twice
     in a shape, both are records. Losses of pairs of records make them of one rank, and so are none of this.
@@ -329,7 +332,7 @@ def _computes_square(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 @contextmanager
 def _inline_tf_functions() -> Iterator[None]:
-    """What a ``tf.function`` of the user's does is seen in the graph that calls it, in here."""
+    """Inline a user's ``tf.function`` into the calling graph, within this context."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -339,7 +342,7 @@ def _inline_tf_functions() -> Iterator[None]:
 
 
 def _spec_for_probe_count(leaf: Any) -> tf.TensorSpec | None:
-    """A tensor's type and shape for ``_COUNT`` records; None for what has no shape of its own."""
+    """A tensor's type and shape for ``_COUNT`` records; None without a static shape."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank is None:
         return None
     return tf.TensorSpec([_PROBE_RECORD_COUNT, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
@@ -350,7 +353,7 @@ def _format_shapes(structure: Any) -> str:
 
 
 def _format_shape(leaf: Any) -> str:
-    """In people's words if it holds one value a record."""
+    """The shape in words if there is one value per record."""
     rank = leaf.shape.rank if isinstance(leaf, tf.Tensor) else None
     if rank == 1:
         return "(n,)"

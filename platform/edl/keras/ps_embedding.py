@@ -25,7 +25,7 @@ from edl.keras.row_binding import table_bytes, unsupported_embedding_error
 from edl.numerics.initializers import variance_scaling
 
 # --------------------------------------------------------------------------------------------------
-# Keras' initializers as what ``edl.numerics.initializers`` can compute for single rows.
+# Keras' initializers in the form that ``edl.numerics.initializers`` can compute row by row.
 
 
 _VARIANCE_SCALING_CLASSES = {
@@ -40,11 +40,11 @@ _VARIANCE_SCALING_CLASSES = {
         "LecunNormal",
     )
 }
-"""Those whose spread depends on the table's shape."""
+"""Initializers whose spread depends on the table's shape."""
 
 
 def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
-    """The JSON of a Keras initializer; None if its values cannot be computed row by row.
+    """Convert a Keras initializer to JSON; None if its values cannot be computed row by row.
 
     Args:
         initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
@@ -76,18 +76,18 @@ def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, An
 
 
 def initializer_mean(initializer: Mapping[str, Any]) -> float:
-    """The mean of the values that an initializer gives, of which the ones that are drawn are symmetric around it."""
+    """The mean of an initializer's values; random initializers are symmetric around it."""
     if "minval" in initializer:
         return (float(initializer["minval"]) + float(initializer["maxval"])) / 2
     return float(initializer.get("mean", initializer.get("value", 0.0)))
 
 
 _MAX_EXACT_INTEGER = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
-"""Up to where each type has every whole number."""
+"""The largest integer up to which each type represents every integer exactly."""
 
 
 class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
-    """An Embedding without a table. :func:`adopt` makes one of an Embedding, or of an instance of a user's subclass.
+    """An Embedding without a table.
 
     Such a subclass comes before this class in the order of resolution: its ``call`` runs as the user wrote it, and
     finds this ``call`` behind ``super()``.
@@ -99,6 +99,7 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         """Rows of ids; shape ``[*ids, dim]``."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values))
+        # As in Keras: missing entries are id 0.
         if isinstance(inputs, tf.SparseTensor):  # as Keras: what is not there is id 0
             inputs = tf.sparse.to_dense(inputs)
         self._check_id_dtype(inputs)
@@ -128,7 +129,7 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     _embeddings = embeddings
 
     def set_weights(self, weights: Any) -> NoReturn:
-        """Refused, as everything that gives the table values of its own."""
+        """Refused, like everything that sets the table's values."""
         raise unsupported_embedding_error(self, "it is given values of its own")
 
     def load_own_variables(self, store: Any) -> NoReturn:
@@ -141,7 +142,7 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
 
 
 def convert_to_ps_embedding(layer: Any, seed: int) -> None:
-    """Make a served layer of an Embedding that is about to be built.
+    """Convert an Embedding that is about to be built to a PS-backed layer.
 
     Raises:
         UnsupportedEmbeddingError: it cannot be served; says why.
@@ -149,10 +150,10 @@ def convert_to_ps_embedding(layer: Any, seed: int) -> None:
     unsupported = _unsupported_reason(layer)
     if unsupported is not None:
         raise unsupported_embedding_error(layer, *unsupported)
-    # A variable of no rows has the name that the table would have.
+    # A variable without rows that has the table's name.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
-    # Past Keras, which would look for variables and layers in what is set.
+    # Bypass Keras, which would track variables and layers in assigned attributes.
     object.__setattr__(layer, "served_table", _table_spec(layer, variable.path, seed))
     kind: Any = type(layer)
     object.__setattr__(layer, "__class__", _ps_embedding_class(kind))
@@ -175,7 +176,7 @@ def _ps_embedding_class(kind: type) -> type:
 
 
 def find_ps_embeddings(model: Any, threshold: float) -> tuple[PsEmbedding, ...]:
-    """The served layers of a model that was made under ``converting_large_embeddings``.
+    """The PS-backed layers of a model that was built under ``converting_large_embeddings``.
 
     Args:
         model: built.
@@ -208,7 +209,10 @@ def _check_unique_names(tables: list[str], variables: list[str]) -> None:
 
 
 def _unsupported_reason(layer: Any) -> tuple[str, ...] | None:
-    """Why an Embedding cannot be served, and what to do where a dense table is refused as well; None if it can."""
+    """Why an Embedding cannot be PS-backed, and the remedy if a dense table would be refused as well.
+
+    None if it can.
+    """
     if layer.embeddings_constraint is not None:
         return (
             "it has embeddings_constraint, and the parameter servers see the rows of a minibatch only",
@@ -235,11 +239,14 @@ def _table_seed(seed: int, name: str) -> int:
     value = splitmix64(seed)
     for byte in name.encode():
         value = splitmix64(value ^ byte)
+    # The Declare message holds it as int64.
     return int(value >> 1)  # int64 in the Declare message
 
 
 # --------------------------------------------------------------------------------------------------
-# Large Embeddings without their tables, while the user's model is made and built.
+# Building large Embeddings without their tables. A PS-backed table may exceed a worker's memory,
+# and a worker never reads it. So Embeddings above the threshold that are built in this context are
+# converted before Keras creates their variables.
 #
 # A served table may be larger than the memory of a worker, and a worker never reads it. So the large Embeddings that
 # are
@@ -248,7 +255,7 @@ def _table_seed(seed: int, name: str) -> int:
 
 @contextmanager
 def converting_large_embeddings(threshold: float, seed: int) -> Iterator[None]:
-    """Change how Embeddings are built.
+    """Convert large Embeddings while models are built in this context.
 
     Args:
         threshold: bytes of a table from which on it is served.

@@ -32,7 +32,7 @@ class UnsupportedEmbeddingError(BadInputError):
     """See the module's docstring."""
 
     _keras_call_info_injected = True
-    """Keras gives an error a text of its own at each layer that it passes, unless it carries this mark."""
+    """Without this mark, Keras rewrites an error's text at each layer that it passes."""
 
 
 def unsupported_embedding_error(layer: Any, reason: str, remedy: str | None = None) -> UnsupportedEmbeddingError:
@@ -194,7 +194,7 @@ class BoundRows:
 Ids = NDArray[np.int64]
 
 _VALUE_PRESERVING_TYPES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze"})
-"""Operations that keep values and their order."""
+"""Operations that preserve values and their order."""
 
 
 class IdTracer:

@@ -1,4 +1,4 @@
-"""Importing TensorFlow, the longest part of a worker's start, without what no worker needs.
+"""Imports TensorFlow, the longest part of a worker's start, without modules that no worker needs.
 
 Keras imports scikit-learn, and with it most of SciPy, where they are installed: for ``keras.wrappers``, which make a
 scikit-learn estimator of a model. They are about a tenth of the whole import, so they are kept out of it. A model's
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def import_tensorflow() -> Any:
-    """The module; call from the main thread, before anything else imports TensorFlow or Keras."""
+    """Import TensorFlow; call from the main thread, before anything else imports TensorFlow or Keras."""
     with _hidden_module("sklearn"):
         import tensorflow
     return tensorflow
@@ -22,7 +22,7 @@ def import_tensorflow() -> Any:
 
 @contextmanager
 def _hidden_module(name: str) -> Iterator[None]:
-    """Importing ``name`` fails in here, as if it were not installed; unless it is imported already."""
+    """Make importing ``name`` fail in this context as if it were not installed, unless it is already imported."""
     if name in sys.modules:
         yield
         return

@@ -1,4 +1,5 @@
-"""A function of minibatches, traced once for any number of records, and called without TensorFlow's dispatch.
+"""A function of minibatches that is traced once for any number of records and called without TensorFlow's
+dispatch.
 
 ``tf.function`` compares every argument with the signatures of earlier traces, about 0.2 ms a call: a quarter of a small
 model's step. Here the types and shapes of the arguments without their first dimension pick the trace, which is called
@@ -22,11 +23,11 @@ from edl.numerics.aligned_memory import is_aligned
 
 _TENSOR_TYPES = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 _TRACING_LOCK = threading.Lock()
-"""Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
+"""Keras marks layers while they are being called, so two threads cannot trace one model at a time."""
 
 
 class TracedFunction:
-    """See the module's docstring.
+    """A traced function. See the module's docstring.
 
     Args:
         function: of nested tensors or arrays, records first; runs as a graph. Arrays are not to be written to while
@@ -39,17 +40,18 @@ class TracedFunction:
 
     @property
     def trace_count(self) -> int:
-        """How often the function was traced."""
+        """The number of traces."""
         return int(self._tf_function.experimental_get_tracing_count())
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it; traces when there is no trace for these types and shapes."""
+        """Call the function; traces it for new types and shapes."""
         trace, leaves = self.find_trace(*arguments)
         flat = tf.nest.flatten(leaves, expand_composites=True)
+        # The part of a tf.function call that follows the comparison of signatures.
         return trace._call_flat(flat, trace.captured_inputs)  # what a call does once it has compared signatures
 
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
-        """The trace for these types and shapes, made if there is none, and the arguments' leaves as tensors."""
+        """Find or make the trace for these types and shapes; also returns the arguments' leaves as tensors."""
         leaves = [_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_signature_key(leaf) for leaf in leaves)
         trace = self._traces.get(key)
@@ -62,12 +64,12 @@ class TracedFunction:
 
 
 def as_array(tensor: Any) -> NDArray[Any]:
-    """A tensor's values: its own memory, which cannot be written to."""
+    """A tensor's values as an array: a read-only view of its memory."""
     return np.asarray(memoryview(tensor))
 
 
 def spec_for_any_count(value: Any) -> Any:
-    """The TensorSpec of a tensor or array with any number of records; also of ragged and sparse tensors."""
+    """The TensorSpec with an unknown number of records; also for ragged and sparse tensors."""
     shape = [None, *value.shape[1:]] if len(value.shape) else []
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
@@ -89,7 +91,7 @@ def _signature_key(tensor: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a tensor of a graph is made of; nothing is run.
+# Analysis of a graph's dependencies; nothing is run.
 
 
 _ALL_INPUTS = slice(None)
@@ -103,15 +105,15 @@ _VALUE_INPUTS = {
     "SparseToDense": slice(2, 3),
     "RaggedTensorToTensor": slice(1, 2),
 }
-"""Operations that take values elsewhere as they are, or in another type; and which of their inputs these are."""
+"""Operations that pass values on unchanged or in another type, with the inputs that carry the values."""
 _SELECTING_OPERATIONS = frozenset({"GatherV2", "GatherNd", "SelectV2"})
-"""Those of them whose other inputs are more than shapes and places: they may be ids."""
+"""Those of them whose other inputs are more than shapes and indices: they may be ids."""
 
 
 def iter_dependencies(
     tensor: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
 ) -> Iterator[Any]:
-    """All operations whose values the tensor depends on.
+    """All operations that the tensor depends on.
 
     Args:
         tensor: of a graph.
@@ -127,7 +129,7 @@ def iter_dependencies(
 
 
 def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:
-    """Two types of integers: what the tensor depends on is given to the graph as the first and cut to the second.
+    """Find a narrowing cast of integers between the graph's inputs and the tensor: returns both types.
 
     What is computed before it is cut counts as fit for it: a remainder, the number of a bucket.
     """
@@ -145,11 +147,11 @@ def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:
 
 
 def _value_inputs(operation: Any) -> Sequence[Any]:
-    """The inputs whose values an operation has as they are."""
+    """The inputs whose values an operation passes on unchanged."""
     return tuple(operation.inputs[_VALUE_INPUTS.get(operation.type, slice(0))])
 
 
 def _influencing_inputs(operation: Any) -> Sequence[Any]:
-    """The inputs that an operation's values depend on; shapes are cut without harm."""
+    """The inputs that an operation's values depend on; casting shapes is harmless."""
     keeps = operation.type in _VALUE_INPUTS and operation.type not in _SELECTING_OPERATIONS
     return _value_inputs(operation) if keeps else operation.inputs

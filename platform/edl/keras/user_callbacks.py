@@ -1,4 +1,4 @@
-"""The user's Keras callbacks, called as a worker sees training.
+"""Runs the user's Keras callbacks in a worker.
 
 Each worker runs its own. It sees its own minibatches only: ``logs`` holds the loss of one, at the end of an epoch the
 mean of them. An epoch begins and ends for it with the first task that it gets of one epoch and of the next. What a
@@ -31,7 +31,8 @@ from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
 
 # --------------------------------------------------------------------------------------------------
-# What Keras gives callbacks and a job gives otherwise: the methods that it never calls, and ``params``.
+# What Keras provides to callbacks and a job does differently: methods that are never called, and
+# ``params``.
 
 
 CallbackParams = Mapping[str, Any]
@@ -39,15 +40,15 @@ CallbackParams = Mapping[str, Any]
 _UNCALLED_METHODS = tuple(
     f"on_{kind}_{end}" for kind in ("test_batch", "predict_batch", "predict") for end in ("begin", "end")
 )
-"""An evaluation is one call of ``on_test_begin`` and ``on_test_end`` for each of its tasks; predictions have none."""
+"""``on_test_begin`` and ``on_test_end`` are called once per evaluation task; predictions have no calls."""
 _UNCALLED_MONITOR_METHODS = tuple(
     f"on_{kind}_{end}" for kind in ("batch", "train_batch", "test") for end in ("begin", "end")
 )
-"""Callbacks that decide by evaluations hear of nothing else."""
+"""Callbacks that decide by evaluations receive no other calls."""
 
 
 def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
-    """``params`` as ``keras.fit`` sets them.
+    """The ``params`` that ``keras.fit`` would set.
 
     Args:
         train: of the job.
@@ -58,13 +59,17 @@ def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
     """
     counts = [source.records for source in reader.sources()]
     if train.shuffle.window != 0 and getattr(reader, "blocks", None) is not None:
+        # Windows may cross the borders of sources; ranges of records do not.
         counts = [sum(counts)]  # windows reach over the ends of sources, ranges of records do not
     steps = sum(-(-count // train.minibatch_size) for count in counts)
     return {"verbose": 1, "epochs": train.epochs, "steps": steps}
 
 
 def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:
-    """Give callbacks their ``params``, if any; a progress bar counts global steps, which do not end with an epoch."""
+    """Set the ``params`` of callbacks.
+
+    A progress bar counts global steps, which do not restart with an epoch.
+    """
     import keras
 
     if not params:
@@ -75,7 +80,7 @@ def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> Non
 
 
 def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) -> None:
-    """Name the methods of the user's own that Keras would call and a job does not.
+    """Warn about methods of the user's own callbacks that Keras would call and a job does not.
 
     Args:
         callbacks: that hear of steps, epochs and evaluation tasks.
@@ -104,7 +109,7 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
 
 
 def _is_user_defined(callback: Any, method: str) -> bool:
-    """Whether the user wrote a method, rather than Keras."""
+    """Whether the user's class defines the method, rather than Keras."""
     if method in vars(callback):
         return True
     definer = next((base for base in type(callback).__mro__ if method in vars(base)), object)
@@ -119,17 +124,17 @@ def _is_keras_class(kind: type) -> bool:
 _LOG = logging.getLogger(__name__)
 
 _MONITOR_STATE_FIELDS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
-"""What Keras' callbacks remember of earlier evaluations, besides weights."""
+"""State of Keras' callbacks about earlier evaluations, besides weights."""
 
 MonitorCheck = Callable[[list[Any]], None]
-"""Refuses callbacks that could never decide."""
+"""Refuses callbacks that could never take effect."""
 
 
 class NoCallbacks:
-    """For modules without ``callbacks()``: costs nothing."""
+    """For modules without ``callbacks()``; every method does nothing."""
 
     master_callbacks: tuple[CallbackSpec, ...] = ()
-    """What the master is to decide."""
+    """The callbacks that the master evaluates."""
     stop_reason = ""
     """Why a callback ended training."""
 
@@ -137,13 +142,13 @@ class NoCallbacks:
         """A minibatch begins."""
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch is in, or with overlap on its way."""
+        """A minibatch was applied or, with overlap, was sent."""
 
     def begin_training(self) -> None:
-        """Training begins, if it has not."""
+        """Training begins, unless it already has."""
 
     def begin_first_step(self) -> None:
-        """What a run calls before its first update, to try it: of nothing that writes log files."""
+        """Called before the first update, to try the callbacks; excludes those that write log files."""
 
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins."""
@@ -158,27 +163,29 @@ class NoCallbacks:
         """No more training."""
 
     def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        """The values of an evaluation; returns which callbacks decided what, for people."""
+        """Run the monitor callbacks with an evaluation's values; returns their decisions, for users."""
         return []
 
     def end_monitors(self) -> Mapping[str, float | None] | None:
-        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        """End the evaluations; receives the values for the restored weights, if they are not of the last
+        evaluation.
+        """
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on has to know, as JSON."""
+        """The state that a resumed run needs, as JSON."""
         return {}
 
     def weight_arrays(self) -> dict[str, Any]:
-        """The same of weights."""
+        """The weights that a resumed run needs."""
         return {}
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Go on with what both gave."""
+        """Restore ``state`` and ``weight_arrays``."""
 
 
 class KerasCallbacks:
-    """Calls a list of Keras callbacks.
+    """Runs a list of Keras callbacks.
 
     Args:
         callbacks: what the module's ``callbacks()`` returned.
@@ -256,13 +263,14 @@ class KerasCallbacks:
         """A minibatch begins; ``step`` is the global step."""
         if (
             not self._trains_locally
+            # So that a schedule's rate, and TensorBoard's step, are those of this step.
         ):  # so that the rate of a schedule, and what TensorBoard counts, are those of this step
             self._model.optimizer.iterations.value.assign(step, read_value=False)
         with self._calling_user_code("on_train_batch_begin"):
             self._callback_list.on_train_batch_begin(step)
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch is in, or with overlap on its way."""
+        """A minibatch was applied or, with overlap, was sent."""
         self._epoch_loss_sum += loss
         self._epoch_steps += 1
         self._loss_sum_since_evaluation += loss
@@ -271,7 +279,7 @@ class KerasCallbacks:
             self._callback_list.on_train_batch_end(step, {"loss": loss})
 
     def begin_training(self) -> None:
-        """Training begins, if it has not: the first task of an epoch does it otherwise."""
+        """Training begins, unless it already has: the first task of an epoch does the same."""
         if self._training_begun:
             return
         self._training_begun = True
@@ -279,9 +287,10 @@ class KerasCallbacks:
             self._callback_list.on_train_begin()
 
     def begin_first_step(self) -> None:
-        """What a run calls before its first update, to try it: of nothing that writes log files."""
+        """Called before the first update, to try the callbacks; excludes those that write log files."""
         import keras
 
+        # They would truncate the files of an earlier run.
         log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)  # they would empty those of a run
         tried = [each for each in self._callback_list.callbacks if not isinstance(each, log_writers)]
         self._callback_list.callbacks[:] = tried
@@ -289,7 +298,7 @@ class KerasCallbacks:
         self.begin_step(0)
 
     def begin_epoch(self, epoch: int) -> None:
-        """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""
+        """A task of an epoch begins. The first one begins the epoch and ends the previous one."""
         if epoch == self._epoch:
             return
         self.begin_training()
@@ -301,6 +310,7 @@ class KerasCallbacks:
                 self._scheduled_rates.assign_epoch_rate(epoch)
             rate = self._current_rate() if epoch == self._resumed_epoch else None
             self._callback_list.on_epoch_begin(epoch)
+            # The run resumes in the middle of an epoch, whose rate was set when it began.
             if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
@@ -331,10 +341,11 @@ class KerasCallbacks:
         with self._calling_user_code("on_train_end"):
             self._callback_list.on_train_end()
 
-    # ------------------------------------------------------------------ what decides by evaluations, in this process
+    # ------------------------------------------------------------------ monitor callbacks in this
+    # process
 
     def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        """The values of an evaluation; returns which callbacks decided what, for people."""
+        """Run the monitor callbacks with an evaluation's values; returns their decisions, for users."""
         if not self._monitors or step <= self._last_evaluated_step:
             return []
         logs = {f"val_{name}": value for name, value in metrics.items()}
@@ -368,7 +379,7 @@ class KerasCallbacks:
 
     @property
     def stop_reason(self) -> str:
-        """Why a callback that decides by evaluations ended training; empty while none has."""
+        """Why a monitor callback ended training; empty while none has."""
         for callback in self._monitors:
             if getattr(callback, "stopped_epoch", 0):
                 best = "none" if callback.best is None else f"{float(callback.best):.6g}"
@@ -377,7 +388,9 @@ class KerasCallbacks:
         return ""
 
     def end_monitors(self) -> Mapping[str, float | None] | None:
-        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        """End the evaluations; receives the values for the restored weights, if they are not of the last
+        evaluation.
+        """
         best_metrics = None
         for callback in self._monitors:
             with self._calling_user_code(f"on_train_end of {type(callback).__name__}"):
@@ -390,7 +403,7 @@ class KerasCallbacks:
         return best_metrics
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on has to know, as JSON."""
+        """The state that a resumed run needs, as JSON."""
         best = {getattr(callback, "best_epoch", -1) for callback in self._monitors}
         return {
             "epoch": self._epoch,
@@ -411,7 +424,7 @@ class KerasCallbacks:
         }
 
     def weight_arrays(self) -> dict[str, Any]:
-        """The weights that ``restore_best_weights`` keeps: ``best/<place of the callback>/<n>``."""
+        """The weights kept for ``restore_best_weights``: ``best/<index of the callback>/<n>``."""
         return {
             f"best/{place}/{n}": weight
             for place, callback in enumerate(self._monitors)
@@ -419,7 +432,7 @@ class KerasCallbacks:
         }
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Go on with what both gave. Of callbacks that were exchanged since, those of the same place begin anew."""
+        """Restore ``state`` and ``weight_arrays``. A callback that was replaced since starts fresh."""
         if not state:
             return
         self._resumed_epoch = -1 if state["epoch"] is None else state["epoch"]
@@ -451,7 +464,7 @@ class KerasCallbacks:
 
 
 class _EpochRates:
-    """What ``LearningRateScheduler`` makes of the rate, the same in every worker.
+    """The rate that ``LearningRateScheduler`` sets for each epoch, equal in every worker.
 
     A schedule may go on from the rate of the epoch before, as ``lambda epoch, rate: rate * 0.9`` does. No worker sees
     all epochs: one takes another's place, or the last records of an epoch go elsewhere. So the rate before an epoch is
@@ -463,13 +476,14 @@ class _EpochRates:
 
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        # Keras then does not allow the rate to be assigned, and reports it.
         self._schedules = [] if has_schedule else schedules  # Keras lets nobody assign a rate then, and says so
         self._optimizer = optimizer
         self._rate_by_epoch = [float(optimizer.learning_rate)] if self._schedules else []
         """By epoch, as far as they are known."""
 
     def assign_epoch_rate(self, epoch: int) -> None:
-        """Give the optimizer the rate with which an epoch begins, before the callbacks hear of it."""
+        """Set the optimizer's rate for the start of an epoch, before the callbacks are called."""
         if not self._schedules:
             return
         while len(self._rate_by_epoch) <= epoch:
@@ -480,13 +494,13 @@ class _EpochRates:
         self._optimizer.learning_rate = self._rate_by_epoch[epoch]
 
     def record_next_rate(self, epoch: int) -> None:
-        """The callbacks have begun an epoch: with what they made of the rate the next one begins."""
+        """Record the rate that the callbacks set at the start of the epoch; the next epoch starts from it."""
         if self._schedules and len(self._rate_by_epoch) == epoch + 1:
             self._rate_by_epoch.append(float(self._optimizer.learning_rate))
 
 
 def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
-    """Several workers that write to one file leave one that nobody can read."""
+    """Give each worker its own output files: several workers writing to one file would corrupt it."""
     import keras
 
     for callback in callbacks:
@@ -501,7 +515,7 @@ def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
 
 
 def _json_number(value: Any) -> float | int | None:
-    """A number as JSON; one that is not finite is none."""
+    """A number as JSON; None if it is not finite."""
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None
@@ -518,7 +532,7 @@ def make_callbacks(
     check_monitors: MonitorCheck,
     make_params: Callable[[], CallbackParams] = dict,
 ) -> NoCallbacks | KerasCallbacks:
-    """The module's callbacks; ``callbacks_function``: its ``callbacks``; the rest as of :class:`KerasCallbacks`.
+    """Create the module's callbacks; ``callbacks_function`` is its ``callbacks``.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.

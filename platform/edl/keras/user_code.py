@@ -1,4 +1,4 @@
-"""The border between EDL and the user's model module: what raises in there is the user's to repair.
+"""The boundary to the user's model module: exceptions from there are reported as the user's.
 
 People are shown the user's frames and the error. What the frames of Keras, TensorFlow and EDL could add is in the log,
 through the error's cause.
@@ -18,13 +18,13 @@ from edl.api.errors import BadInputError, EdlError
 
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _GRAPH_ERROR_PREFIX = "Graph execution error:"
-"""What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
+"""The prefix of errors that TensorFlow raises in a traced function; the cause follows some lines later."""
 _GRAPH_ERROR_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
 _OPERATION_PREFIX = re.compile(
     r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+"
 )
 _ASSERTION_MESSAGE = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
-"""What ``tf.debugging`` raises in a graph: each part in brackets, with quotes escaped."""
+"""The message of ``tf.debugging`` in a graph: each part in brackets, with quotes escaped."""
 _REMEDIES = (
     (
         re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"),
@@ -42,14 +42,14 @@ _REMEDIES = (
         "digits by tf.strings.to_number, of names by keras.layers.StringLookup",
     ),
 )
-"""What to do about errors of TensorFlow that name no layer."""
+"""Remedies for errors of TensorFlow that name no layer."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 StackFrames = list[traceback.FrameSummary]
 
 
 class UserCodeError(BadInputError):
-    """The user's model module raised, or does what it must not.
+    """The user's model module raised an exception, or violated the contract.
 
     Attributes:
         detail: the traceback for people: the user's frames and the error.
@@ -62,7 +62,7 @@ class UserCodeError(BadInputError):
 
 @contextmanager
 def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Translate whatever the user's code raises into a :class:`UserCodeError`.
+    """Convert exceptions of the user's code to :class:`UserCodeError`.
 
     Args:
         zoo: the model zoo: frames of files below it are the user's.
@@ -82,7 +82,7 @@ def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = N
 
 
 def source_file(function: Callable[..., Any]) -> str | None:
-    """The file of a function or class; None where there is none, as for a ``keras.losses.Loss``."""
+    """The source file of a function or class; None if there is none, as for a ``keras.losses.Loss``."""
     try:
         return inspect.getfile(inspect.unwrap(function))
     except (TypeError, OSError):
@@ -115,7 +115,7 @@ def _frames_below(zoo: Path, frames: StackFrames) -> StackFrames:
 
 
 def _graph_frames(text: str) -> StackFrames:
-    """Where the operation that failed was made, as far as TensorFlow says it."""
+    """Where the failed operation was created, as far as TensorFlow reports it."""
     matches = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH_ERROR_PREFIX) else ()
     return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in matches]
 
@@ -129,7 +129,7 @@ def _error_location(error: BaseException, user_frames: StackFrames, function: Ca
 
 
 def _error_headline(text: str) -> str:
-    """What went wrong in one line; Keras and TensorFlow put lines of their own before it."""
+    """The error in one line, without the lines that Keras and TensorFlow put before it."""
     lines = [line for line in text.splitlines() if line.strip()]
     if text.startswith(_GRAPH_ERROR_PREFIX):
         lines = [line for line in lines if not _GRAPH_ERROR_NOISE.match(line)] or lines
@@ -147,6 +147,7 @@ def _format_detail(error: BaseException, text: str, user_frames: StackFrames, gr
     elif graph_frames:
         heading = "Raised by an operation that was made here (most recent call last), your code:\n"
     error_text = "".join(traceback.format_exception_only(error))
+    # Dozens of lines from TensorFlow follow.
     if text.startswith(_GRAPH_ERROR_PREFIX):  # dozens of lines of TensorFlow's own
         error_text = f"{type(error).__name__}: {_error_headline(text)}\n"
     return heading + "".join(traceback.format_list(user_frames or graph_frames)) + _COLOUR_CODE.sub("", error_text)

@@ -1,4 +1,4 @@
-"""Imports a job's model module from the job's zoo and from nowhere else.
+"""Imports a job's model module from the job's model zoo and from nowhere else.
 
 Python takes the first regular package on ``sys.path``, and prefers one further back to a folder without
 ``__init__.py`` before it. So a package ``model_zoo`` of the current folder, or of ``PYTHONPATH``, could stand for the
@@ -23,14 +23,14 @@ _RESERVED_NAMES = frozenset({"edl", "keras", "numpy", "tensorflow"})
 
 
 class _ZooFinder(MetaPathFinder):
-    """Answers for the package or module that the job's definition begins with, and for plain folders of the zoo.
+    """Finds the top-level name of the job's definition, and plain folders of the zoo.
 
     A plain folder, without ``__init__.py``, answers for its name unless an installed package has it: folders called
     ``rich`` or ``yaml`` may hold anything.
     """
 
     def __init__(self, zoo: Path, root_name: str, *, zoo_is_package: bool) -> None:
-        """Serve ``root_name``: the zoo itself if ``zoo_is_package``, else a module or folder below it."""
+        """Serve ``root_name``: the zoo itself if ``zoo_is_package``, otherwise a module or folder in it."""
         self._zoo, self._root_name = zoo, root_name
         self._folder = zoo if zoo_is_package else zoo / root_name
         self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
@@ -38,7 +38,7 @@ class _ZooFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a name that is the zoo's."""
+        """The spec of a name in the zoo."""
         if path is not None:
             return None
         if fullname == self._root_name:
@@ -51,7 +51,7 @@ class _ZooFinder(MetaPathFinder):
 
 
 def _module_spec(name: str, folder: Path) -> ModuleSpec | None:
-    """In Python's own order: a package, a module, a folder."""
+    """In Python's own order: package, module, folder."""
     init, module = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
     if init.is_file():
         return spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
@@ -63,7 +63,7 @@ def _module_spec(name: str, folder: Path) -> ModuleSpec | None:
 
 
 def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
-    """Import a module of the zoo. The zoo and its parent folder are importable from, in this order, before all else.
+    """Import a module of the zoo.
 
     Args:
         zoo: the folder, resolved.
@@ -84,8 +84,10 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
     if str(Path.cwd()) not in sys.path:
+        # Appended last: roles start without it, and a model may import from it.
         sys.path.append(str(Path.cwd()))  # last: roles start without it, and a model may import from it
     path_parts = [part for part in zoo_module.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
+    # The zoo's own name takes precedence over them.
     zoo_is_package = zoo_module.name.count(".") == len(path_parts)  # the zoo's own name stands before them
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ZooFinder)]
     sys.meta_path.insert(0, _ZooFinder(zoo, root, zoo_is_package=zoo_is_package))
@@ -102,7 +104,7 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
 
 
 def _forget_other_zoos(zoo: Path, root: str) -> None:
-    """Two zoos may have the same folder name: modules of another one must not answer for this one."""
+    """Remove modules of another zoo whose folder has the same name."""
     for name, module in list(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):
             places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]

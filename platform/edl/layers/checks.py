@@ -1,4 +1,4 @@
-"""What an Embedding refuses of its ids and weights: at once where shapes are known, otherwise when they come."""
+"""Checks of an Embedding's ids and weights: at once where shapes are known, otherwise at run time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def check_rank(layer_name: str, ids: Any) -> None:
-    """Refuse ragged and sparse ids that are not of records and columns.
+    """Refuse ragged and sparse ids that are not [records, columns].
 
     Args:
         where: the layer, for people; without quotes, which TensorFlow would escape.
@@ -25,7 +25,7 @@ def check_rank(layer_name: str, ids: Any) -> None:
 
 
 def align_weights(layer_name: str, ids: Any, weights: Any) -> Any:
-    """The weight of each id, as ids lie in memory; refuses weights that are not in the form of the ids."""
+    """The weight of each id, in the memory order of ids; refuses weights in a different form."""
     if not isinstance(weights, tf.SparseTensor | tf.RaggedTensor):
         weights = tf.convert_to_tensor(weights)
     kinds = _tensor_kind(ids), _tensor_kind(weights)
@@ -54,7 +54,7 @@ def align_weights(layer_name: str, ids: Any, weights: Any) -> Any:
 
 
 def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
-    """The ids, once it is known that all are 0 to rows - 1.
+    """The ids, after asserting that all are from 0 to rows - 1.
 
     Keras counts negative ones from the table's end; ids past it have rows of zeros on a GPU, as ``tf.gather`` says.
 
@@ -65,7 +65,7 @@ def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
     """
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
     message = f"an id is outside of {table}, whose ids are 0 to {rows - 1}"
-    # Without ids these are the largest and the smallest number there is
+    # Without ids, the minimum and maximum are the type's limits.
     lowest, highest = (tf.cast(of(ids), tf.int64) for of in (tf.reduce_min, tf.reduce_max))
     not_negative = tf.debugging.assert_non_negative(lowest, message)
     not_past_end = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), message)
@@ -74,14 +74,14 @@ def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
 
 
 def _tensor_kind(tensor: Any) -> str:
-    """Of a tensor or a KerasTensor, which may be of a sparse or ragged tensor without knowing it."""
+    """The kind of a tensor or KerasTensor, which may represent a sparse or ragged tensor without showing it."""
     if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
         return "sparse"
     return "ragged" if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False) else "dense"
 
 
 def _values_if_equal(ids: Any, weights: Any, message: str, values: Any) -> Any:
-    """The values, once it is known that ids and weights lie alike."""
+    """The values, after asserting that ids and weights have the same layout."""
     if ids is weights:
         return values
     ids, weights = tf.cast(ids, tf.int64), tf.cast(weights, tf.int64)
@@ -92,5 +92,5 @@ def _values_if_equal(ids: Any, weights: Any, message: str, values: Any) -> Any:
 
 
 def _after_assertions(*assertions: Any) -> Any:
-    """A scope whose operations wait for assertions; one that was made at once is None."""
+    """A context whose operations wait for assertions; one evaluated eagerly is None."""
     return tf.control_dependencies([each for each in assertions if each is not None])

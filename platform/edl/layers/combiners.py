@@ -1,4 +1,5 @@
-"""Many rows to one: sum, mean and sqrtn of the rows of a record, with weights, as ``tf.nn.embedding_lookup_sparse``.
+"""Combiners: sum, mean and sqrtn of the rows of a record, with weights, as in
+``tf.nn.embedding_lookup_sparse``.
 
 With rows r and weights w (1 where none are given): ``sum`` is the sum of w r, ``mean`` is that divided by the sum of w,
 ``sqrtn`` is that divided by the root of the sum of w squared. A record without rows gives zeros.
@@ -17,7 +18,7 @@ RecordSum = Callable[[Any], Any]
 
 
 def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) -> Any:
-    """One row for each record.
+    """Combine the rows of each record into one.
 
     Args:
         combiner: one of :data:`COMBINERS`.
@@ -34,10 +35,10 @@ def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) ->
 
 
 def make_segment_sum(records: Any, count: Any) -> RecordSum:
-    """Sums over entries, where ``records`` [entries] says which of ``count`` records each belongs to."""
+    """A function that sums entries by record; ``records`` [entries] gives the record of each of ``count``."""
     return lambda values: tf.math.unsorted_segment_sum(values, records, count)
 
 
 def sum_columns(values: Any) -> Any:
-    """Sums over the columns of dense records: of ``[..., columns, dim]``."""
+    """A function that sums over the columns of dense records: of ``[..., columns, dim]``."""
     return tf.reduce_sum(values, -2)

@@ -1,4 +1,4 @@
-"""An Embedding for features of several values, and for ids without a bound."""
+"""An Embedding for multi-valued features and unbounded ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
     """
 
     served_table: Any = None
-    """Set where the rows live on parameter servers; ids are then checked by who gets the rows."""
+    """Set if the rows live on parameter servers; whoever fetches the rows then checks the ids."""
 
     def __init__(
         self,
@@ -60,11 +60,12 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         self.ids: Any = None
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the table; of one without a bound, only what an export holds of it."""
+        """Create the table; for an unbounded one, only the rows of an export."""
         if self.built:
             return
         known_table = initial_known_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
         if known_table is None:
+            # A worker intercepts this for PS-backed tables.
             super().build(input_shape)  # which a worker intercepts for tables that are served
             return
         self.ids = self.add_weight(
@@ -79,7 +80,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         )
 
     def add_weight(self, shape: Any = None, **options: Any) -> Any:
-        """As Keras; refuses a table without a bound, of which there is no variable."""
+        """As in Keras; refuses an unbounded table, which has no variable."""
         if None in (shape or ()):
             raise ValueError(
                 f"the Embedding '{self.path}' has no input_dim: its rows live on parameter servers, so that only an "
@@ -88,7 +89,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         return super().add_weight(shape=shape, **options)
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
-        """Rows of ids, or one row of each record."""
+        """The rows of ids, or one combined row per record."""
         if weights is not None and self.combiner is None:
             raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
         if self.combiner is not None:
@@ -132,11 +133,11 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         return combine_rows(str(self.combiner), rows, weights, sum_rows)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """As Keras without a combiner; with one, nothing is left to mask."""
+        """As in Keras without a combiner; a combiner leaves nothing to mask."""
         return None if self.combiner else super().compute_mask(inputs, mask)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
-        """Shape and type of the output, without running anything."""
+        """The shape and type of the output, without running the layer."""
         if self.combiner is None:
             return super().compute_output_spec(inputs)
         check_rank(self._display_name, inputs)

@@ -1,4 +1,4 @@
-"""The rows of a table without a bound that an exported model holds: a look-up table of ids, and a row for each.
+"""The rows of an unbounded table in an exported model: a lookup table of ids, and a row for each.
 
 While a model is trained there are none here. An export gives them with :func:`provide_known_rows`; a model that is
 loaded from a file makes variables of as many as the file has.
@@ -17,21 +17,24 @@ from numpy.typing import NDArray
 
 
 class KnownRows(NamedTuple):
-    """What is known of one table: ids ``[n]`` int64, ascending; rows ``[1 + n, dim]``, the first for every other id."""
+    """The known rows of one table.
+
+    Ids ``[n]`` int64, ascending; rows ``[1 + n, dim]``, the first for all other ids.
+    """
 
     ids: NDArray[np.int64]
     rows: NDArray[np.float32]
 
 
 ALIGNMENT = 64
-"""Bytes: of TensorFlow's own tensors."""
+"""Alignment of TensorFlow's own tensors, in bytes."""
 
 _KNOWN_ROWS: ContextVar[Mapping[str, KnownRows] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
 def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
-    """Layers that are built in here hold these rows; by the path of the layer."""
+    """Give these rows to layers that are built in this context, by layer path."""
     token = _KNOWN_ROWS.set(tables)
     try:
         yield
@@ -40,7 +43,7 @@ def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
 
 
 def initial_known_rows(path: str, count: int | None, dim: int) -> KnownRows | None:
-    """What the layer at a path begins with: rows that are given, zeros for ``count`` of a file, or None."""
+    """The initial rows of the layer at a path: the provided ones, zeros for a file's ``count``, or None."""
     provided = (_KNOWN_ROWS.get() or {}).get(path)
     if provided is not None or count is None:
         return provided
@@ -48,7 +51,7 @@ def initial_known_rows(path: str, count: int | None, dim: int) -> KnownRows | No
 
 
 def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
-    """An initializer: these values, of its type and shape.
+    """An initializer with fixed values, type and shape.
 
     Args:
         values: where they begin at a multiple of :data:`ALIGNMENT`, the variable has them without a copy: they are
@@ -60,7 +63,7 @@ def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
 
 
 def row_positions(known_ids: Any, ids: Any) -> Any:
-    """Which row of a table belongs to each id: the first to those not among the ascending ``known_ids``."""
+    """The row index of each id; 0 for ids that are not among the ascending ``known_ids``."""
     known_ids, ids = tf.convert_to_tensor(known_ids), tf.cast(ids, tf.int64)
     insertion_points = tf.reshape(tf.searchsorted(known_ids, tf.reshape(ids, [-1])), tf.shape(ids))
     is_known = tf.equal(tf.gather(tf.concat([known_ids, [0]], 0), insertion_points), ids) & (
