@@ -1,4 +1,4 @@
-"""Arrays whose memory TensorFlow takes as it is: what is pulled into them is not copied before a step.
+"""Arrays in memory that TensorFlow accepts without a copy, so that pulled values are not copied before a step.
 
 TensorFlow holds an array for as long as it may read its memory. So whoever wants to write there again asks first
 whether anybody still holds it (``slab.DoubleBuffer``).
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64
-"""Bytes: of TensorFlow's own tensors."""
+"""Alignment of TensorFlow's own tensors, in bytes."""
 
 
 def allocate_aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Aligned memory, in which anything may stand."""
+    """Allocate aligned, uninitialized memory."""
     size = np.dtype(dtype).itemsize * prod(shape)
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -_memory_address(memory) % ALIGNMENT
@@ -25,11 +25,12 @@ def allocate_aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDAr
 
 
 def is_aligned(array: npt.NDArray[Any]) -> bool:
-    """Whether TensorFlow can take it as it is: numbers, one behind the other, from a multiple of ``ALIGNMENT`` on."""
+    """Whether TensorFlow can use the array without a copy: contiguous numbers, aligned to ``ALIGNMENT``."""
     flags = array.flags
     return bool(
         array.dtype.kind in "fi"
         and flags.c_contiguous
+        # DLPack supports no other memory.
         and flags.writeable  # DLPack knows no other memory
         and array.size
         and _memory_address(array) % ALIGNMENT == 0

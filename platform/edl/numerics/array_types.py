@@ -1,4 +1,4 @@
-"""The types of arrays that parameter servers hold, and that workers exchange with them."""
+"""The array types that parameter servers hold and exchange with workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Ids = NDArray[np.int64]
 """Row ids, ``[n]``."""
 
 StepNumbers = NDArray[np.uint32]
-"""Of each row, the step that named it last, ``[n]``."""
+"""By row, the step that last used it, ``[n]``."""
 
 
 class RowBatch(NamedTuple):
-    """Some rows of a table: ids ``[n]``, and what belongs to each, ``[n, dim]`` float32.
+    """Some rows of a table: ids ``[n]``, and their values or gradients, ``[n, dim]`` float32.
 
     Rows that a worker pulls have each id once. Gradients that reach a table may name an id twice: it sums them.
     """

@@ -1,4 +1,4 @@
-"""CRC-32 (IEEE 802.3) of bytes that are read and written in bulk.
+"""CRC-32 (IEEE 802.3) for bulk data.
 
 ISA-L computes it ten times as fast as zlib. A worker checks the chunks of a shuffled window several times an epoch, and
 a parameter server sums up whole checkpoints, so that it shows. The light client has only zlib, with the same result.

@@ -1,4 +1,4 @@
-"""The gradient of several minibatches as if they had been one."""
+"""Merges the gradients of several minibatches into the gradient of one larger minibatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.numerics.parameter_store import PushGradients
 
 
 def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> PushGradients | None:
-    """The mean over the records of all parts; None if there is nothing to apply.
+    """The mean gradient over the records of all parts; None if there is nothing to apply.
 
     A loss is a mean over the records of its minibatch, and ``weight`` says how many those are. So the sum of
     ``weight / sum of weights`` times each gradient is the gradient of all records as one minibatch. Statistics move by
@@ -44,7 +44,7 @@ def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
 
 
 def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np.float32]) -> RowBatch:
-    """One after another: the table sums what comes twice."""
+    """Concatenate the rows: the table sums duplicate ids."""
     ids, values = [], list[Floats]()
     for part, factor in zip(parts, factors, strict=True):
         if table in part.rows:

@@ -35,14 +35,17 @@ INITIALIZER_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "normal": ("mean", "stddev"),
     "truncated_normal": ("mean", "stddev"),
 }
-"""Initializers that can be computed row by row, and the parameters of each."""
+"""Initializers that can be computed row by row, with their parameters."""
 MAX_PARAMETER = 1e37
-"""Of a parameter's size: a tenth of float32's range leaves room for the rarest value of ``normal``."""
+"""Maximum absolute value of a parameter.
+
+A tenth of float32's range leaves room for the extremes of ``normal``.
+"""
 
 
 _TRUNCATION_LIMIT = 2.0
 _TRUNCATED_DEVIATION = 0.87962566103423978
-"""Standard deviation of a standard normal distribution that is cut at 2."""
+"""Standard deviation of a standard normal distribution truncated at 2."""
 
 
 def variance_scaling(
@@ -54,7 +57,7 @@ def variance_scaling(
     input_axes: Sequence[int] | None = None,
     output_axes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """What ``keras.initializers.VarianceScaling`` is for a table of this shape.
+    """The row initializer equivalent to ``keras.initializers.VarianceScaling`` for a table of this shape.
 
     Args:
         shape: rows and width of the table; Keras takes them for the numbers of inputs and of outputs.
@@ -142,7 +145,7 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
 
 
 def _row_streams(seed: int, ids: NDArray[np.int64]) -> Words:
-    """Where the counter-based stream of each id begins, ``[n, 1]``."""
+    """The start of each id's counter-based stream, ``[n, 1]``."""
     import numpy as np
 
     streams: Words = splitmix64(ids.astype(np.uint64) ^ np.uint64(splitmix64(seed)))[:, None]
@@ -150,7 +153,7 @@ def _row_streams(seed: int, ids: NDArray[np.int64]) -> Words:
 
 
 def _uniform_fractions(streams: Words, offsets: NDArray[np.int64]) -> Doubles:
-    """Uniform in (0, 1): 53 bits of a stream at each place."""
+    """Uniform values in (0, 1), from 53 bits of each stream position."""
     import numpy as np
 
     bits = splitmix64(streams + offsets.astype(np.uint64))
@@ -159,7 +162,10 @@ def _uniform_fractions(streams: Words, offsets: NDArray[np.int64]) -> Doubles:
 
 
 def _standard_normal(streams: Words, draw: int, dim: int) -> Doubles:
-    """Standard normal values by the Box-Muller transform, ``[n, dim]``; a draw takes ``2 * dim`` places of a stream."""
+    """Standard normal values by the Box-Muller transform, ``[n, dim]``.
+
+    Each uses ``2 * dim`` stream positions.
+    """
     import numpy as np
 
     offsets = np.arange(2 * dim) + draw * 2 * dim
@@ -168,7 +174,7 @@ def _standard_normal(streams: Words, draw: int, dim: int) -> Doubles:
 
 
 def _truncated_normal(streams: Words, dim: int) -> Doubles:
-    """The same; each value that is more than 2 from zero is drawn again, from its next places in the stream."""
+    """Truncated normal values: a value beyond 2 is drawn again from its next stream positions."""
     import numpy as np
 
     values, draw = _standard_normal(streams, 0, dim), 0

@@ -1,4 +1,8 @@
-"""Memory runs out: which request there is none for, what it is about, and what helps.
+"""Out-of-memory errors of a parameter server: what the memory was for, and what helps.
+
+Most requests allocate memory before they change anything: they are refused, and the server
+continues. If memory runs out in the middle of a push, the values are inconsistent: none are served
+or written to a checkpoint until a checkpoint is restored.
 
 Most requests ask for memory before they change anything: they are refused, and the server goes on. A push in the middle
 of which it runs out leaves values of no step: nothing of them is served any more, nor written to a checkpoint, until a
@@ -17,24 +21,24 @@ OUT_OF_MEMORY_HINT = (
 
 
 class OutOfMemoryError(RefusedError):
-    """A request that there is no memory for; it has changed nothing."""
+    """There is no memory for a request; nothing was changed."""
 
     kind = "full"
 
 
 class PartialUpdateError(RefusedError):
-    """A push that is in the values in part; they may not be used any more."""
+    """A push was only partially applied; the values must not be used any more."""
 
     kind = "full"
 
 
 def out_of_memory_error(what: str) -> OutOfMemoryError:
-    """The refusal of a request; ``what`` names it, with shapes."""
+    """The error that refuses a request; ``what`` names it, with shapes."""
     return OutOfMemoryError(f"this parameter server has no memory for {what}", hint=OUT_OF_MEMORY_HINT)
 
 
 def partial_update_error(what: str) -> PartialUpdateError:
-    """The refusal of a push that was in part applied, and of everything after it."""
+    """The error that refuses the partially applied push and every later request."""
     return PartialUpdateError(
         f"memory ran out on this parameter server in the middle of a push, in {what}: the update was only "
         "partially applied; the parameters are inconsistent",

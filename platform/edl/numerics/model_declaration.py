@@ -1,4 +1,4 @@
-"""What a parameter server holds, as a worker declared it: variables, tables, optimizer and the model's fingerprint.
+"""What a worker declares to a parameter server: variables, tables, optimizer and the model's fingerprint.
 
 The first declaration of a job wins; every later one must be equal, because two different models, or two different
 optimizers, must not mix their updates. A checkpoint shard carries the declaration as JSON.
@@ -21,17 +21,17 @@ from edl.numerics import initializers as initializers
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 # --------------------------------------------------------------------------------------------------
-# What a table of rows may be: the worker that declares one and the parameter server that is told of it both look.
+# Limits of a table, checked by the worker that declares it and by the parameter server.
 
 
 MAX_TABLE_ROWS = 2**31 - 1
-"""Rows of a table that says how many it has: what Keras' own tables can be indexed with."""
+"""Maximum rows of a bounded table: the ids that Keras' own tables can be indexed with."""
 MAX_ROW_VALUES = 1 << 16
-"""Values of one row: with three slot variables it takes a megabyte."""
+"""Maximum values of a row: with three slot variables it takes a megabyte."""
 
 
 def check_table_shape(table: TableSpec) -> None:
-    """Refuse a table that no parameter server holds.
+    """Refuse a table that no parameter server can hold.
 
     Raises:
         BadInputError: it has too many rows, or too many values in a row, or the initializer is not known.
@@ -49,14 +49,14 @@ def check_table_shape(table: TableSpec) -> None:
 
 
 MAX_VARIABLE_VALUES = 1 << 32
-"""Values of one dense variable: 16 GiB of them are the most that a declaration brings."""
+"""Maximum values of one dense variable: 16 GiB, the limit of a declaration."""
 MAX_VARIABLE_RANK = 32
-"""Dimensions of one: what NumPy 1 has, too."""
+"""Maximum number of dimensions: also the limit of NumPy 1."""
 
 
 @dataclass(frozen=True)
 class ModelDeclaration:
-    """All of it.
+    """The complete declaration.
 
     Attributes:
         variables: the variables that this PS owns, in slab order: those that are trained before statistics.
@@ -92,7 +92,7 @@ class ModelDeclaration:
 
     @cached_property
     def trained_size(self) -> int:
-        """Elements of the slab that the optimizer moves: the first ones."""
+        """The number of leading elements of the flat buffer that the optimizer updates."""
         return sum(variable.size for variable in self.variables if not variable.statistic)
 
     def variable_slices(self) -> Iterator[tuple[VariableSpec, slice]]:
@@ -114,7 +114,7 @@ class ModelDeclaration:
         return {table.name: table for table in self.tables}
 
     def describe_difference(self, other: ModelDeclaration) -> str | None:
-        """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
+        """How ``other`` differs from this declaration; None if it does not. The order of variables matters."""
         if self.optimizer != other.optimizer:
             return (
                 f"the optimizer is {_describe_optimizer(other.optimizer)}, this PS applies"
@@ -135,14 +135,14 @@ class ModelDeclaration:
         return None if self.variables == other.variables else "the variables are in a different order than on this PS"
 
     def equals_ignoring_order(self, other: ModelDeclaration) -> bool:
-        """Whether nothing but the order of the dense variables tells them apart."""
+        """Whether the declarations are equal except for the order of the dense variables."""
         return (
             set(self.variables) == set(other.variables)
             and self.describe_difference(replace(other, variables=self.variables)) is None
         )
 
     def to_json(self) -> str:
-        """As text, such that from_json gives it back."""
+        """A JSON text that ``from_json`` accepts."""
         return json.dumps(
             {
                 "dense": [variable.to_json() for variable in self.variables],
@@ -154,7 +154,7 @@ class ModelDeclaration:
 
     @classmethod
     def from_json(cls, text: str) -> ModelDeclaration:
-        """The declaration of a checkpoint's text."""
+        """Parse the declaration of a checkpoint."""
         value = decode_json(text)
         return cls(
             tuple(VariableSpec.from_json(fields) for fields in value["dense"]),
@@ -165,7 +165,8 @@ class ModelDeclaration:
 
 
 def _check_shape(variable: VariableSpec) -> None:
-    # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
+    # A length of 0 must not hide a huge one: [0, 2^62] has no values, but no such array can be
+    # created.
     values = math.prod(max(1, length) for length in variable.shape[:MAX_VARIABLE_RANK])
     if (
         len(variable.shape) > MAX_VARIABLE_RANK
@@ -179,7 +180,7 @@ def _check_shape(variable: VariableSpec) -> None:
 
 
 def _comparable_fields(items: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
-    """By name, what one must have in common with another that holds the same values; the shape is first."""
+    """By name, the fields that must be equal in a compatible declaration; the shape comes first."""
     return {
         one.name: (
             (list(one.shape), one.statistic)
@@ -193,7 +194,7 @@ def _comparable_fields(items: Sequence[VariableSpec | TableSpec]) -> Mapping[str
 def _first_difference(
     kind: str, other_fields: Mapping[str, tuple[object, ...]], own_fields: Mapping[str, tuple[object, ...]]
 ) -> str | None:
-    """A variable or table that only one of two models has, or that is not the same in both."""
+    """The first variable or table that is missing or different in one of two models."""
     for name in sorted(other_fields.keys() | own_fields.keys()):
         if name not in own_fields:
             return f"this PS holds no {kind} '{name}' {other_fields[name][0]}"

@@ -1,4 +1,4 @@
-"""An optimizer in the terms of the native kernels: which kernel moves the rows, and the numbers of one step.
+"""Maps an optimizer to the native kernels: which kernel updates the rows, and with which arguments.
 
 The numbers come from the functions of ``edl.numerics.optimizers``, so that they are rounded as the NumPy rules round
 them.
@@ -25,11 +25,11 @@ from edl.numerics.optimizers.ftrl import SQUARE_ROOT_POWER, FtrlStrengths, uses_
 
 KernelNumbers = Mapping[str, float]
 KernelStepFactory = Callable[[float, int], _native.Step]
-"""From a learning rate and the count of updates with this one to the kernel's argument."""
+"""Computes the kernel's argument from the learning rate and the update count, including this update."""
 
 
 def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
-    """The kernel that moves rows under this optimizer.
+    """The kernel that updates rows under this optimizer.
 
     Raises:
         BadInputError: there is none. LAMB scales a step to the length of all rows of a push, and kernels see one row.
@@ -55,13 +55,13 @@ def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
 
 
 def make_step_factory(optimizer: OptimizerSpec, table: TableSpec) -> KernelStepFactory:
-    """What makes the argument of each push to a table."""
+    """A function that makes the kernel argument of each push to a table."""
     group = float(FtrlStrengths.from_optimizer(optimizer).lasso_limit(table.dim)) if optimizer.name == "ftrl" else 0.0
     return _make_step_factory(optimizer, optimizer.weight_decay_for(table.name), group)
 
 
 def make_flat_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
-    """The kernel as ``edl.numerics.optimizers.make_rule``.
+    """The kernel as a rule, like ``edl.numerics.optimizers.make_rule`` returns one.
 
     The same bits in one pass over dense parameters instead of seven.
 
@@ -184,4 +184,4 @@ _KERNEL_NUMBERS: Mapping[str, Callable[[OptimizerSpec, float, int], KernelNumber
     "ftrl": _ftrl_numbers,
 }
 NATIVE_OPTIMIZERS = tuple(_KERNEL_NUMBERS)
-"""Those that have native kernels."""
+"""The optimizers with native kernels."""

@@ -14,7 +14,7 @@ from edl.numerics.parameter_store import TableParameterStore
 
 
 class NativeParameterStore(TableParameterStore):
-    """A store whose tables are native, and whose slab is moved by their kernels.
+    """A store with native tables, whose dense values are updated by the native kernels.
 
     Args:
         declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.NATIVE_OPTIMIZERS``.

@@ -16,7 +16,7 @@ Ids = NDArray[np.int64]
 
 
 class NativeUniqueFinder:
-    """A hash table in the processor's cache; used by one thread at a time. The GIL is released.
+    """A hash table that fits the processor's cache; used by one thread at a time.
 
     Args:
         salt: 64 bits, of its hash; by default secret, so that nobody can choose ids that crowd. No result
@@ -27,7 +27,7 @@ class NativeUniqueFinder:
         self._native_index = _distinct.Distinct(secrets.randbits(64) if salt is None else salt)
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
-        """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
+        """The unique ids of ``[lookups]`` in order of first occurrence, and the position of each lookup's id."""
         positions = aligned_memory.allocate_aligned(len(ids), dtype=np.int32)
         unique_ids = np.empty(self._native_index.take(ids, positions), np.int64)
         self._native_index.copy(unique_ids)

@@ -1,4 +1,4 @@
-"""Rows of one embedding table in NumPy arrays that double as they fill.
+"""One embedding table in NumPy arrays that double in size when full.
 
 A row is stored when it is first updated; until then its initial value is computed on each read. So reading changes
 nothing, in training as in evaluation.
@@ -47,13 +47,13 @@ class NumpyTable:
         self._table_spec = table_spec
         self._slot_starts = slot_starts
         self._rule = rule
-        # Position + 1 of each id. The kernel gives memory only for the pages that are written.
+        # Position + 1 of each id. The kernel allocates only the pages that are written.
         self._position_index = np.zeros(table_spec.rows, np.int32) if table_spec.rows else _SparsePositionIndex(salt)
         self._used_positions = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, table_spec.dim), np.float32)
         self._slots = {name: np.empty_like(self._values) for name in slot_starts}
-        # The step that named each row last; 0 where a position is free.
+        # The step that last used each row; 0 for free positions.
         self._last_steps = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free_positions: list[int] = []
         self._evicted_count = 0
@@ -137,7 +137,7 @@ class NumpyTable:
             slot[positions] = rows.slots[name]
 
     def _evict_rows(self, step: int) -> None:
-        """Free the positions of the rows that no push named for too long."""
+        """Free the positions of rows that no push has used for too long."""
         max_unused_steps = self._retention.evict_after_steps
         if max_unused_steps is None or step <= self._newest_step:
             return
@@ -150,7 +150,7 @@ class NumpyTable:
         self._evicted_count += len(due_positions)
 
     def _store_missing_rows(self, ids: Ids) -> np.ndarray:
-        """Where the rows are stored, after storing those that were not."""
+        """The positions of the rows; rows that are not stored yet are added."""
         missing = ids[self._position_index[ids] == 0]
         if len(missing):
             positions = self._assign_positions(missing)
@@ -176,7 +176,7 @@ class NumpyTable:
             return
         while capacity < count:
             capacity *= 2
-        # All of them before one is replaced: memory may run out in between.
+        # Allocate all of them before replacing one: memory may run out in between.
         ids, values, last_steps = (
             _copy_extended(array, capacity) for array in (self._ids, self._values, self._last_steps)
         )
@@ -189,7 +189,7 @@ class NumpyTable:
 
 
 class _SparsePositionIndex:
-    """Position + 1 of each id, where any int64 is one; 0 for those that have none.
+    """Position + 1 of each id, for arbitrary int64 ids; 0 if absent.
 
     The keys are the ids mixed with a salt, which maps 64 bits to 64 bits one to one: Python hashes an int to itself, so
     that ids could be chosen of which each one in a dict is compared with all before it.
@@ -201,7 +201,7 @@ class _SparsePositionIndex:
 
     @property
     def nbytes(self) -> int:
-        """Of the mapping itself, and of two numbers an id."""
+        """The size of the mapping itself, and of two numbers per id."""
         return sys.getsizeof(self._positions) + len(self._positions) * 2 * sys.getsizeof(1 << 40)
 
     def __getitem__(self, ids: Ids) -> np.ndarray:
@@ -216,7 +216,7 @@ class _SparsePositionIndex:
 
 
 def sum_duplicates(ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
-    """Each id once, with the sum of its gradients; the arguments themselves if no id repeats."""
+    """Sum the gradients of duplicate ids; returns the arguments themselves if there are none."""
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
     first = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))

@@ -1,4 +1,4 @@
-"""An optimizer as values: what a worker tells the parameter servers, and what a checkpoint remembers.
+"""Optimizer settings as values, sent by workers to the parameter servers and stored in checkpoints.
 
 The learning rate is not part of it: it travels with each push, because only workers evaluate schedules.
 ``edl.numerics.optimizer_spec`` says what each optimizer has.
@@ -28,7 +28,7 @@ HyperparameterValue = float | bool
 
 @dataclass(frozen=True, slots=True)
 class ValueBound:
-    """What a number may be.
+    """The allowed range of a number.
 
     Attributes:
         description: to stand after "must be".
@@ -41,20 +41,20 @@ class ValueBound:
 
 @dataclass(frozen=True, slots=True)
 class HyperparameterSpec:
-    """A hyperparameter: its default, and what it may be; without a bound it is a truth value."""
+    """A hyperparameter with its default and bound; without a bound it is a boolean."""
 
     default: HyperparameterValue
     bound: ValueBound | None = None
 
     def describe_violation(self, value: object) -> str | None:
-        """What is allowed, when ``value`` is not."""
+        """The allowed values, if ``value`` is not allowed."""
         if self.bound is None:
             return None if isinstance(value, bool) else "true or false"
         inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.contains(float(value))
         return None if inside else self.bound.description
 
     def convert_value(self, value: HyperparameterValue) -> HyperparameterValue:
-        """An allowed value as the type that it is kept as."""
+        """Convert an allowed value to the type in which it is stored."""
         return bool(value) if self.bound is None else float(value)
 
 
@@ -76,7 +76,7 @@ class SlotSpec:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerDefinition:
-    """One optimizer; ``weight_decay`` is a hyperparameter of all."""
+    """The definition of one optimizer; all of them have ``weight_decay``."""
 
     parameters: Mapping[str, HyperparameterSpec]
     slots: Mapping[str, SlotSpec] = field(default_factory=dict)
@@ -167,7 +167,7 @@ _FIELDS = ("name", "hyperparameters")
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """One of the optimizers that parameter servers apply, with all its hyperparameters.
+    """An optimizer with all its hyperparameters.
 
     Attributes:
         name: of a rule in ``edl.numerics.optimizer_spec``, such as ``adam``.
@@ -208,16 +208,16 @@ class OptimizerSpec:
         return float(self.hyperparameters[name])
 
     def get_flag(self, name: str) -> bool:
-        """A hyperparameter as a truth value, such as ``nesterov``."""
+        """A hyperparameter as a boolean, such as ``nesterov``."""
         return bool(self.hyperparameters[name])
 
     def weight_decay_for(self, name: str) -> float:
-        """The weight decay of a variable or table by name: the optimizer's, or 0 for one that is left alone."""
+        """The weight decay of a variable or table by name; 0 if it is excluded."""
         return 0.0 if name in self.undecayed else self.get_number("weight_decay")
 
     @property
     def slot_starts(self) -> Mapping[str, float]:
-        """The slot variables of each parameter by name, with the value that every element of them starts at."""
+        """The slot variables of each parameter by name, with their start values."""
         return {
             name: 0.0 if slot.start_parameter is None else self.get_number(slot.start_parameter)
             for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
@@ -226,7 +226,7 @@ class OptimizerSpec:
 
     @property
     def former_slot_names(self) -> Mapping[str, str]:
-        """What checkpoints of earlier versions call some of the slots, by what they are called now."""
+        """Former names of slots in checkpoints of earlier versions, by current name."""
         return {
             name: slot.former_name
             for name, slot in OPTIMIZER_DEFINITIONS[self.name].slots.items()
@@ -234,13 +234,13 @@ class OptimizerSpec:
         }
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Plain values, such that from_json gives them back."""
+        """A JSON object that ``from_json`` accepts."""
         plain: dict[str, JsonValue] = {"name": self.name, "hyperparameters": dict(self.hyperparameters)}
         return {**plain, "undecayed": list(self.undecayed)} if self.undecayed else plain
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> OptimizerSpec:
-        """The optimizer of a JSON object; raises BadInputError unless it has exactly the fields that it may have."""
+        """Parse a JSON object; raises BadInputError if its fields are not exactly the expected ones."""
         undecayed = value.get("undecayed", [])
         missing_or_unknown = set(value) - {"undecayed"} != set(_FIELDS)
         if missing_or_unknown or not isinstance(value["hyperparameters"], dict) or not isinstance(undecayed, list):

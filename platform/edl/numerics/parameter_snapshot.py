@@ -1,4 +1,4 @@
-"""A store at one moment: what checkpoints are written from, and what pinned versions are read from.
+"""Snapshots of a store, for writing checkpoints and reading pinned versions.
 
 Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``StoredRows`` can
 because it is arrays that nobody changes, ``edl.numerics.native_table`` because the table keeps what it changes.
@@ -23,49 +23,52 @@ from edl.numerics.model_declaration import ModelDeclaration
 
 
 class PinError(RefusedError):
-    """A pinned version that is not kept here."""
+    """The pinned version is not kept on this server."""
 
     kind = "pin"
 
 
 class TableSnapshot(Protocol):
-    """The stored rows of a table at one moment. Safe to be used by several threads.
+    """The stored rows of a table at one moment. Thread-safe.
 
     Who takes them holds them, and everyone who calls :meth:`retain`. With the last :meth:`release` they are gone, and
     reading raises PinError.
     """
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
 
     @property
     def position_limit(self) -> int:
-        """Their positions are below this; some positions may be free."""
+        """Exclusive upper bound of row positions; some positions may be free."""
 
     @property
     def has_last_steps(self) -> bool:
-        """They say by which step they were named last."""
+        """Whether the snapshot has the last step that used each row."""
 
     def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
-        """Rows ``[n, dim]``, a new array; initial values, which ``table_spec`` says, of those that were not stored."""
+        """The rows of these ids ``[n, dim]``, a new array.
+
+        Rows that were not stored have their initial values.
+        """
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
 
     def iter_chunks(self) -> Iterator[RowArrays]:
-        """All of them with slot variables, a piece at a time; who holds them alone can do this once.
+        """All rows with slot variables, in chunks; only a sole holder may do this, and only once.
 
         A piece may be overwritten when the next one is asked for.
         """
 
     def read_all(self) -> RowArrays:
-        """All of them with slot variables."""
+        """All rows with slot variables."""
 
     def retain(self) -> None:
-        """One more needs them."""
+        """Add a reference."""
 
     def release(self) -> None:
-        """One less does."""
+        """Drop a reference."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class RowArrays:
     def allocate(
         cls, row_count: int, dim: int, slot_names: Sequence[str] = (), *, with_last_steps: bool = False
     ) -> Self:
-        """Room for so many rows, whatever is in it."""
+        """Allocate uninitialized space for this many rows."""
         ids, values = np.empty(row_count, np.int64), np.empty((row_count, dim), np.float32)
         last_steps = np.empty(row_count, np.uint32) if with_last_steps else None
         return cls(ids, values, {name: np.empty_like(values) for name in slot_names}, last_steps)
@@ -104,11 +107,11 @@ class RowArrays:
         )
 
     def first_rows(self, count: int) -> RowArrays:
-        """The first rows; these themselves if that is all of them."""
+        """The first rows; the object itself if these are all."""
         return self if count == len(self.ids) else self.select_rows(slice(count))
 
     def find_positions(self, ids: Ids) -> Ids:
-        """Position of each id, -1 where it is not stored."""
+        """The position of each id; -1 if it is not stored."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
         nearest = np.minimum(np.searchsorted(self.ids, ids, sorter=self._id_order), len(self.ids) - 1)
@@ -159,7 +162,7 @@ class RowArrays:
 
 @dataclass(frozen=True)
 class ParameterSnapshot:
-    """Everything that a store holds. As a context it releases its tables at the end.
+    """A snapshot of a complete store.
 
     Attributes:
         declaration: of the store.
@@ -174,7 +177,7 @@ class ParameterSnapshot:
     tables: Mapping[str, TableSnapshot]
 
     def __enter__(self) -> Self:
-        """Nothing: who takes a snapshot holds it."""
+        """No reference is added: whoever takes a snapshot holds one."""
         return self
 
     def __exit__(
@@ -184,17 +187,17 @@ class ParameterSnapshot:
         self.release()
 
     def retain(self) -> None:
-        """One more needs its tables: see TableSnapshot."""
+        """Add a reference to its tables; see TableSnapshot."""
         for rows in self.tables.values():
             rows.retain()
 
     def release(self) -> None:
-        """One less does."""
+        """Drop a reference."""
         for rows in self.tables.values():
             rows.release()
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
-        """Rows ``[n, dim]``, initial values for those that are not stored."""
+        """The rows ``[n, dim]``; rows that are not stored have their initial values."""
         return self.tables[table].read(ids, self.declaration.get_table(table))
 
     def position_limit(self, table: str) -> int:
@@ -206,7 +209,7 @@ class ParameterSnapshot:
         return self.tables[table].scan(start, limit)
 
     def rearrange(self, variables: Sequence[VariableSpec]) -> ParameterSnapshot:
-        """The same values with some of the dense variables, in another order."""
+        """The same values with a subset of the dense variables, in a given order."""
         declaration = replace(self.declaration, variables=tuple(variables))
         places = {variable.name: place for variable, place in self.declaration.variable_slices()}
         trained = [places[variable.name] for variable in variables if not variable.statistic]
@@ -219,7 +222,7 @@ class ParameterSnapshot:
 
 
 def join_rows(parts: Sequence[RowArrays]) -> RowArrays:
-    """The rows of disjoint parts, of which there is at least one."""
+    """Join the rows of disjoint parts, at least one."""
     last_steps = [part.last_steps for part in parts if part.last_steps is not None]
     return RowArrays(
         np.concatenate([part.ids for part in parts]),

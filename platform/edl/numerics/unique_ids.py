@@ -1,4 +1,4 @@
-"""The ids of a table that a minibatch needs: each once, and where each look-up finds its own."""
+"""Deduplicates the ids of a minibatch and records the position of each lookup's id."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from edl.numerics import aligned_memory
 
 # --------------------------------------------------------------------------------------------------
-# The ids of a minibatch, each once, by NumPy: where there is no compiler for ``native_distinct``.
+# Deduplication in NumPy, for machines without the native extension.
 
 
+# Rounds of hashing; ids that collide in all of them are sorted.
 _HASH_ROUNDS = 4  # of hashing, after which ids that met each time are sorted
 _HASH_MULTIPLIERS = tuple(
     np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 )
+# Slots of the hash table per id.
 _SLOTS_PER_ID = 8  # of the hash table for each id
 
 
@@ -32,26 +34,31 @@ class NumpyUniqueFinder:
         self._slot_table: Ids = np.empty(0, np.int64)
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
-        """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
+        """The unique ids of ``[lookups]`` in order of first occurrence, and the position of each lookup's id."""
         order = np.arange(len(ids))
         first_positions = self._first_positions(ids, order)
         chosen = np.flatnonzero(first_positions == order)
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
         positions = rank.take(
-            first_positions, out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32), mode="clip"
+            first_positions,
+            out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32),
+            mode="clip",
+            # mode="raise" would copy.
         )  # "raise" would copy
         return ids.take(chosen), positions
 
     def _first_positions(self, ids: Ids, order: Ids, hash_round: int = 0) -> Ids:
-        """For each id the index of the first that is equal."""
+        """The index of the first equal id, for each id."""
         if hash_round == _HASH_ROUNDS:
             _, first_positions, inverse = np.unique(ids, return_index=True, return_inverse=True)
             return np.asarray(first_positions[inverse])
         slots, table = self._hash_slots(ids, hash_round)
+        # Written in reverse order, so the first occurrence remains.
         table[slots[::-1]] = order[::-1]  # of those that meet the first is written last, and stays
         first_positions = table.take(slots)
         colliding = np.flatnonzero(ids.take(first_positions) != ids)
+        # A different id occupies their slot.
         if len(colliding):  # another id has their slot
             first_positions[colliding] = colliding.take(
                 self._first_positions(ids.take(colliding), order[: len(colliding)], hash_round + 1)
@@ -59,7 +66,7 @@ class NumpyUniqueFinder:
         return first_positions
 
     def _hash_slots(self, ids: Ids, hash_round: int) -> tuple[Ids, Ids]:
-        """The slot of each id, and the hash table, in which anything may stand."""
+        """The slot of each id, and the uninitialized hash table."""
         bits = max(4, (_SLOTS_PER_ID * len(ids) - 1).bit_length())
         if len(self._slot_table) < 1 << bits:
             self._slot_table = np.empty(1 << bits, np.int64)
@@ -70,11 +77,11 @@ class NumpyUniqueFinder:
 
 Ids = NDArray[np.int64]
 FindUnique = Callable[[Ids], tuple[Ids, NDArray[np.int32]]]
-"""Of ids ``[lookups]`` each once, and for each look-up the position of its id."""
+"""Returns the unique ids of ``[lookups]`` and the position of each lookup's id."""
 
 
 class UniqueIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
-    """Ids, each once, which know where each look-up finds its own.
+    """Unique ids with the position of each lookup's id.
 
     Wherever ids go between look-up and step, the positions go with them.
     """
@@ -83,14 +90,14 @@ class UniqueIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
 
     @classmethod
     def with_positions(cls, ids: Ids, positions: NDArray[np.int32]) -> UniqueIds:
-        """Ids ``[n]``, and for each look-up the position of its id, ``[lookups]``."""
+        """The unique ids ``[n]``, and the position of each lookup's id, ``[lookups]``."""
         unique_ids = ids.view(cls)
         unique_ids.positions = positions
         return unique_ids
 
 
 def positions_in(ids: Ids, unique_ids: UniqueIds) -> NDArray[np.int32]:
-    """For each look-up, where its id is among ``ids``: the wanted ones themselves, or all of them in another order."""
+    """The position of each lookup's id among ``ids``: these ids, or all of them in another order."""
     if ids is unique_ids:
         return unique_ids.positions
     order = np.argsort(ids)
@@ -99,7 +106,7 @@ def positions_in(ids: Ids, unique_ids: UniqueIds) -> NDArray[np.int32]:
 
 
 def make_fastest_finder() -> FindUnique:
-    """The fastest that there is on this machine."""
+    """Create the fastest available finder."""
     try:
         from edl.numerics.native_unique_ids import NativeUniqueFinder
     except ImportError:
@@ -108,7 +115,7 @@ def make_fastest_finder() -> FindUnique:
 
 
 class UniqueIdFinder(threading.local):
-    """Finds equal ids; several threads may do so at once, each with a hash table of its own.
+    """Finds unique ids; several threads may do so at once, each with its own hash table.
 
     Args:
         make_finder: what finds them.
@@ -118,7 +125,7 @@ class UniqueIdFinder(threading.local):
         self._find_unique = make_finder()
 
     def find_by_table(self, tables: Sequence[Ids]) -> Iterator[UniqueIds]:
-        """For each table the ids ``[lookups]`` that are looked up there, each once; the same for those looked up alike.
+        """The unique ids by table; computed only once for tables with the same lookups.
 
         Models often give the same ids to several tables: a weight and a vector for each.
         """
@@ -131,5 +138,5 @@ class UniqueIdFinder(threading.local):
             yield earlier_result[1]
 
     def find(self, ids: Ids) -> UniqueIds:
-        """The ids ``[lookups]``, each once, in the order in which they come first."""
+        """The unique ids of ``[lookups]`` in order of first occurrence."""
         return UniqueIds.with_positions(*self._find_unique(ids))

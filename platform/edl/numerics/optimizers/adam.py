@@ -54,17 +54,17 @@ def update_moments(m: Floats, v: Floats, gradient: Floats, weights: tuple[float,
 
 
 def bias_correction(beta: float, step: int) -> np.float32:
-    """What the mean of ``step`` samples that began at zero is to be divided by: ``1 - beta ** step``."""
+    """The divisor of the mean of ``step`` samples that started at zero: ``1 - beta ** step``."""
     return np.float32(1) - np.float32(np.power(np.float32(beta), np.float32(step)))
 
 
 def corrected_rate(beta_1: float, beta_2: float, rate: float, step: int) -> np.float32:
-    """The learning rate with the corrections of both moments."""
+    """The learning rate with both bias corrections."""
     return np.float32(np.float32(rate) * np.sqrt(bias_correction(beta_2, step)) / bias_correction(beta_1, step))
 
 
 def first_moment_rate(beta_1: float, rate: float, step: int) -> np.float32:
-    """The learning rate with the correction of the first moment."""
+    """The learning rate with the first moment's bias correction."""
     return np.float32(np.float32(rate) / bias_correction(beta_1, step))
 
 
@@ -74,7 +74,7 @@ def one_minus_float32(beta: float) -> float:
 
 
 def nadam_factors(beta_1: float, step: int) -> tuple[float, float]:
-    """Of the first moment and of the gradient in Nadam's step."""
+    """The factors of the first moment and of the gradient in Nadam's step."""
     now, ahead = _momentum_at_step(beta_1, step), _momentum_at_step(beta_1, step + 1)
     product = momentum_product(beta_1, step)
     return ahead / (1 - product * ahead), (1 - now) / (1 - product)
@@ -152,7 +152,10 @@ def _momentum_at_step(beta_1: float, step: int) -> float:
 
 
 _WARMUP_PRODUCTS = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
-"""Products of the factors' warm-up; after 1000 steps it is over to the last bit of a float64."""
+"""Cached products of the warm-up factors.
+
+After 1000 steps the warm-up has ended to the last bit of a float64.
+"""
 
 
 def momentum_product(beta_1: float, step: int) -> float:

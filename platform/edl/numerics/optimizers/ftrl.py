@@ -1,4 +1,4 @@
-"""Follow the regularized leader: each value is the minimum of a parabola that all gradients so far have shaped.
+"""FTRL (follow the regularized leader).
 
 McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero, the
 group lasso whole rows of embeddings.
@@ -17,13 +17,16 @@ from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, Scratch
 from edl.numerics.portable_math import power as power_of
 
 SQUARE_ROOT_POWER = 0.5
-"""The usual power."""
+"""The default of the power."""
+# Number of dimensions of an array of rows.
 _ROW_DIMENSIONS = 2  # dimensions of an array of rows
 
 
 @dataclass(frozen=True, slots=True)
 class FtrlStrengths:
-    """Of what keeps values small, named as in Keras' Ftrl, and the power of the rate's decay (there negative)."""
+    """The regularization strengths, named as in Keras' Ftrl, and the power of the rate's decay (negative in
+    Keras).
+    """
 
     power: float
     l1: float
@@ -34,7 +37,7 @@ class FtrlStrengths:
 
     @classmethod
     def from_optimizer(cls, optimizer: OptimizerSpec) -> FtrlStrengths:
-        """Those of FTRL's hyperparameters."""
+        """The strengths from FTRL's hyperparameters."""
         return cls(
             power=-optimizer.get_number("learning_rate_power"),
             l1=optimizer.get_number("l1_regularization_strength"),
@@ -45,11 +48,11 @@ class FtrlStrengths:
         )
 
     def added_curvature(self, rate: float) -> float:
-        """What is added to that of the gradients."""
+        """The curvature added to that of the gradients."""
         return 2 * self.l2 + self.beta / rate
 
     def lasso_limit(self, dim: int) -> np.float32:
-        """How long the pull on a row of this width must be for the group lasso not to make it zero."""
+        """The minimum norm of the pull on a row of this width; below it the group lasso makes the row zero."""
         return np.float32(self.group_lasso * np.sqrt(dim))
 
 
@@ -62,7 +65,7 @@ def ftrl(optimizer: OptimizerSpec) -> UpdateRule:
 
 
 def uses_row_groups(optimizer: OptimizerSpec) -> bool:
-    """Whether rows of embeddings must reach the rule as ``[n, dim]``."""
+    """Whether the rule needs embedding rows as ``[n, dim]``."""
     return optimizer.name == "ftrl" and optimizer.get_number("group_lasso_regularization_strength") > 0
 
 
@@ -71,6 +74,7 @@ def _ftrl(
 ) -> None:
     rate = update.learning_rate
     if np.float32(rate) == 0:
+        # Keras divides by zero here; with a rate of 0 nothing moves.
         return  # where Keras divides by zero; a rate of 0 moves nothing
     accumulator, linear = slots
     before, after = scratch.first, scratch.second
@@ -89,14 +93,14 @@ def _ftrl(
     np.add(after, strengths.added_curvature(rate), out=after)
     np.clip(linear, -strengths.l1, strengths.l1, out=before)
     np.subtract(before, linear, out=before)
-    # No curvature: no gradient so far but zeros, and nothing that pulls
+    # No curvature: all gradients so far were zero, and there is no regularization.
     np.divide(before, after, out=values, where=after > 0)
     if strengths.group_lasso and values.ndim == _ROW_DIMENSIONS:
         np.multiply(values, _lasso_factors(before, strengths.lasso_limit(values.shape[1])), out=values)
 
 
 def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
-    """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
+    """The fraction of each row that the group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
 
     Squares of float32 are exact in float64, and a cumulative sum has an order: other sums of NumPy have that of the
     processor's vectors.
@@ -108,7 +112,7 @@ def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
 
 
 def _power_function(exponent: float) -> Callable[[Floats, Floats], object]:
-    """``out = base ** exponent``, of numbers that are not negative."""
+    """``out = base ** exponent`` for non-negative bases."""
     if exponent == SQUARE_ROOT_POWER:
         return lambda base, out: np.sqrt(base, out=out)
     return lambda base, out: np.copyto(out, power_of(base, float(np.float32(exponent))))

@@ -1,4 +1,4 @@
-"""LAMB: Adam's step, scaled to the length of the variable that it moves.
+"""LAMB: Adam's step, scaled to the norm of the variable.
 
 The one rule that is not elementwise: it takes the arrays that it is given as one variable. That is a dense variable in
 the slab, and of a table the rows that one push touches.
@@ -45,7 +45,7 @@ def _lamb(
 
 
 def _trust_ratio(values: Floats, change: Floats) -> float:
-    """The length of the values over that of the step; 1 where either is 0."""
+    """The norm of the values divided by that of the step; 1 if either is 0."""
     length, step_length = _euclidean_norm(values), _euclidean_norm(change)
     return length / step_length if length > 0 and step_length > 0 else 1.0
 

@@ -1,4 +1,4 @@
-"""Which rule applies to what: by optimizer, and by weight decay of a variable or table."""
+"""Selects the update rule, by optimizer and by weight decay of a variable or table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
 def make_blocks(
     optimizer: OptimizerSpec, variable_slices: Iterable[tuple[VariableSpec, slice]]
 ) -> tuple[FlatBlock, ...]:
-    """The trained part of a slab, cut where the weight decay changes; at each variable for rules that want that.
+    """Split the trained part of the flat buffer where the weight decay changes, or at each variable if the rule
+    needs it.
 
     Args:
         optimizer: that moves it.
@@ -76,7 +77,7 @@ def make_blocks(
 
 
 def _embedding_width(variable: VariableSpec) -> int:
-    """Of the rows of an embedding that is held dense; 0 for other variables."""
+    """The row width of an embedding held as a dense variable; 0 for other variables."""
     is_embedding = len(variable.shape) == 2 and variable.name.rpartition("/")[2] == "embeddings"
     return variable.shape[1] if is_embedding else 0
 
@@ -89,7 +90,7 @@ def _apply_with_decay(
     update: ParameterUpdate,
     scratch: ScratchArrays,
 ) -> None:
-    """Decoupled, as Keras does it: first ``w -= w * decay * lr``, then the rule."""
+    """Decoupled weight decay, as in Keras: first ``w -= w * decay * lr``, then the rule."""
     np.multiply(values, weight_decay, out=scratch.first)
     np.multiply(scratch.first, update.learning_rate, out=scratch.first)
     np.subtract(values, scratch.first, out=values)

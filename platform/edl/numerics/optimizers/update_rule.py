@@ -1,4 +1,4 @@
-"""One update as a rule sees it: values and slot variables to change in place, and what they are changed by."""
+"""The arguments of an update rule: values and slot variables, changed in place, and the gradient."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ScratchArrays:
-    """Two arrays for intermediate values, shaped like the values that are updated."""
+    """Two temporary arrays with the shape of the updated values."""
 
     first: Floats
     second: Floats
 
     @classmethod
     def allocate_like(cls, values: Floats) -> ScratchArrays:
-        """New arrays in the shape of ``values``."""
+        """Allocate arrays with the shape of ``values``."""
         return cls(np.empty_like(values), np.empty_like(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterUpdate:
-    """One gradient and what it is applied with.
+    """One gradient with its learning rate and update count.
 
     Attributes:
         gradient: in the shape of the values, not changed.
@@ -46,7 +46,7 @@ UpdateRule = Callable[[Floats, Sequence[Floats], ParameterUpdate, ScratchArrays]
 
 @dataclass(frozen=True, slots=True)
 class FlatBlock:
-    """A part of the slab to which a rule is applied at once.
+    """A part of the flat buffer that a rule updates in one call.
 
     Attributes:
         flat_slice: in the slab.
@@ -61,7 +61,7 @@ class FlatBlock:
     def apply_rule(
         self, rule: UpdateRule, values: Floats, slots: Iterable[Floats], update: ParameterUpdate, scratch: ScratchArrays
     ) -> None:
-        """Apply a rule to this part of slabs."""
+        """Apply a rule to this part of the flat buffers."""
         part = ParameterUpdate(self._select_part(update.gradient), update.learning_rate, update.update_number)
         part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
         rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
